@@ -1,7 +1,7 @@
 // Frequencies of rotary position embeddings, as Hugging Face transformers forms them.
 #pragma once
 #include <cstdint>
-#include <optional>
+#include <variant>
 #include <vector>
 
 namespace hotbunk {
@@ -15,8 +15,21 @@ struct Llama3RopeScaling {
   double original_max_position = 8192;
 };
 
+/// rope_scaling of type "linear" and "yarn": pairs up to `begin` keep their frequency, those from `end` on are divided
+/// by `factor`, those between interpolated. Linear divides all.
+/// Source: Peng et al., YaRN (2023); transformers, _compute_yarn_parameters.
+struct RampRopeScaling {
+  double factor = 1.0;
+  double begin = -1.0, end = 0.0;  // pairs
+};
+/// The ramp's ends of yarn: where `fast` and `slow` rotations fit into the original positions. `whole`: rounded to
+/// whole pairs, away from each other.
+RampRopeScaling yarn_rope_scaling(std::int64_t head_dim, double theta, double factor, double original_max_position,
+                                  double fast, double slow, bool whole);
+
+using RopeScalingRule = std::variant<std::monostate, Llama3RopeScaling, RampRopeScaling>;
+
 /// inv_freq[d/2], θ^(−2j/d) (then scaled), fp32 as transformers keeps it. d is even.
-std::vector<float> rope_inv_freq(std::int64_t head_dim, double theta,
-                                 const std::optional<Llama3RopeScaling>& scaling = std::nullopt);
+std::vector<float> rope_inv_freq(std::int64_t head_dim, double theta, const RopeScalingRule& = {});
 
 }  // namespace hotbunk

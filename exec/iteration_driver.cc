@@ -82,8 +82,13 @@ Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
 double training_flops(const ModelSpec& m, std::int64_t tokens, std::int64_t attention_pairs) {
   const std::int64_t lookup_only = m.tie_embeddings ? 0 : m.vocab * m.hidden;
   const auto multiplied = static_cast<double>(active_parameter_count(m) - lookup_only);
+  std::int64_t pairs = 0;
+  for (int layer = 0; layer < m.layers; ++layer) {
+    const std::int64_t window = m.window_of(layer);
+    pairs += window > 0 ? std::min(attention_pairs, tokens * window) : attention_pairs;
+  }
   return 6.0 * multiplied * static_cast<double>(tokens) +
-         12.0 * static_cast<double>(m.heads * m.head_dim * m.layers) * static_cast<double>(attention_pairs);
+         12.0 * static_cast<double>(m.heads * m.head_dim) * static_cast<double>(pairs);
 }
 
 IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)

@@ -86,6 +86,10 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::combine_backward, 4, 4, 2, 2, FlopRule::per_element, 3},
     {OpKind::split_heads, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::merge_heads, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::add_bias, 2, 2, 1, 1, FlopRule::per_element, 1},
+    {OpKind::geglu, 1, 1, 1, 1, FlopRule::per_element, 9},
+    {OpKind::geglu_backward, 2, 2, 1, 1, FlopRule::per_element, 9},
+    {OpKind::softcap, 1, 1, 1, 1, FlopRule::per_element, 3},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -112,8 +116,9 @@ std::int64_t head_width(const Op& op) { return op.integer(Attr::heads) * op.inte
 /// query.
 std::int64_t paged_kv_bytes(const Op& op, const Sizes& s) {
   const std::int64_t row = 2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[1].dtype);
-  if (s.tokens <= s.seqs || s.tokens == 0) return s.attention_pairs * row;
-  return s.attention_pairs / s.tokens * s.seqs * row;
+  const std::int64_t pairs = attention_pairs(op, s);
+  if (s.tokens <= s.seqs || s.tokens == 0) return pairs * row;
+  return pairs / s.tokens * s.seqs * row;
 }
 
 std::int64_t boxes_bytes(const Op& op, const Places& places) {
@@ -208,6 +213,13 @@ std::string check_routed(const Op& op) {
   return fits ? "" : "has tensors that do not fit one another";
 }
 
+std::string check_bias(const Op& op) {
+  const Tensor &x = op.inputs[0], &bias = op.inputs[1];
+  return x == op.outputs[0] && x.rank == 2 && bias.rank == 1 && bias.shape[0] == x.shape[1]
+             ? ""
+             : "needs rows to add to and one bias for each of their columns";
+}
+
 /// An embedding's table (or its gradient) has a row for each id that it answers for.
 std::string check_table(const Op& op, const Tensor& table) {
   const std::int64_t ids = op.integer(Attr::vocab_end, 0) - op.integer(Attr::vocab_begin, 0);
@@ -271,6 +283,13 @@ std::string check_prices(const Op& op) {
   return "";
 }
 
+std::int64_t attention_pairs(const Op& op, const Sizes& s) {
+  if (!op.has(Attr::window)) return s.attention_pairs;
+  const bool backward = op.kind == OpKind::attention_backward;
+  const std::int64_t queries = op.inputs[backward ? 1 : 0].shape[0].actual(s);
+  return std::min(s.attention_pairs, queries * op.integer(Attr::window));
+}
+
 double op_flops(const Op& op, const Sizes& s) {
   const Entry& e = entry(op.kind);
   switch (e.rule) {
@@ -292,7 +311,7 @@ double op_flops(const Op& op, const Sizes& s) {
     }
     case FlopRule::attention:
     case FlopRule::attention_backward:
-      return e.flops_per_element * static_cast<double>(s.attention_pairs) * static_cast<double>(head_width(op));
+      return e.flops_per_element * static_cast<double>(attention_pairs(op, s)) * static_cast<double>(head_width(op));
     case FlopRule::per_element:
       return e.flops_per_element * static_cast<double>(op.outputs[0].elements(s));
   }
@@ -449,6 +468,11 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::embedding_backward) return check_table(op, op.outputs[0]);
   if (op.kind == OpKind::split_heads) return check_head_parts(op, op.inputs[0], op.outputs[0]);
   if (op.kind == OpKind::merge_heads) return check_head_parts(op, op.outputs[0], op.inputs[0]);
+  if (op.kind == OpKind::add_bias) return check_bias(op);
+  if ((op.kind == OpKind::softcap || op.has(Attr::softcap)) && !(op.real(Attr::softcap, 0.0) > 0.0))
+    return "caps at no positive number";
+  if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
+  if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);
   if (auto bad = check_routed(op); !bad.empty()) return bad;

@@ -24,17 +24,20 @@
 //   barrier            (x) -> (x)               no bytes; x names what it orders
 //   peer_copy          x[remote] -> y            moves; a peer's tensor of the same buffer name
 //   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows   vocab_stride: see vocab_rows
-//   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end
+//                                                factor: y is a row times that, in y's dtype
+//   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end, factor
 //   linear             x[T,K], w[N,K], (b[N]) -> y[T,N]
 //   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
-//   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps
-//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                   residual: dx +=; accumulate: dw +=
+//   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps; offset: by w + that
+//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                   residual: dx +=; accumulate: dw +=; offset
 //   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), dqw[d], dkw[d]  accumulate, heads, …
-//   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_*
+//   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
 //   rope_backward      dx[T,Q], positions[T] -> dx
 //   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim
+//                                                window: a query sees that many tokens, itself the last; scale: of
+//                                                scores, in the place of 1/sqrt(d); softcap: c tanh(score / c)
 //   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
 //   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d]           block_tokens, heads, …
 //   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad]
@@ -57,7 +60,7 @@
 //   add                x, y -> z                 z may be x
 //   gather_rows        x[T,H], rows[S] -> y[S,H]
 //   log_prob           logits[T,V], targets[T] -> logp[T], lse[T], entropy[T]             vocab, temperature
-//   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature; of a part: as vocab_stats
+//   log_prob_backward  logits[T,V], lse[T], targets[T], dlogp[T] -> dlogits[T,V]          vocab, temperature; of a part: as vocab_stats; softcap: what logits were capped at, dlogits are of what was
 //   vocab_stats        logits[T,V], targets[T] -> stats[T,4]   of this rank's part of a vocabulary: largest logit, sum of exp
 //                                                above it, that sum weighted, target's logit   vocab, vocab_begin/end/stride, temperature
 //   vocab_log_prob     stats[W,T,4], targets[T] -> logp[T], lse[T], entropy[T]            temperature
@@ -66,6 +69,10 @@
 //   clip_coefficient   s[1] -> c[1], metrics[16]   c is NaN where s or the loss is        max_norm
 //   adamw              g[n], lr[2], c[1] -> p[n], m[n], v[n]  in place; nothing if c is NaN  beta1, beta2, eps, weight_decay
 //   sample             logits[tp, S, V], uniforms[S] -> ids[S], logp[S]                   vocab, tp, temperature, top_k, top_p
+//   add_bias           x[T,N], b[N] -> x         to every row
+//   geglu              gate_up[T,2I] -> act[T,I] gelu(gate) up, gelu by tanh
+//   geglu_backward     dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
+//   softcap            x[T,V] -> x               c tanh(x / c)                             softcap: c
 //   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
 //                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim
 //   merge_heads        y[W,T,Q'] -> x[T,Q]       split_heads backwards; KV heads that several parts have are summed, fp32
@@ -84,6 +91,10 @@
 #include "graph/boxes.h"
 
 namespace hotbunk {
+
+/// Pairs of a query and a key that attention computes in one run. With a window at most as many as fit there: exact
+/// where every query has as long a context (decoding), else too many by the windows that a sequence's start cuts off.
+std::int64_t attention_pairs(const Op&, const Sizes&);
 
 /// Floating point operations of one run; multiply and add count as two. Attention counts visible pairs only; its
 /// backward counts five products (scores again, dV, dP, dQ, dK).

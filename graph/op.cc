@@ -80,6 +80,10 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::combine_backward, "combine_backward", OpClass::compute},
     {OpKind::split_heads, "split_heads", OpClass::compute},
     {OpKind::merge_heads, "merge_heads", OpClass::compute},
+    {OpKind::add_bias, "add_bias", OpClass::compute},
+    {OpKind::geglu, "geglu", OpClass::compute},
+    {OpKind::geglu_backward, "geglu_backward", OpClass::compute},
+    {OpKind::softcap, "softcap", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -87,12 +91,14 @@ static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each
 OpClass class_of(OpKind k) { return kinds[static_cast<std::size_t>(k)].what; }
 
 constexpr std::array<std::string_view, num_attrs> attr_names = {
-    "heads",       "kv_heads",      "head_dim",     "eps",         "rope_theta",    "rope_factor",  "rope_low",
-    "rope_high",   "rope_original", "vocab",        "vocab_begin", "vocab_end",     "vocab_stride", "accumulate",
-    "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",     "kl_coef",      "lr_slot",
-    "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes", "peer",         "block_tokens",
-    "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",    "layer",        "sft",
-    "reference",   "residual",      "as_dtype",     "source",      "relative",      "renormalise",  "count"};
+    "heads",       "kv_heads",      "head_dim",     "eps",         "rope_theta",      "rope_factor",   "rope_low",
+    "rope_high",   "rope_original", "vocab",        "vocab_begin", "vocab_end",       "vocab_stride",  "accumulate",
+    "temperature", "top_k",         "top_p",        "clip_low",    "clip_high",       "kl_coef",       "lr_slot",
+    "beta1",       "beta2",         "weight_decay", "max_norm",    "padding_bytes",   "peer",          "block_tokens",
+    "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",      "layer",         "sft",
+    "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
+    "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
+    "count"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

@@ -95,6 +95,10 @@ enum class OpKind : std::uint8_t {
   combine_backward,
   split_heads,
   merge_heads,
+  add_bias,
+  geglu,
+  geglu_backward,
+  softcap,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -143,6 +147,14 @@ enum class Attr : std::uint8_t {
   source,
   relative,
   renormalise,
+  window,
+  softcap,
+  scale,
+  offset,
+  factor,
+  rope_ramp_begin,
+  rope_ramp_end,
+  rope_amplitude,
   count,  // of any kind: Op::num_operands
 };
 inline constexpr int num_attrs = static_cast<int>(Attr::count) + 1;

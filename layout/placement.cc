@@ -53,6 +53,8 @@ bool is_vector(ParamRole role) {
     case ParamRole::router_bias:
     case ParamRole::q_a_norm:
     case ParamRole::kv_a_norm:
+    case ParamRole::attention_out_norm:
+    case ParamRole::mlp_out_norm:
       return true;
     default:
       return false;

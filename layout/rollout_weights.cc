@@ -39,7 +39,10 @@ class RolloutRank {
       replicate(prefix + "k_norm", layer, ParamRole::k_norm);
     }
     weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query)));
+    if (model_.o_bias) replicate(prefix + "o_bias", layer, ParamRole::o_bias);
+    if (model_.output_norms) replicate(prefix + "attention_out_norm", layer, ParamRole::attention_out_norm);
     replicate(prefix + "post_norm", layer, ParamRole::post_norm);
+    if (model_.output_norms) replicate(prefix + "mlp_out_norm", layer, ParamRole::mlp_out_norm);
     if (model_.moe) return add_experts(prefix, layer);
     const Range intermediate = even_range(model_.intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "gate_up", layer, model_.hidden)
@@ -122,7 +125,7 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
 
 std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
-  if (model.mla || !model.gated_mlp || model.learned_positions || model.layer_norm || model.o_bias || model.mlp_bias) {
+  if (model.mla || !model.gated_mlp || model.learned_positions || model.layer_norm || model.mlp_bias) {
     return fmt::format("{} is not a Llama-like decoder", model.name);
   }
   if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);

@@ -1,6 +1,5 @@
-// How one rollout tensor-parallel rank holds a decoder (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE): which
-// buffers, and which rectangles of which Hugging Face parameters fill them. Weight sync and the rollout graph both read
-// this list.
+// How one rollout tensor-parallel rank holds a decoder (model/decoder.h): which buffers, and which rectangles of which
+// Hugging Face parameters fill them. Weight sync and the rollout graph both read this list.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,6 +17,8 @@ namespace hotbunk {
 ///   qkv_bias                  (q + 2 kv rows, 1)         where the model has it
 ///   q_norm, k_norm            (head_dim, 1)              where the model has them; replicated
 ///   o                         (hidden, q rows)           column slice
+///   o_bias                    (hidden, 1)                where the model has it; replicated
+///   attention_out_norm, mlp_out_norm  (hidden, 1)        where the model has them; replicated
 ///   post_norm                 (hidden, 1)                replicated
 ///   gate_up                   (2 intermediate / tp, hidden)  [gate rows; up rows of this rank]
 ///   down                      (hidden, intermediate / tp)    column slice

@@ -23,8 +23,8 @@ constexpr std::array order_in_unit = {
     R::input_norm, R::input_norm_bias,
     R::q_a_proj, R::q_a_norm, R::q_b_proj, R::kv_a_proj, R::kv_a_norm, R::kv_b_proj,
     R::q_proj, R::k_proj, R::v_proj, R::q_bias, R::k_bias, R::v_bias, R::q_norm, R::k_norm, R::o_proj, R::o_bias,
-    R::post_norm, R::post_norm_bias,
-    R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias,
+    R::attention_out_norm, R::post_norm, R::post_norm_bias,
+    R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias, R::mlp_out_norm,
     R::router, R::router_bias, R::shared_gate, R::shared_up, R::shared_down,
     R::expert_gate, R::expert_up, R::expert_down,
 };
@@ -33,8 +33,8 @@ constexpr std::array order_in_unit = {
 constexpr std::size_t position_in_unit(ParamRole role) {
   return static_cast<std::size_t>(std::find(order_in_unit.begin(), order_in_unit.end(), role) - order_in_unit.begin());
 }
-// The enumeration ends with kv_b_proj: every role has its place in the order.
-static_assert(order_in_unit.size() == static_cast<std::size_t>(R::kv_b_proj) + 1);
+// The enumeration ends with mlp_out_norm: every role has its place in the order.
+static_assert(order_in_unit.size() == static_cast<std::size_t>(R::mlp_out_norm) + 1);
 
 // Behind what no expert has: gate and up of expert 0, of expert 1, …, then all down projections. So what is multiplied
 // together is one stack of matrices.

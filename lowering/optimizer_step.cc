@@ -16,12 +16,14 @@ using R = ParamRole;
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
 /// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
 /// router's come from what each rank's columns of the experts left.
-/// Ranks that share a KV head have each what its own query heads add. No family: nothing is missing.
+/// Ranks that share a KV head have each what its own query heads add. A bias behind a sum over the ranks is found by
+/// each of all tokens, also where these are cut. No family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
   if (p.step.repeat < tensor) return Family::kv_sharers;
   const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
                         p.role == R::k_bias || p.role == R::v_bias;
+  if (p.role == R::o_bias) return std::nullopt;
   return of_heads || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
 }
 

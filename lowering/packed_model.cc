@@ -23,16 +23,17 @@ class PackedModel::Emits : public BackwardEmitter {
   Tensor gradient(const Weight& w) override { return dw_->tensor(m_.b_, w.first, w.last); }
   Tensor ids() override { return m_.feeds_.ids; }
   Tensor positions() override { return m_.feeds_.positions; }
-  Tensor attend(const TensorSharding& s, const std::string& name, const Tensor& qkv, const Tensor& attended) override {
+  Tensor attend(const TensorSharding& s, const ForwardOp& op, const Tensor& qkv, const Tensor& attended) override {
     const Tensor lse = make("lse", DType::f32, {s.tokens, fixed(s.heads())});
-    with_heads(emit(OpKind::attention, streams::compute, name, {qkv, m_.feeds_.cu_seqlens}, {attended, lse}), s);
+    Op& a = emit(OpKind::attention, streams::compute, op.name, {qkv, m_.feeds_.cu_seqlens}, {attended, lse});
+    with_attrs(with_heads(a, s), op);
     return lse;
   }
-  void attend_backward(const TensorSharding& s, const std::string& name, const Tensor& d_attended, const Tensor& qkv,
+  void attend_backward(const TensorSharding& s, const ForwardOp& op, const Tensor& d_attended, const Tensor& qkv,
                        const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) override {
-    with_heads(emit(OpKind::attention_backward, streams::compute, name,
-                    {d_attended, qkv, attended, lse, m_.feeds_.cu_seqlens}, {d_qkv}),
-               s);
+    Op& a = emit(OpKind::attention_backward, streams::compute, op.name + ".backward",
+                 {d_attended, qkv, attended, lse, m_.feeds_.cu_seqlens}, {d_qkv});
+    with_attrs(with_heads(a, s), op);
   }
 
  private:
@@ -55,10 +56,9 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
                  s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep},
                 {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent}},
-      embedding_(decoder_embedding()),
-      first_(decoder_layer(s.model, true)),
-      rest_(decoder_layer(s.model, false)),
-      end_(decoder_end()) {}
+      embedding_(decoder_embedding(s.model)),
+      layers_(s.model),
+      end_(decoder_end(s.model)) {}
 
 std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", name_, layer); }
 
@@ -103,7 +103,7 @@ PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
 PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, const Stream& in, Values& kept) {
   std::vector<Input> inputs = {w.buffer, in.h};
   if (in.z.buffer >= 0) inputs.emplace_back(in.z);
-  auto went = b_.call(prefix_ + "layer.forward", w.unit->kind, layer_name(layer), std::move(inputs), [&] {
+  auto went = b_.call(prefix_ + "layer.forward", variant_of(w, layer), layer_name(layer), std::move(inputs), [&] {
     const DecoderLayer& l = layer_at(layer);
     Values values(l.forward.values().size());
     at(values, l.in.h) = in.h, at(values, l.in.z) = in.z;
@@ -121,7 +121,7 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
   if (which == Recompute::none) return;
   const DecoderLayer& l = layer_at(layer);
   const std::vector<ValueId> reads = read_by_backward(l.forward, sharding_);
-  kept = b_.call(prefix_ + "layer.recompute", w.unit->kind, layer_name(layer),
+  kept = b_.call(prefix_ + "layer.recompute", variant_of(w, layer), layer_name(layer),
                  inputs_of({w.buffer}, kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
@@ -133,7 +133,7 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
 void PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const Values& values,
                                  const Tensor& gradient, bool accumulate) {
   const DecoderLayer& l = layer_at(layer);
-  b_.call(prefix_ + "layer.backward", w.unit->kind, layer_name(layer),
+  b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
           inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward, sharding_)), [&] {
             Values gradients(l.forward.values().size());
             at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;

@@ -61,7 +61,12 @@ class PackedModel {
 
  private:
   class Emits;
-  const DecoderLayer& layer_at(int layer) const { return layer == first_layer_ ? first_ : rest_; }
+  const DecoderLayer& layer_at(int layer) const { return layers_.at(layer, layer == first_layer_); }
+  /// Bodies of layers are the same where their units are of one kind and they compute the same.
+  std::int64_t variant_of(const WholeUnit& w, int layer) const {
+    return static_cast<std::int64_t>(DecoderLayers::num_sorts) * w.unit->kind +
+           static_cast<std::int64_t>(layers_.sort_of(layer));
+  }
   std::string layer_name(int layer) const;
 
   const Scenario& scenario_;
@@ -71,7 +76,7 @@ class PackedModel {
   int first_layer_ = 0;
   TensorSharding sharding_;
   DecoderEmbedding embedding_;
-  DecoderLayer first_, rest_;
+  DecoderLayers layers_;
   DecoderEnd end_;
 };
 

@@ -94,8 +94,14 @@ std::string weight_of(const Weight& w) {
       return "k_norm";
     case ParamRole::o_proj:
       return "o";
+    case ParamRole::o_bias:
+      return "o_bias";
     case ParamRole::post_norm:
       return "post_norm";
+    case ParamRole::attention_out_norm:
+      return "attention_out_norm";
+    case ParamRole::mlp_out_norm:
+      return "mlp_out_norm";
     case ParamRole::gate_proj:
       return "gate_up";
     case ParamRole::down_proj:
@@ -130,15 +136,16 @@ class EngineStepLowering {
   void lower() {
     feeds();
     Stream stream = embed();
-    const DecoderLayer first = decoder_layer(m_, true), rest = decoder_layer(m_, false);
+    const DecoderLayers layers(m_);
     for (std::int64_t l = 0; l < m_.layers; ++l) {
       const Tensor pool = r_.kv_layer(b_, l);
       std::vector<Input> inputs = {stream[0], pool};
       if (stream[1].buffer >= 0) inputs.emplace_back(stream[1]);
       inputs.insert(inputs.end(), r_.layer_buffers(l).begin(), r_.layer_buffers(l).end());
       const std::string at = fmt::format("layers.{}.", l);
-      stream = b_.call(prefix_ + "layer", 0, prefix_ + at, std::move(inputs),
-                       [&] { return layer(l == 0 ? first : rest, at, stream, pool); });
+      const auto number = static_cast<int>(l);
+      stream = b_.call(prefix_ + "layer", static_cast<std::int64_t>(layers.sort_of(number)), prefix_ + at,
+                       std::move(inputs), [&] { return layer(layers.at(number, l == 0), at, stream, pool); });
     }
     sample(stream);
   }
@@ -165,14 +172,13 @@ class EngineStepLowering {
     }
     Tensor ids() override { return step_.ids_; }
     Tensor positions() override { return step_.positions_; }
-    Tensor attend(const TensorSharding& s, const std::string& name, const Tensor& qkv,
-                  const Tensor& attended) override {
+    Tensor attend(const TensorSharding& s, const ForwardOp& op, const Tensor& qkv, const Tensor& attended) override {
       const std::int64_t block = step_.s_.rollout.block_tokens;
       with(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s),
            Attr::block_tokens, block);
-      Op& a = emit(OpKind::paged_attention, streams::compute, name,
+      Op& a = emit(OpKind::paged_attention, streams::compute, op.name,
                    {qkv, *pool_, step_.cu_seqlens_, step_.tables_, step_.lengths_}, {attended});
-      with(with_heads(a, s), Attr::block_tokens, block);
+      with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
       return {};
     }
 
@@ -212,7 +218,7 @@ class EngineStepLowering {
 
   Stream embed() {
     b_.begin_call(prefix_ + "embed", prefix_);
-    const DecoderEmbedding e = decoder_embedding();
+    const DecoderEmbedding e = decoder_embedding(m_);
     Values values;
     Emits emits(*this, "");
     emit_forward(e.forward, sharding(T_), emits, values);
@@ -231,7 +237,7 @@ class EngineStepLowering {
   /// Final norm and head on each sequence's last row only.
   void sample(const Stream& stream) {
     b_.begin_call(prefix_ + "sample", prefix_);
-    const DecoderEnd end = decoder_end();
+    const DecoderEnd end = decoder_end(m_);
     Values values(end.forward.values().size());
     const auto rows = [&](const char* name, const Tensor& x) {
       const Tensor y = make(name, {S_, fixed(m_.hidden)}, s_.rollout.dtype);
@@ -248,6 +254,8 @@ class EngineStepLowering {
     const std::int64_t V = r_.weights()[r_.index(head)].rows;
     Tensor logits = make("logits", {S_, fixed(V)}, DType::f32);
     op(OpKind::linear, "lm_head", {normed, r_.matrix(b_, head)}, {logits});
+    if (m_.logit_softcap > 0.0)
+      with(op(OpKind::softcap, "logits.softcap", {logits}, {logits}), Attr::softcap, m_.logit_softcap);
     if (tp_ > 1) {
       const Tensor all = make("all_logits", {fixed(tp_), S_, fixed(V)}, DType::f32, Category::communication);
       b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + "logits.all_gather", {logits}, {all});

@@ -51,6 +51,9 @@ TokenLogps lower_token_logps(const Scenario& s, ProgramBuilder& b, const TensorS
   const TokenLogps out{make("logits", {T, head.shape[0]}, Category::activations),
                        make("lse", {T}, Category::activations)};
   b.emit(OpKind::linear, streams::compute, name + "lm_head", {x, head}, {out.logits});
+  if (s.model.logit_softcap > 0.0)
+    with(b.emit(OpKind::softcap, streams::compute, name + "softcap", {out.logits}, {out.logits}), Attr::softcap,
+         s.model.logit_softcap);
   if (sharding.tp.ranks == 1) {
     Op& p =
         b.emit(OpKind::log_prob, streams::compute, name + "log_prob", {out.logits, targets}, {logp, out.lse, entropy});
@@ -213,6 +216,7 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
                     {logits, lse, part(feeds.targets), d_logp}, {d_logits});
     with(model_.sharding().tp.ranks > 1 ? with_vocabulary(d, model_.sharding()) : with(d, Attr::vocab, m.vocab),
          Attr::temperature, logit_temperature(s_));
+    if (m.logit_softcap > 0.0) with(d, Attr::softcap, m.logit_softcap);
     b_.emit(OpKind::linear_dgrad, streams::compute, name + "lm_head.dgrad", {d_logits, w}, {part(d_normed)});
     with(b_.emit(OpKind::linear_wgrad, streams::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}), Attr::accumulate,
          std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});

@@ -1,6 +1,8 @@
 #include "model/decoder.h"
 
+#include <cmath>
 #include <optional>
+#include <string>
 
 #include "model/experts.h"
 
@@ -14,43 +16,63 @@ ResidualStream stream_into(Forward& f) {
   return {h, f.input("stream.added", Width::hidden)};
 }
 
-ValueId dense_mlp(Forward& f, ValueId x) {
+ValueId dense_mlp(Forward& f, const ModelSpec& model, ValueId x) {
   const ValueId gate_up = f.linear("gate_up_proj", x, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
-  return f.linear("down_proj", f.swiglu("swiglu", gate_up, "activated"), "mlp_out", Width::hidden, R::down_proj);
+  const ValueId activated =
+      model.geglu ? f.geglu("geglu", gate_up, "activated") : f.swiglu("swiglu", gate_up, "activated");
+  return f.linear("down_proj", activated, "mlp_out", Width::hidden, R::down_proj);
 }
+
+/// A norm of what goes back into the stream (Gemma-2).
+ValueId output_norm(Forward& f, const ModelSpec& model, const std::string& name, ValueId y, Weight weight) {
+  return f.rms_norm(name, y, std::nullopt, weight, name + "ed", name + ".in", model.norm_offset).normed;
+}
+
+std::optional<Weight> bias_of(bool there, Weight bias) { return there ? std::optional(bias) : std::nullopt; }
 
 }  // namespace
 
-DecoderLayer decoder_layer(const ModelSpec& model, bool first) {
+DecoderLayer decoder_layer(const ModelSpec& model, bool first, std::int64_t window) {
   DecoderLayer layer;
   Forward& f = layer.forward;
   layer.in = stream_into(f);
   const auto entered = f.rms_norm("input_norm", layer.in.h, first ? std::nullopt : std::optional(layer.in.z),
-                                  R::input_norm, "normed1", "x");
+                                  R::input_norm, "normed1", "x", model.norm_offset);
 
   ValueId qkv = f.linear("qkv_proj", entered.normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
-                         model.qkv_bias ? std::optional(Weight{R::q_bias, R::v_bias}) : std::nullopt);
+                         bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
   if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
   qkv = f.rope("rope", qkv);
-  const ValueId attended = f.attention("attention", qkv, "attended");
-  const ValueId y = f.linear("o_proj", attended, "attention_out", Width::hidden, R::o_proj);
+  const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
+  const ValueId attended = f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
+  ValueId y = f.linear("o_proj", attended, "attention_out", Width::hidden, R::o_proj, bias_of(model.o_bias, R::o_bias));
+  if (model.output_norms) y = output_norm(f, model, "attention_out_norm", y, R::attention_out_norm);
 
-  const auto behind = f.rms_norm("post_norm", entered.sum, y, R::post_norm, "normed2", "h");
-  layer.out = {behind.sum, model.moe ? expert_mlp(f, behind.normed) : dense_mlp(f, behind.normed)};
+  const auto behind = f.rms_norm("post_norm", entered.sum, y, R::post_norm, "normed2", "h", model.norm_offset);
+  ValueId z = model.moe ? expert_mlp(f, behind.normed) : dense_mlp(f, model, behind.normed);
+  if (model.output_norms) z = output_norm(f, model, "mlp_out_norm", z, R::mlp_out_norm);
+  layer.out = {behind.sum, z};
   layer.x = entered.sum;
   return layer;
 }
 
-DecoderEmbedding decoder_embedding() {
+DecoderLayers::DecoderLayers(const ModelSpec& model) : model_(model) {
+  for (const std::int64_t window : {std::int64_t{0}, model.sliding_window})
+    for (const bool first : {true, false}) sorts_.push_back(decoder_layer(model, first, window));
+}
+
+DecoderEmbedding decoder_embedding(const ModelSpec& model) {
   DecoderEmbedding out;
-  out.embedded = out.forward.embedding("embedding", "embedded", R::embedding);
+  const double factor = model.scaled_embedding ? std::sqrt(static_cast<double>(model.hidden)) : 1.0;
+  out.embedded = out.forward.embedding("embedding", "embedded", R::embedding, factor);
   return out;
 }
 
-DecoderEnd decoder_end() {
+DecoderEnd decoder_end(const ModelSpec& model) {
   DecoderEnd end;
   end.in = stream_into(end.forward);
-  const auto left = end.forward.rms_norm("final_norm", end.in.h, end.in.z, R::final_norm, "final_normed", "final_x");
+  const auto left = end.forward.rms_norm("final_norm", end.in.h, end.in.z, R::final_norm, "final_normed", "final_x",
+                                         model.norm_offset);
   end.x = left.sum, end.normed = left.normed;
   return end;
 }

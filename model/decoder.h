@@ -1,4 +1,4 @@
-// The decoder: Llama, Mistral, Qwen2, Qwen3; with experts (model/experts.h) Mixtral, Qwen3-MoE.
+// The decoder: Llama, Mistral, Qwen2, Qwen3, Gemma-2; with experts (model/experts.h) Mixtral, Qwen3-MoE.
 #pragma once
 #include "model/forward.h"
 
@@ -18,13 +18,29 @@ struct DecoderLayer {
 };
 /// `first`: what enters is the embedding, h alone. All layers of a model have the same values, by the same ids; that is
 /// why dense layers among those with experts are refused (spec/validate.cc).
-DecoderLayer decoder_layer(const ModelSpec&, bool first);
+/// `window`: tokens that a query sees (ModelSpec::window_of).
+DecoderLayer decoder_layer(const ModelSpec&, bool first, std::int64_t window);
+
+/// The layers of a model, one of each sort.
+class DecoderLayers {
+ public:
+  explicit DecoderLayers(const ModelSpec&);
+  /// `first`: what enters is h alone.
+  const DecoderLayer& at(int layer, bool first) const { return sorts_[2 * sort_of(layer) + (first ? 0 : 1)]; }
+  /// Of two layers that compute the same: the same.
+  std::size_t sort_of(int layer) const { return model_.window_of(layer) == 0 ? 0 : 1; }
+  static constexpr std::size_t num_sorts = 2;
+
+ private:
+  const ModelSpec& model_;
+  std::vector<DecoderLayer> sorts_;  // without the window and with it: first and not
+};
 
 struct DecoderEmbedding {
   Forward forward;
   ValueId embedded = 0;
 };
-DecoderEmbedding decoder_embedding();
+DecoderEmbedding decoder_embedding(const ModelSpec&);
 
 /// The norm in front of the head.
 struct DecoderEnd {
@@ -32,6 +48,6 @@ struct DecoderEnd {
   ResidualStream in;
   ValueId x = 0, normed = 0;
 };
-DecoderEnd decoder_end();
+DecoderEnd decoder_end(const ModelSpec&);
 
 }  // namespace hotbunk

@@ -11,19 +11,22 @@ ValueId Forward::make(std::string name, Width width, Content content) {
 
 ValueId Forward::input(std::string name, Width width) { return make(std::move(name), width); }
 
-ValueId Forward::embedding(std::string op, std::string out, Weight table) {
+ValueId Forward::embedding(std::string op, std::string out, Weight table, double factor) {
   const ValueId y = make(std::move(out), Width::hidden);
-  ops_.push_back({OpKind::embedding, std::move(op), {}, {table}, {y}});
+  ForwardOp found{OpKind::embedding, std::move(op), {}, {table}, {y}};
+  if (factor != 1.0) found.attrs.emplace_back(Attr::factor, factor);
+  ops_.push_back(std::move(found));
   return y;
 }
 
 Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
-                                  std::string normed, std::string sum) {
+                                  std::string normed, std::string sum, double offset) {
   const Width width = value(x).width;
   const ValueId rstd = make(normed + ".rstd", Width::one, Content::statistic), y = make(std::move(normed), width),
                 added = make(std::move(sum), width);
   ForwardOp norm{OpKind::rms_norm, std::move(op), {x}, {weight}, {y, rstd, added}};
   if (residual) norm.inputs.push_back(*residual);
+  if (offset != 0.0) norm.attrs.emplace_back(Attr::offset, offset);
   ops_.push_back(std::move(norm));
   return {y, added};
 }
@@ -50,16 +53,20 @@ ValueId Forward::rope(std::string op, ValueId x) {
   return x;
 }
 
-ValueId Forward::attention(std::string op, ValueId x, std::string out) {
+ValueId Forward::attention(std::string op, ValueId x, std::string out, const AttentionScores& scores) {
   const ValueId lse = make(out + ".lse", Width::heads, Content::statistic), y = make(std::move(out), Width::attended);
-  ops_.push_back({OpKind::attention, std::move(op), {x}, {}, {y, lse}});
+  ForwardOp attention{OpKind::attention, std::move(op), {x}, {}, {y, lse}};
+  if (scores.window > 0) attention.attrs.emplace_back(Attr::window, scores.window);
+  if (scores.scale > 0.0) attention.attrs.emplace_back(Attr::scale, scores.scale);
+  if (scores.softcap > 0.0) attention.attrs.emplace_back(Attr::softcap, scores.softcap);
+  ops_.push_back(std::move(attention));
   return y;
 }
 
-ValueId Forward::swiglu(std::string op, ValueId x, std::string out) {
+ValueId Forward::gated(OpKind kind, std::string op, ValueId x, std::string out) {
   const bool of_experts = value(x).width == Width::expert_gate_up;
   const ValueId y = make(std::move(out), of_experts ? Width::expert_inner : Width::inner);
-  ops_.push_back({OpKind::swiglu, std::move(op), {x}, {}, {y}});
+  ops_.push_back({kind, std::move(op), {x}, {}, {y}});
   return y;
 }
 

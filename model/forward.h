@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph/op.h"
@@ -59,7 +60,7 @@ struct Weight {
 ///   qk_norm     x -> y, rstd
 ///   rope        x -> x
 ///   attention   x -> y, lse
-///   swiglu      x -> y
+///   swiglu, geglu   x -> y
 ///   route           logits -> weights, experts
 ///   expert_sort     experts -> rows, offsets
 ///   dispatch        x, rows -> y
@@ -71,6 +72,15 @@ struct ForwardOp {
   std::vector<ValueId> inputs;
   std::vector<Weight> weights;
   std::vector<ValueId> outputs;
+  /// Attributes of the op, and of its backward, that no other op of the model has: the catalogue says of what kinds.
+  std::vector<std::pair<Attr, AttrValue>> attrs = {};
+};
+
+/// What attention does to scores, beside the scale of 1/sqrt(head_dim); 0: it does not.
+struct AttentionScores {
+  std::int64_t window = 0;  // tokens that a query sees, itself the last
+  double scale = 0.0;       // in the place of that scale
+  double softcap = 0.0;     // c: c tanh(score / c)
 };
 
 class Forward {
@@ -78,18 +88,25 @@ class Forward {
   /// What the caller gives.
   ValueId input(std::string name, Width);
 
-  ValueId embedding(std::string op, std::string out, Weight table);
+  /// `factor`: of what the table has.
+  ValueId embedding(std::string op, std::string out, Weight table, double factor = 1.0);
   struct Normed {
     ValueId normed, sum;
   };
+  /// `offset`: what is added to the weight.
   Normed rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, std::string normed,
-                  std::string sum);
+                  std::string sum, double offset = 0.0);
   ValueId linear(std::string op, ValueId x, std::string out, Width, Weight matrix, std::optional<Weight> bias = {});
   ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k);
   /// In place.
   ValueId rope(std::string op, ValueId x);
-  ValueId attention(std::string op, ValueId x, std::string out);
-  ValueId swiglu(std::string op, ValueId x, std::string out);
+  ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {});
+  ValueId swiglu(std::string op, ValueId x, std::string out) {
+    return gated(OpKind::swiglu, std::move(op), x, std::move(out));
+  }
+  ValueId geglu(std::string op, ValueId x, std::string out) {
+    return gated(OpKind::geglu, std::move(op), x, std::move(out));
+  }
 
   /// Which experts each token takes.
   struct Routed {
@@ -107,6 +124,7 @@ class Forward {
 
  private:
   ValueId make(std::string name, Width, Content = Content::computed);
+  ValueId gated(OpKind, std::string op, ValueId x, std::string out);
 
   std::vector<ForwardValue> values_;
   std::vector<ForwardOp> ops_;

@@ -21,6 +21,8 @@ Init init_of(ParamRole role) {
     case ParamRole::k_norm:
     case ParamRole::q_a_norm:
     case ParamRole::kv_a_norm:
+    case ParamRole::attention_out_norm:
+    case ParamRole::mlp_out_norm:
       return Init::ones;
     case ParamRole::final_norm_bias:
     case ParamRole::input_norm_bias:
@@ -79,7 +81,10 @@ void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> de
 }  // namespace
 
 ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std::optional<Checkpoint> checkpoint)
-    : checkpoint_(std::move(checkpoint)), init_range_(model.init_range), seed_(static_cast<std::uint64_t>(seed)) {
+    : checkpoint_(std::move(checkpoint)),
+      init_range_(model.init_range),
+      one_(static_cast<float>(1.0 - model.norm_offset)),
+      seed_(static_cast<std::uint64_t>(seed)) {
   for (ParamSpec& p : parameters_of(model)) {
     std::string name = p.name;
     parameters_.emplace(std::move(name), std::move(p));
@@ -114,7 +119,7 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
       draw_normals(seed_, name_key(name), init_range_, first, out);
       break;
     case Init::ones:
-      std::ranges::fill(out, 1.0f);
+      std::ranges::fill(out, one_);
       break;
     case Init::zeros:
       std::ranges::fill(out, 0.0f);

@@ -41,6 +41,7 @@ class ParameterSource {
   std::map<std::string, ParamSpec, std::less<>> parameters_;
   std::optional<Checkpoint> checkpoint_;
   double init_range_ = 0.02;
+  float one_ = 1.0f;  // the weight of a norm that multiplies by 1
   std::uint64_t seed_ = 0;
 };
 

@@ -30,8 +30,8 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config,
-                          Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
+                          Qwen3Config, Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -120,6 +120,27 @@ def cases():
             norm_topk_prob=False, rms_norm_eps=1e-6, max_position_embeddings=128,
             rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
             lengths=(14, 6, 22, 19)),
+        # A bias behind o_proj too. Of five pairs of a head the first keeps its frequency and the last three are divided;
+        # cosines and sines are times 0.1 ln 4 + 1.
+        Case("llama-yarn-bias", LlamaConfig(**common(
+            vocab_size=89, hidden_size=40, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-5, max_position_embeddings=128, attention_bias=True,
+            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
+                             "beta_slow": 1.0, "original_max_position_embeddings": 32})),
+            lengths=(12, 21, 6, 17, 9), config_v4=True),
+        # Half of the sequences are longer than the window, which every layer has.
+        Case("mistral-window", MistralConfig(**common(
+            vocab_size=77, hidden_size=32, intermediate_size=52, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-5, max_position_embeddings=128, sliding_window=9,
+            rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0})),
+            lengths=(23, 7, 14, 5, 18)),
+        # The window in the first layer and in the third; caps low enough to bend scores and logits.
+        Case("gemma2-tiny", Gemma2Config(**common(
+            vocab_size=71, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-6, max_position_embeddings=128, sliding_window=8,
+            query_pre_attn_scalar=6, attn_logit_softcapping=4.0, final_logit_softcapping=6.0,
+            tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+            lengths=(19, 6, 22, 11)),
     ]
 
 
@@ -132,8 +153,8 @@ def build(config, rng):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
-            if "norm" in name:
-                parameter.copy_(1.0 + NORM_STD * noise)
+            if "norm" in name:  # Gemma's multiply by 1 + weight
+                parameter.copy_((0.0 if config.model_type == "gemma2" else 1.0) + NORM_STD * noise)
             elif name.endswith(".bias"):
                 parameter.copy_(BIAS_STD * noise)
             else:
@@ -183,16 +204,30 @@ def hf_logits(model, sequences):
     return torch.cat([model(input_ids=ids[None].long(), use_cache=False).logits[0] for ids in sequences])
 
 
-def plain_logits(weights, config, inv_freq, sequences, margins):
+def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
     """(T, V): the same model in the dtype of `weights`, every operation of it, from the formulas.
 
-    `inv_freq` (E/2) is transformers' fp32 table, widened: the angle table belongs to the model's definition. What decides
-    a token's experts is added to `margins`.
+    `inv_freq` (E/2) is transformers' fp32 table, widened: the angle table belongs to the model's definition, as does the
+    `amplitude` of its cosines and sines. What decides a token's experts is added to `margins`.
     """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    gemma = config.model_type == "gemma2"
+    types = getattr(config, "layer_types", None) or [
+        "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    ] * config.num_hidden_layers
+    divisor = config.query_pre_attn_scalar if gemma else weights["model.layers.0.self_attn.q_proj.weight"].shape[0] / heads
 
     def norm(x, name):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * weights[name + ".weight"]
+        weight = weights[name + ".weight"] + (1.0 if gemma else 0.0)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * weight
+
+    def capped(x, cap):
+        return x if cap is None else cap * torch.tanh(x / cap)
+
+    def activated(gate):
+        if not gemma:
+            return torch.nn.functional.silu(gate)
+        return 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
 
     def linear(x, name):
         y = x @ weights[name + ".weight"].T
@@ -201,11 +236,11 @@ def plain_logits(weights, config, inv_freq, sequences, margins):
     def rotate(x_LHE, angle_LE):
         first, second = x_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
-        return x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None]
+        return amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
 
     def mlp_of(h_LD, mlp):
         gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
-        return linear(torch.nn.functional.silu(gate) * up, mlp + ".down_proj")
+        return linear(activated(gate) * up, mlp + ".down_proj")
 
     def experts_of(h_LD, mlp):
         chosen = config.num_experts_per_tok
@@ -229,6 +264,8 @@ def plain_logits(weights, config, inv_freq, sequences, margins):
         angle_LE = torch.arange(length, dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
         future_LL = torch.ones(length, length, dtype=torch.bool).triu(1)
         x_LD = weights["model.embed_tokens.weight"][ids_L.long()]
+        if gemma:
+            x_LD = x_LD * math.sqrt(config.hidden_size)
         for i in range(config.num_hidden_layers):
             layer, attention, mlp = f"model.layers.{i}", f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             h_LD = norm(x_LD, layer + ".input_layernorm")
@@ -240,13 +277,24 @@ def plain_logits(weights, config, inv_freq, sequences, margins):
             q_LHE, k_LKE = rotate(q_LHE, angle_LE), rotate(k_LKE, angle_LE)
             # Query head h reads key-value head h // (H / K).
             k_LHE, v_LHE = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k_LKE, v_LKE))
-            scores_HLL = torch.einsum("qhe,khe->hqk", q_LHE, k_LHE) / math.sqrt(q_LHE.shape[-1])
-            weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
-            x_LD = x_LD + linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
+            scores_HLL = torch.einsum("qhe,khe->hqk", q_LHE, k_LHE) / math.sqrt(divisor)
+            scores_HLL = capped(scores_HLL, getattr(config, "attn_logit_softcapping", None))
+            unseen_LL = future_LL
+            if types[i] == "sliding_attention":  # itself and the tokens before it, as many as the window has
+                unseen_LL = future_LL | torch.ones(length, length, dtype=torch.bool).tril(-config.sliding_window)
+            weights_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf).softmax(-1)
+            y_LD = linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
+            if gemma:
+                x_LD = x_LD + norm(y_LD, layer + ".post_attention_layernorm")
+                y_LD = mlp_of(norm(x_LD, layer + ".pre_feedforward_layernorm"), mlp)
+                x_LD = x_LD + norm(y_LD, layer + ".post_feedforward_layernorm")
+                continue
+            x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
             x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights
-        return norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+        logits_LV = norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+        return capped(logits_LV, getattr(config, "final_logit_softcapping", None))
 
     return torch.cat([forward(ids) for ids in sequences])
 
@@ -311,6 +359,7 @@ def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
     """Everything golden about the model saved in `folder`: (tensors for golden.safetensors, values for golden.json)."""
     model, sequences = load(folder), split(tokens, cu_seqlens)
     inv_freq = model.model.rotary_emb.inv_freq.clone()
+    amplitude = model.model.rotary_emb.attention_scaling
     generated, margin = generate(model, prompts)
     with torch.no_grad():
         logits = hf_logits(model, sequences)
@@ -321,7 +370,7 @@ def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
 
     wide = {name: p.double().requires_grad_() for name, p in start.items()}
     margins = []
-    plain = lambda s: plain_logits(wide, model.config, inv_freq.double(), s, margins)
+    plain = lambda s: plain_logits(wide, model.config, inv_freq.double(), amplitude, s, margins)
     with torch.no_grad():
         logits_f64 = plain(sequences)
         plain([torch.tensor(p + g) for p, g in zip(prompts, generated)])

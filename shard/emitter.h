@@ -30,15 +30,15 @@ class Emitter {
   virtual Tensor positions() = 0;
   /// Attention over packed sequences, or over what an engine keeps of earlier tokens. Returns the log-sum-exps [T,a]
   /// where a backward will read them.
-  virtual Tensor attend(const TensorSharding&, const std::string& name, const Tensor& qkv, const Tensor& attended) = 0;
+  virtual Tensor attend(const TensorSharding&, const ForwardOp&, const Tensor& qkv, const Tensor& attended) = 0;
 };
 
 class BackwardEmitter : public Emitter {
  public:
   /// Where the gradients of parameters go.
   virtual Tensor gradient(const Weight&) = 0;
-  virtual void attend_backward(const TensorSharding&, const std::string& name, const Tensor& d_attended,
-                               const Tensor& qkv, const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) = 0;
+  virtual void attend_backward(const TensorSharding&, const ForwardOp&, const Tensor& d_attended, const Tensor& qkv,
+                               const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) = 0;
 };
 
 }  // namespace hotbunk

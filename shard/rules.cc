@@ -33,6 +33,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       return {sum_of(op), op.outputs[1]};
     case OpKind::linear:
     case OpKind::swiglu:
+    case OpKind::geglu:
       return {op.inputs[0]};
     case OpKind::qk_norm:
       return {op.inputs[0], op.outputs[1]};
@@ -51,7 +52,9 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
 }
 
 /// Elementwise, or nearly so: cheap to compute again.
-bool is_elementwise(OpKind k) { return k == OpKind::rms_norm || k == OpKind::swiglu || k == OpKind::dispatch; }
+bool is_elementwise(OpKind k) {
+  return k == OpKind::rms_norm || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::dispatch;
+}
 
 }  // namespace
 
@@ -59,7 +62,7 @@ void ForwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
       const Tensor y = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, y);
-      with_vocabulary(emit(op.kind, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}), s_);
+      with_attrs(with_vocabulary(emit(op.kind, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}), s_), op);
       return sum_into_stream(to_, s_, op.name, found, y);
     }
     case OpKind::rms_norm:
@@ -80,6 +83,7 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::attention:
       return attention(op);
     case OpKind::swiglu:
+    case OpKind::geglu:
       emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
       return;
     case OpKind::route:
@@ -119,7 +123,7 @@ void ForwardWriter::norm(const ForwardOp& op) {
   if (adds) inputs.push_back(at(op.inputs[1]));
   std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
   if (adds) outputs.push_back(make(sum));
-  with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, s_.model.norm_eps);
+  with_attrs(with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, s_.model.norm_eps), op);
 }
 
 /// It takes all tokens of its heads, and finds and leaves all heads of its tokens.
@@ -128,7 +132,7 @@ void ForwardWriter::attention(const ForwardOp& op) {
   const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
   const Tensor y = make(op.outputs[0]), attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
   const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
-  set(op.outputs[1], to_.attend(in_attention(s_), op.name, qkv, attended));
+  set(op.outputs[1], to_.attend(in_attention(s_), op, qkv, attended));
   by_tokens(to_, s_, HeadsOf::attended, out, attended, y);
   set(in_attention(f_, s_, op.inputs[0]), qkv), set(in_attention(f_, s_, op.outputs[0]), attended);
 }
@@ -137,11 +141,15 @@ void ForwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
              leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
   std::vector<Tensor> inputs = {takes_stream ? all_tokens_of(op.inputs[0]) : at(op.inputs[0])};
-  for (const Weight& w : op.weights) inputs.push_back(to_.weight(w));
+  inputs.push_back(to_.weight(op.weights[0]));
+  // What ranks sum gets its bias behind that, once.
+  const bool has_bias = op.weights.size() > 1, bias_of_sum = has_bias && leaves_stream && s_.tp.ranks > 1;
+  if (has_bias && !bias_of_sum) inputs.push_back(to_.weight(op.weights[1]));
   const Tensor y = make(op.outputs[0]);
   const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
   emit(op.kind, op.name, std::move(inputs), {found});
   if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
+  if (bias_of_sum) emit(OpKind::add_bias, op.name + ".bias", {y, to_.weight(op.weights[1])}, {y});
 }
 
 BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
@@ -157,10 +165,9 @@ void BackwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
       const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
-      with(with_vocabulary(
-               emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}),
-               s_),
-           Attr::accumulate, std::int64_t{1});
+      Op& scatter = with_vocabulary(
+          emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}), s_);
+      with_attrs(with(scatter, Attr::accumulate, std::int64_t{1}), op);
       return;
     }
     case OpKind::rms_norm:
@@ -186,14 +193,15 @@ void BackwardWriter::write(const ForwardOp& op) {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
       const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
-      to_.attend_backward(in_attention(s_), op.name + ".backward", d_attended,
-                          value(in_attention(f_, s_, op.inputs[0])), value(in_attention(f_, s_, op.outputs[0])),
-                          value(op.outputs[1]), d_qkv);
+      to_.attend_backward(in_attention(s_), op, d_attended, value(in_attention(f_, s_, op.inputs[0])),
+                          value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
       return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
-    case OpKind::swiglu: {
+    case OpKind::swiglu:
+    case OpKind::geglu: {
       const Tensor d = make(op.inputs[0]);
-      emit(OpKind::swiglu_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+      emit(op.kind == OpKind::swiglu ? OpKind::swiglu_backward : OpKind::geglu_backward, op.name + ".backward",
+           {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
       return;
     }
     case OpKind::route:
@@ -234,7 +242,7 @@ void BackwardWriter::norm(const ForwardOp& op) {
   const Tensor d_sum = adds ? gradient(sum) : make(sum);
   Op& n = emit(OpKind::rms_norm_backward, op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
                {d_sum, to_.gradient(op.weights[0])});
-  with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_);
+  with_attrs(with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_), op);
   for (ValueId in : op.inputs) gradient_of(in) = d_sum;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/rope.h"
 #include "layout/shard.h"
 
 namespace hotbunk {
@@ -72,15 +73,28 @@ Op& with_heads(Op& op, const TensorSharding& s) {
   return with(op, Attr::head_dim, s.model.head_dim);
 }
 
+Op& with_attrs(Op& op, const ForwardOp& forward) {
+  op.attrs.insert(op.attrs.end(), forward.attrs.begin(), forward.attrs.end());
+  return op;
+}
+
 Op& with_rope(Op& op, const ModelSpec& model) {
   with(op, Attr::rope_theta, model.rope_theta);
-  if (model.rope_scaling) {
-    with(op, Attr::rope_factor, model.rope_scaling->factor);
-    with(op, Attr::rope_low, model.rope_scaling->low_freq_factor);
-    with(op, Attr::rope_high, model.rope_scaling->high_freq_factor);
-    with(op, Attr::rope_original, model.rope_scaling->original_max_position);
+  if (!model.rope_scaling) return op;
+  const RopeScaling& scaling = *model.rope_scaling;
+  with(op, Attr::rope_factor, scaling.factor);
+  if (scaling.type == "llama3") {
+    with(op, Attr::rope_low, scaling.low_freq_factor);
+    with(op, Attr::rope_high, scaling.high_freq_factor);
+    return with(op, Attr::rope_original, scaling.original_max_position);
   }
-  return op;
+  RampRopeScaling ramp{scaling.factor};
+  if (scaling.type == "yarn")
+    ramp = yarn_rope_scaling(model.head_dim, model.rope_theta, scaling.factor,
+                             static_cast<double>(scaling.original_max_position), scaling.beta_fast, scaling.beta_slow,
+                             scaling.truncate);
+  with(with(op, Attr::rope_ramp_begin, ramp.begin), Attr::rope_ramp_end, ramp.end);
+  return scaling.attention_factor != 1.0 ? with(op, Attr::rope_amplitude, scaling.attention_factor) : op;
 }
 
 Op& with_vocabulary(Op& op, const TensorSharding& s) {

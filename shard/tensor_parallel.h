@@ -67,6 +67,8 @@ Tensor make_value(Emitter&, const TensorSharding&, const ForwardValue&, const st
 
 /// Adds heads, kv_heads and head_dim, as this rank has them, to an attention-like op.
 Op& with_heads(Op&, const TensorSharding&);
+/// Adds what the forward says of it.
+Op& with_attrs(Op&, const ForwardOp&);
 /// Adds the rotary table's parameters.
 Op& with_rope(Op&, const ModelSpec&);
 /// Adds the part of the vocabulary that an embedding's table, or logits, answer for on this rank (graph/catalogue.h:

@@ -20,6 +20,12 @@ inline constexpr Architecture architectures[] = {
     {"DeepseekV3ForCausalLM", "deepseek_v3", ModelFamily::deepseek_v3},
     {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v3},
     {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
+    {"Gemma2ForCausalLM", "gemma2", ModelFamily::gemma2},
 };
+
+/// Whether the layers of a family may differ in whether they have the sliding window.
+inline bool has_layer_types(ModelFamily f) {
+  return f == ModelFamily::qwen2 || f == ModelFamily::qwen3 || f == ModelFamily::gemma2;
+}
 
 }  // namespace hotbunk

@@ -27,8 +27,15 @@ std::string_view name_of(ModelFamily family) {
       return "deepseek_v3";
     case ModelFamily::gpt2:
       return "gpt2";
+    case ModelFamily::gemma2:
+      return "gemma2";
   }
   return "?";
+}
+
+std::int64_t ModelSpec::window_of(int layer) const {
+  const bool full = !full_layers.empty() && full_layers[static_cast<std::size_t>(layer)];
+  return full || sliding_window >= max_position ? 0 : sliding_window;
 }
 
 namespace {
@@ -54,7 +61,10 @@ class LayerVisitor {
     if (m_.is_moe_layer(layer_)) moe();
     else dense_mlp();
     put("input_layernorm.weight", {m_.hidden}, R::input_norm);
-    put("post_attention_layernorm.weight", {m_.hidden}, R::post_norm);
+    if (!m_.output_norms) return put("post_attention_layernorm.weight", {m_.hidden}, R::post_norm);
+    put("post_attention_layernorm.weight", {m_.hidden}, R::attention_out_norm);
+    put("pre_feedforward_layernorm.weight", {m_.hidden}, R::post_norm);
+    put("post_feedforward_layernorm.weight", {m_.hidden}, R::mlp_out_norm);
   }
 
  private:

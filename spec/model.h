@@ -9,7 +9,7 @@
 
 namespace hotbunk {
 
-enum class ModelFamily : std::uint8_t { llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v3, gpt2 };
+enum class ModelFamily : std::uint8_t { llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v3, gpt2, gemma2 };
 std::string_view name_of(ModelFamily);
 
 /// What a parameter is for: decides its unit, its packing and how rollout and tensor parallelism split it.
@@ -52,6 +52,8 @@ enum class ParamRole : std::uint8_t {
   kv_a_proj,
   kv_a_norm,
   kv_b_proj,  // multi-head latent attention
+  attention_out_norm,
+  mlp_out_norm,  // of what goes back into the residual stream (Gemma-2)
 };
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
@@ -69,11 +71,17 @@ struct ParamSpec {
   }
 };
 
-/// Rotary scaling. `type` is Hugging Face's rope_type: "llama3" is executed; "yarn", "linear", "dynamic", … plan only.
+/// Rotary scaling. `type` is Hugging Face's rope_type: "llama3", "linear" and "yarn" are executed; "dynamic" and
+/// "longrope" plan only.
 struct RopeScaling {
   std::string type = "llama3";
   double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
   std::int64_t original_max_position = 8192;
+  // of yarn: rotations over the original positions, above which a pair keeps its frequency and below which it is
+  // divided
+  double beta_fast = 32.0, beta_slow = 1.0;
+  bool truncate = true;           // the pairs between the two begin and end at whole ones
+  double attention_factor = 1.0;  // of cosines and sines
   bool operator==(const RopeScaling&) const = default;
 };
 
@@ -107,9 +115,16 @@ struct ModelSpec {
   double norm_eps = 1e-6;
   double init_range = 0.02;  // standard deviation of random initialisation
   bool tie_embeddings = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;
-  bool gated_mlp = true;                               // SwiGLU (gate, up, down); GPT: up, down with GELU
-  bool learned_positions = false, layer_norm = false;  // GPT family
-  std::int64_t sliding_window = 0;                     // 0: full attention
+  bool gated_mlp = true;                                // SwiGLU (gate, up, down); GPT: up, down with GELU
+  bool learned_positions = false, layer_norm = false;   // GPT family
+  std::int64_t sliding_window = 0;                      // 0: full attention
+  std::vector<bool> full_layers;                        // [layer] without the window; empty: none
+  bool geglu = false;                                   // the gated MLP's activation is GELU by tanh, not SiLU
+  bool output_norms = false;                            // of what attention and MLP add to the residual stream
+  double norm_offset = 0.0;                             // norms multiply by weight + this
+  bool scaled_embedding = false;                        // by sqrt(hidden)
+  double attention_softcap = 0.0, logit_softcap = 0.0;  // x becomes cap tanh(x / cap); 0: not
+  double query_scalar = 0.0;                            // scores are divided by its root; 0: by head_dim's
   std::optional<MoeSpec> moe;
   std::optional<MlaSpec> mla;
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
@@ -118,6 +133,8 @@ struct ModelSpec {
 
   std::int64_t q_rows() const { return heads * head_dim; }
   std::int64_t kv_rows() const { return kv_heads * head_dim; }
+  /// Tokens that a query of the layer sees, itself the last; 0: all before it.
+  std::int64_t window_of(int layer) const;
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
   bool operator==(const ModelSpec&) const = default;
 };

@@ -196,12 +196,16 @@ class ConfigReader {
     m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
     m.max_position = integer("max_position_embeddings", 2048, 1, max_tokens);
     m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
-    m.tie_embeddings = boolean("tie_word_embeddings", false);
-    const bool has_head_dim = find("head_dim") != nullptr;
+    const bool gemma = m.family == ModelFamily::gemma2;
+    m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
-    m.head_dim =
-        integer("head_dim", qwen3 ? 128 : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)), 1, max_width);
-    if (problems_.empty() && !has_head_dim && !qwen3 && m.family != ModelFamily::deepseek_v3 && m.heads > 0 &&
+    const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
+    m.head_dim = integer("head_dim",
+                         qwen3   ? 128
+                         : gemma ? 256
+                                 : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
+                         1, max_width);
+    if (problems_.empty() && !has_head_dim && m.family != ModelFamily::deepseek_v3 && m.heads > 0 &&
         m.hidden % m.heads != 0)
       report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
              {fmt::format("hidden_size {} % num_attention_heads {} = {}", m.hidden, m.heads, m.hidden % m.heads)},
@@ -213,24 +217,74 @@ class ConfigReader {
     if (boolean("mlp_bias", false))
       report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
              "no published model of this family has them");
-    const std::string activation = text("hidden_act", "silu");
-    if (activation != "silu")
-      report("E412", "hidden_act",
-             fmt::format("activation \"{}\" is not known for this architecture", activation.substr(0, 50)), {},
-             "the gated MLP of this family uses silu");
+    read_activation(m);
     read_window(m);
     read_rope(m);
     m.intermediate = integer("intermediate_size", {}, 1, max_width);
     if (m.family == ModelFamily::mixtral) read_mixtral(m);
     if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
     if (m.family == ModelFamily::deepseek_v3) read_deepseek(m);
+    if (m.family == ModelFamily::gemma2) read_gemma(m);
   }
 
+  void read_activation(ModelSpec& m) {
+    m.geglu = m.family == ModelFamily::gemma2;
+    const char* known = m.geglu ? "gelu_pytorch_tanh" : "silu";
+    // Gemma's first configs say gelu in hidden_act, which transformers does not read.
+    const char* key = m.geglu ? "hidden_activation" : "hidden_act";
+    const std::string activation = text(key, known);
+    if (activation != known)
+      report("E412", key, fmt::format("activation \"{}\" is not known for this architecture", activation.substr(0, 50)),
+             {}, fmt::format("the gated MLP of this family uses {}", known));
+  }
+
+  /// A window, and the layers without it: those that layer_types names, or by the family's rule.
   void read_window(ModelSpec& m) {
     const bool qwen =
         m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+    const bool gemma = m.family == ModelFamily::gemma2, mixtral = m.family == ModelFamily::mixtral;
+    if (!qwen && !gemma && !mixtral && m.family != ModelFamily::mistral) return;
     if (qwen && !boolean("use_sliding_window", false)) return;
-    m.sliding_window = integer("sliding_window", 0, 0, max_tokens);
+    const bool absent = !json_.contains("sliding_window");  // null is no window
+    m.sliding_window = integer("sliding_window", absent && !mixtral ? 4096 : 0, 0, max_tokens);
+    if (m.sliding_window == 0 || !problems_.empty() || !has_layer_types(m.family)) return;
+    const int64_t first = qwen ? integer("max_window_layers", 28, 0, max_layers) : 0;
+    std::vector<bool> full;
+    for (int64_t layer = 0; layer < m.layers; ++layer) full.push_back(gemma ? layer % 2 == 1 : layer < first);
+    if (find("layer_types") != nullptr) full = layer_types(m.layers);
+    if (std::ranges::count(full, false) == 0) m.sliding_window = 0;
+    else if (std::ranges::count(full, true) > 0) m.full_layers = std::move(full);
+  }
+
+  /// Which layers have no window.
+  std::vector<bool> layer_types(int64_t layers) {
+    const json& list = *find("layer_types");
+    std::vector<bool> full;
+    for (const json& type : list.is_array() ? list : json::array()) {
+      if (type != "full_attention" && type != "sliding_attention") break;
+      full.push_back(type == "full_attention");
+    }
+    if (!list.is_array() || std::ssize(full) != layers || full.size() != list.size()) {
+      report("E411", "layer_types",
+             fmt::format("config key \"layer_types\" does not give each of {} layers \"full_attention\" or "
+                         "\"sliding_attention\"",
+                         layers));
+      return {};
+    }
+    return full;
+  }
+
+  void read_gemma(ModelSpec& m) {
+    m.output_norms = m.scaled_embedding = true;
+    m.norm_offset = 1.0;
+    m.query_scalar = real("query_pre_attn_scalar", 256.0, 1e-6, 1e12);
+    const auto cap = [&](const char* key, double otherwise) {
+      return json_.contains(key) && find(key) == nullptr ? 0.0 : real(key, otherwise, 1e-3, 1e12);
+    };
+    m.attention_softcap = cap("attn_logit_softcapping", 50.0);
+    m.logit_softcap = cap("final_logit_softcapping", 30.0);
+    if (boolean("use_bidirectional_attention", false))
+      report("E412", "use_bidirectional_attention", "attention to later tokens is not known");
   }
 
   /// rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
@@ -268,7 +322,6 @@ class ConfigReader {
     }
     RopeScaling scaling;
     scaling.type = type;
-    scaling.factor = number("factor", 1.0, 1.0, most_factor);  // a smaller one would shrink positions
     if (type == "llama3") {
       scaling.low_freq_factor = number("low_freq_factor", 1.0, 1.0 / most_factor, most_factor);
       scaling.high_freq_factor = number("high_freq_factor", 4.0, 1.0 / most_factor, most_factor);
@@ -278,8 +331,27 @@ class ConfigReader {
                             scaling.high_freq_factor, scaling.low_freq_factor,
                             scaling.high_freq_factor - scaling.low_freq_factor)});
     }
-    scaling.original_max_position =
-        static_cast<int64_t>(number("original_max_position_embeddings", 8192.0, 1.0, static_cast<double>(max_tokens)));
+    const double positions = type == "yarn" ? static_cast<double>(m.max_position) : 8192.0;
+    scaling.original_max_position = static_cast<int64_t>(
+        number("original_max_position_embeddings", positions, 1.0, static_cast<double>(max_tokens)));
+    const double longer = static_cast<double>(m.max_position) / static_cast<double>(scaling.original_max_position);
+    scaling.factor = number("factor", type == "yarn" ? std::max(1.0, longer) : 1.0, 1.0,
+                            most_factor);  // a smaller one would shrink positions
+    if (type == "yarn") {
+      scaling.beta_fast = number("beta_fast", 32.0, 1.0 / most_factor, most_factor);
+      scaling.beta_slow = number("beta_slow", 1.0, 1.0 / most_factor, most_factor);
+      if (const auto at = rope->find("truncate"); at != rope->end() && at->is_boolean())
+        scaling.truncate = at->get<bool>();
+      // By the paper; with both mscales their ratio (transformers: _compute_yarn_parameters).
+      const auto of = [&](double mscale) {
+        return scaling.factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(scaling.factor) + 1.0;
+      };
+      const double mscale = number("mscale", 0.0, 0.0, most_factor),
+                   of_all = number("mscale_all_dim", 0.0, 0.0, most_factor);
+      scaling.attention_factor =
+          number("attention_factor", mscale > 0.0 && of_all > 0.0 ? of(mscale) / of(of_all) : of(1.0),
+                 1.0 / most_factor, most_factor);
+    }
     m.rope_scaling = scaling;
   }
 
@@ -439,6 +511,11 @@ const std::vector<std::string>& config_keys() {
                                                 "use_sliding_window",
                                                 "max_window_layers",
                                                 "layer_types",
+                                                "hidden_activation",
+                                                "query_pre_attn_scalar",
+                                                "attn_logit_softcapping",
+                                                "final_logit_softcapping",
+                                                "use_bidirectional_attention",
                                                 "eos_token_id",
                                                 "bos_token_id",
                                                 "pad_token_id",

@@ -64,7 +64,32 @@ json rope_config(const ModelSpec& m) {
     rope["low_freq_factor"] = m.rope_scaling->low_freq_factor;
     rope["high_freq_factor"] = m.rope_scaling->high_freq_factor;
   }
+  if (m.rope_scaling->type == "yarn") {
+    rope["beta_fast"] = m.rope_scaling->beta_fast;
+    rope["beta_slow"] = m.rope_scaling->beta_slow;
+    rope["truncate"] = m.rope_scaling->truncate;
+    rope["attention_factor"] = m.rope_scaling->attention_factor;
+  }
   return rope;
+}
+
+void add_window(json& c, const ModelSpec& m) {
+  c["sliding_window"] = m.sliding_window, c["use_sliding_window"] = true;
+  json types = json::array();
+  for (std::int64_t layer = 0; layer < m.layers; ++layer)
+    types.push_back(!m.full_layers.empty() && m.full_layers[static_cast<std::size_t>(layer)] ? "full_attention"
+                                                                                             : "sliding_attention");
+  if (has_layer_types(m.family)) c["layer_types"] = std::move(types);
+}
+
+void add_gemma(json& c, const ModelSpec& m) {
+  const auto cap = [](double at) { return at > 0.0 ? json(at) : json(nullptr); };
+  c.erase("hidden_act");
+  c["hidden_activation"] = "gelu_pytorch_tanh";
+  const auto whole = static_cast<std::int64_t>(m.query_scalar);  // what transformers expects there
+  c["query_pre_attn_scalar"] = static_cast<double>(whole) == m.query_scalar ? json(whole) : json(m.query_scalar);
+  c["attn_logit_softcapping"] = cap(m.attention_softcap);
+  c["final_logit_softcapping"] = cap(m.logit_softcap);
 }
 
 json llama_config(const ModelSpec& m) {
@@ -80,7 +105,9 @@ json llama_config(const ModelSpec& m) {
   if (!m.mla) c["head_dim"] = m.head_dim;
   if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
     c["attention_bias"] = m.qkv_bias;
-  if (m.sliding_window > 0) c["sliding_window"] = m.sliding_window, c["use_sliding_window"] = true;
+  if (m.sliding_window > 0) add_window(c, m);
+  else if (m.family == ModelFamily::mistral || m.family == ModelFamily::gemma2) c["sliding_window"] = nullptr;
+  if (m.family == ModelFamily::gemma2) add_gemma(c, m);
   if (m.mla) {
     c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
     c["kv_lora_rank"] = m.mla->kv_lora_rank;

@@ -460,18 +460,17 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  const auto families = {ModelFamily::llama, ModelFamily::qwen2, ModelFamily::qwen3, ModelFamily::mixtral,
-                         ModelFamily::qwen3_moe};
+  const auto families = {ModelFamily::llama,   ModelFamily::qwen2,     ModelFamily::qwen3, ModelFamily::mistral,
+                         ModelFamily::mixtral, ModelFamily::qwen3_moe, ModelFamily::gemma2};
   need(std::ranges::count(families, m.family) > 0,
-       "model family {}: llama, qwen2, qwen3, mixtral and qwen3_moe are executed", name_of(m.family));
+       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe and gemma2 are executed", name_of(m.family));
   need(!m.moe || m.moe->balance_loss == 0.0,
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
-  need(!m.o_bias, "a bias on the attention output");
-  need(m.sliding_window == 0 || m.sliding_window >= m.max_position, "sliding-window attention");
-  need(!m.rope_scaling || m.rope_scaling->type == "llama3", "rotary scaling {}",
-       m.rope_scaling ? m.rope_scaling->type : "");
+  const auto scalings = {"llama3", "linear", "yarn"};
+  need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
+       "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));

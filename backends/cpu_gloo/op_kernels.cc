@@ -69,9 +69,12 @@ Write write_mode(const KernelCall& c, Attr a = Attr::accumulate) {
 HeadShape heads(const KernelCall& c) {
   return {c.op.integer(Attr::heads), c.op.integer(Attr::kv_heads), c.op.integer(Attr::head_dim)};
 }
-float attention_scale(const KernelCall& c) {
-  return 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
+Scores scores(const KernelCall& c) {
+  const double usual = 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
+  return {static_cast<float>(c.op.real(Attr::scale, usual)), static_cast<float>(c.op.real(Attr::softcap, 0.0)),
+          c.op.integer(Attr::window, 0)};
 }
+float offset(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::offset, 0.0)); }
 float eps(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
 
 /// The offsets of this run's sequences: the buffer's capacity may be larger.
@@ -141,19 +144,20 @@ void run_rms_norm(const KernelCall& c) {
   const std::int64_t T = extent(c, in(c, 0), 0), H = extent(c, in(c, 0), 1);
   Matrix x = matrix(c, in(c, 0));
   if (c.op.num_operands() < 3) {
-    rmsnorm_forward(c.context, x, vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), T, H, eps(c));
+    rmsnorm_forward(c.context, x, vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), T, H, eps(c),
+                    offset(c));
     return;
   }
   // sum = x + r, then the norm of the sum: the kernel adds in place, so the sum starts as x.
   const Matrix sum = matrix(c, out(c, 2));
   copy(c.context, x.data, sum.data, in(c, 0).bytes(c.sizes));
   add_rmsnorm_forward(c.context, sum, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 0)),
-                      data<float>(c, out(c, 1)), T, H, eps(c));
+                      data<float>(c, out(c, 1)), T, H, eps(c), offset(c));
 }
 void run_rms_norm_backward(const KernelCall& c) {
   rmsnorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
                    matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)), write_mode(c),
-                   extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+                   extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), offset(c));
 }
 void run_qk_norm(const KernelCall& c) {
   qk_norm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)),
@@ -169,18 +173,18 @@ void run_rope_in(const KernelCall& c, RopeDirection direction) {
   // d/2 numbers: cheaper to form again than to keep per op.
   const std::vector<float> inv_freq = rope_frequencies(c.op);
   rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
-       heads(c), direction);
+       heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
 }
 void run_rope(const KernelCall& c) { run_rope_in(c, RopeDirection::forward); }
 void run_rope_backward(const KernelCall& c) { run_rope_in(c, RopeDirection::backward); }
 
 void run_attention(const KernelCall& c) {
-  attention_forward(c.context, matrix(c, in(c, 0)), heads(c), sequences(c, in(c, 1)), attention_scale(c),
-                    matrix(c, out(c, 0)), data<float>(c, out(c, 1)));
+  attention_forward(c.context, matrix(c, in(c, 0)), heads(c), sequences(c, in(c, 1)), scores(c), matrix(c, out(c, 0)),
+                    data<float>(c, out(c, 1)));
 }
 void run_attention_backward(const KernelCall& c) {
   kernels::attention_backward(c.context, matrix(c, in(c, 1)), matrix(c, in(c, 2)), matrix(c, in(c, 0)),
-                              data<float>(c, in(c, 3)), heads(c), sequences(c, in(c, 4)), attention_scale(c),
+                              data<float>(c, in(c, 3)), heads(c), sequences(c, in(c, 4)), scores(c),
                               matrix(c, out(c, 0)));
 }
 
@@ -197,10 +201,10 @@ void run_paged_attention(const KernelCall& c) {
   // The prefill kernel gives the same bits per token as the decode kernel; one query per sequence is the latter's case.
   if (c.sizes.tokens == c.sizes.seqs)
     paged_decode_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context, c.sizes.seqs,
-                           attention_scale(c), matrix(c, out(c, 0)));
+                           scores(c), matrix(c, out(c, 0)));
   else
     paged_prefill_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context,
-                            sequences(c, in(c, 2)), attention_scale(c), matrix(c, out(c, 0)));
+                            sequences(c, in(c, 2)), scores(c), matrix(c, out(c, 0)));
 }
 
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
@@ -213,6 +217,22 @@ void run_swiglu_backward(const KernelCall& c) {
   const Tensor& d_act = in(c, 0);
   kernels::swiglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)), num_rows(c, d_act),
                            row_width(c, d_act));
+}
+void run_geglu(const KernelCall& c) {
+  const Tensor& act = out(c, 0);
+  geglu_forward(c.context, matrix(c, in(c, 0)), matrix(c, act), num_rows(c, act), row_width(c, act));
+}
+void run_geglu_backward(const KernelCall& c) {
+  const Tensor& d_act = in(c, 0);
+  kernels::geglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)), num_rows(c, d_act),
+                          row_width(c, d_act));
+}
+float cap(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::softcap, 0.0)); }
+void run_softcap(const KernelCall& c) {
+  kernels::softcap(c.context, data<float>(c, out(c, 0)), out(c, 0).elements(c.sizes), cap(c));
+}
+void run_add_bias(const KernelCall& c) {
+  add_bias(c.context, matrix(c, out(c, 0)), vec(c, in(c, 1)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1));
 }
 void run_add(const KernelCall& c) {
   const std::int64_t n = out(c, 0).elements(c.sizes);
@@ -232,13 +252,14 @@ VocabRange vocab(const KernelCall& c) {
   const Range rows = vocab_rows(c.op, c.places);
   return {rows.begin, rows.end};
 }
+float factor(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::factor, 1.0)); }
 void run_embedding(const KernelCall& c) {
   embedding_forward(c.context, data<const std::int32_t>(c, in(c, 1)), matrix(c, in(c, 0)), vocab(c),
-                    matrix(c, out(c, 0)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1));
+                    matrix(c, out(c, 0)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1), factor(c));
 }
 void run_embedding_backward(const KernelCall& c) {
   kernels::embedding_backward(c.context, data<const std::int32_t>(c, in(c, 0)), matrix(c, in(c, 1)), vocab(c),
-                              data<float>(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+                              data<float>(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), factor(c));
 }
 
 // --- experts --------------------------------------------------------------------------------------------------------
@@ -315,7 +336,7 @@ void run_log_prob(const KernelCall& c) {
 void run_log_prob_backward(const KernelCall& c) {
   token_logprobs_backward(c.context, logits(c), data<const std::int32_t>(c, in(c, 2)), temperature(c),
                           data<float>(c, in(c, 1)), data<float>(c, in(c, 3)), matrix(c, out(c, 0)),
-                          extent(c, out(c, 0), 1), extent(c, in(c, 0), 0));
+                          extent(c, out(c, 0), 1), extent(c, in(c, 0), 0), cap(c));
 }
 void run_vocab_stats(const KernelCall& c) {
   vocab_stats(c.context, logits(c), data<const std::int32_t>(c, in(c, 1)), temperature(c),
@@ -435,7 +456,11 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::adamw, run_adamw},
                                       Registration{OpKind::sample, run_sample},
                                       Registration{OpKind::split_heads, run_split_heads},
-                                      Registration{OpKind::merge_heads, run_merge_heads}};
+                                      Registration{OpKind::merge_heads, run_merge_heads},
+                                      Registration{OpKind::add_bias, run_add_bias},
+                                      Registration{OpKind::geglu, run_geglu},
+                                      Registration{OpKind::geglu_backward, run_geglu_backward},
+                                      Registration{OpKind::softcap, run_softcap}};
 
 }  // namespace
 
@@ -456,6 +481,7 @@ std::string why_unsupported(const Op& op) {
       if (weight_gradient && side == &op.outputs && t.dtype != DType::f32)
         return "gradients, masters and moments are fp32 on the CPU";
     }
+  if (op.kind == OpKind::softcap && op.outputs[0].dtype != DType::f32) return "logits are capped in fp32";
   return "";
 }
 

@@ -23,7 +23,7 @@ OpLaunch op_launch(OpKind);
 /// Memory that the op's kernels hand to each other, at its capacity.
 std::int64_t scratch_bytes(const Op&);
 
-/// "" or why this op's dtypes are not handled.
+/// "" or why this op's dtypes, or what its attributes ask for, are not handled.
 std::string why_unsupported(const Op&);
 
 /// Strided copies of one run of boxes, with a cast where the dtypes differ. `first`, `count`: which of them.

@@ -92,7 +92,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
     m.at[0] = std::max(bytes, 1.0);
     if (is_attention(op.kind)) {
       const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
-      m.at = {tokens, std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0), heads_of_128(op)};
+      m.at = {tokens, std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0), heads_of_128(op)};
     }
   } else {
     return std::nullopt;  // order and booking cost nothing
@@ -211,7 +211,7 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
   }
   if (is_attention(op.kind)) {
     const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
-    const double keys = std::max(static_cast<double>(s.attention_pairs) / tokens, 1.0);
+    const double keys = std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0);
     return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
            correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
   }

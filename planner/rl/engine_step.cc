@@ -7,10 +7,11 @@ namespace hotbunk {
 namespace {
 
 /// Kernels of a layer besides its collectives: two norms, four products, rotary positions, the write to the cache,
-/// attention, the activation (lowering/rollout.cc), and the norm of Q and K.
+/// attention, the activation (lowering/rollout.cc), and the norm of Q and K, and those of what goes back into the
+/// stream.
 double layer_kernels(const ModelSpec& m, const WeightFormat& weights) {
   // Narrow products: what enters each of the four is quantised by a kernel of its own (stated; engines fuse some).
-  return (m.qk_norm ? 11.0 : 10.0) + (weights.narrow ? 4.0 : 0.0);
+  return (m.qk_norm ? 11.0 : 10.0) + (m.output_norms ? 2.0 : 0.0) + (weights.narrow ? 4.0 : 0.0);
 }
 /// Kernels around the layers: embedding; two row gathers, final norm, head, sampling (same source).
 constexpr double front_kernels = 1.0, back_kernels = 5.0;

@@ -78,6 +78,7 @@ void attention_block(LayerBuilder& b, const TrainModel& t) {
   b.norm();
   if (t.model().mla) latent_attention(b, t.model());
   else grouped_query_attention(b, t.model());
+  if (t.model().output_norms) b.norm();
   b.out().attention_weights = b.out().largest_weights;
   b.residual();
 }

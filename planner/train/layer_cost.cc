@@ -104,6 +104,7 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* 
     b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
     b.tensor_parallel((b.out().weight_grad - before) * 0.5);
   }
+  if (model_.output_norms) b.norm();
   b.residual();
   // Backward of the MLP: gradients of both sides of the activation, and of the layer's output and input.
   b.out().transient_bytes = b.e() * b.tokens() * ((model_.gated_mlp ? 3.0 : 2.0) * i / b.tp() + 2.0 * h);

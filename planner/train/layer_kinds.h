@@ -26,7 +26,8 @@ inline double expert_tensor_count(const ModelSpec& m) {
 /// Parameters of the model by their Hugging Face names.
 inline double tensor_count(const ModelSpec& m) {
   // Attention 4 and norms 2, biases and head norms where the family has them, then the MLP, or router and experts.
-  const double per_layer = 6.0 + (m.qkv_bias ? 3.0 : 0.0) + (m.qk_norm ? 2.0 : 0.0) + (m.mla ? 3.0 : 0.0);
+  const double per_layer =
+      6.0 + (m.qkv_bias ? 3.0 : 0.0) + (m.qk_norm ? 2.0 : 0.0) + (m.mla ? 3.0 : 0.0) + (m.output_norms ? 2.0 : 0.0);
   const double mlp = m.gated_mlp ? 3.0 : 2.0, beside_experts = m.moe && m.moe->shared_experts > 0 ? 4.0 : 1.0;
   const LayerKinds kinds = layer_kinds(m);
   return 2.0 + (m.tie_embeddings ? 0.0 : 1.0) + per_layer * static_cast<double>(m.layers) +

@@ -248,6 +248,22 @@ void add_activations(std::vector<OpCase>& out, DType x) {
                  {2},
                  {},
                  {}});
+  out.push_back({OpKind::geglu, {{"gate_up", x, {T, 2 * I}, wave}, to_write("act", x, {T, I})}, {0}, {1}, {}, {}});
+  out.push_back({OpKind::geglu_backward,
+                 {{"dact", x, {T, I}, wave}, {"gate_up", x, {T, 2 * I}, wave}, to_write("dgate_up", x, {T, 2 * I})},
+                 {0, 1},
+                 {2},
+                 {},
+                 {}});
+  out.push_back({OpKind::add_bias,
+                 {{"x", x, {T, H}, whole}, {"b", x, {H}, itself}},
+                 {0, 1},
+                 {0},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   return v[0][static_cast<std::size_t>(i)] + v[1][static_cast<std::size_t>(i % H)];
+                 }});
+  out.push_back({OpKind::softcap, {{"x", DType::f32, {T, V}, wave}}, {0}, {0}, {{Attr::softcap, 2.0}}, {}});
   out.push_back({OpKind::embedding,
                  {{"table", x, {V, H}, whole}, {"ids", DType::i32, {T}, ids}, to_write("y", x, {T, H})},
                  {0, 1},

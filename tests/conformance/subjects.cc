@@ -88,7 +88,10 @@ class CpuGloo final : public Subject {
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
-  bool lacks(OpKind kind) const override { return kind >= OpKind::route && kind <= OpKind::combine_backward; }
+  bool lacks(OpKind kind) const override {
+    return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
+           (kind >= OpKind::add_bias && kind <= OpKind::softcap);
+  }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

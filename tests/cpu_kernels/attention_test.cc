@@ -13,17 +13,17 @@ namespace {
 
 /// Attention by its definition, one sequence and head at a time, in double.
 struct NaiveAttention {
-  NaiveAttention(const Tensor& packed, const HeadShape& heads, std::vector<std::int32_t> offsets, double factor)
-      : qkv(dense(packed)), shape(heads), cu(std::move(offsets)), scale(factor) {}
+  NaiveAttention(const Tensor& packed, const HeadShape& heads, std::vector<std::int32_t> offsets, const Scores& rule)
+      : qkv(dense(packed)), shape(heads), cu(std::move(offsets)), scores(rule) {}
 
   Dense qkv;  // [T][width]
   HeadShape shape;
   std::vector<std::int32_t> cu;
-  double scale;
+  Scores scores;
 
-  /// q, k, v: [n][d]; p, the weights: [n][n], causal; lse: [n].
+  /// q, k, v: [n][d]; p, the weights: [n][n], causal; slope: of the score by what was capped; lse: [n].
   struct Head {
-    Dense q, k, v, p;
+    Dense q, k, v, p, slope;
     Eigen::VectorXd lse;
   };
   std::int64_t k_column(std::int64_t head) const { return shape.k_offset() + kv_head(head) * shape.head_dim; }
@@ -35,9 +35,17 @@ struct NaiveAttention {
            qkv.block(start, k_column(head), n, d),
            qkv.block(start, v_column(head), n, d),
            Dense::Zero(n, n),
+           Dense::Ones(n, n),
            {}};
-    const Dense weights = (scale * x.q * x.k.transpose()).array().exp();
+    Dense score = static_cast<double>(scores.scale) * x.q * x.k.transpose();
+    if (const double cap = scores.softcap; cap > 0) {
+      const Dense bent = (score / cap).array().tanh();
+      score = cap * bent, x.slope = 1.0 - bent.array().square();
+    }
+    const Dense weights = score.array().exp();
     x.p.triangularView<Eigen::Lower>() = weights;
+    for (std::int64_t query = 0; query < n && scores.window > 0; ++query)
+      for (std::int64_t key = 0; key + scores.window <= query; ++key) x.p(query, key) = 0.0;
     const Eigen::VectorXd sums = x.p.rowwise().sum();
     x.p = sums.cwiseInverse().asDiagonal() * x.p;
     x.lse = sums.array().log();
@@ -69,7 +77,7 @@ struct NaiveAttention {
       const Dense up = d_o.block(start, h * d, n, d);
       const Dense dp = up * x.v.transpose();
       const Eigen::VectorXd mean = x.p.cwiseProduct(dp).rowwise().sum();
-      const Dense ds = scale * x.p.cwiseProduct(dp.colwise() - mean);
+      const Dense ds = scores.scale * x.p.cwiseProduct(dp.colwise() - mean).cwiseProduct(x.slope);
       g.block(start, h * d, n, d) += ds * x.k;
       g.block(start, k_column(h), n, d) += ds.transpose() * x.q;
       g.block(start, v_column(h), n, d) += x.p.transpose() * up;
@@ -81,6 +89,8 @@ struct NaiveAttention {
 struct Case {
   HeadShape shape;
   std::vector<std::int32_t> cu;
+  float softcap = 0.0f;
+  std::int64_t window = 0;
 };
 
 /// bf16: the weights P ≤ 1 may be rounded to bf16 before they meet the values (half an ulp, 2⁻⁹).
@@ -95,7 +105,7 @@ std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint6
   Random rng(seed);
   KernelContext ctx(threads);
   const std::int64_t T = c.cu.back(), width = c.shape.width(), out = c.shape.num_heads * c.shape.head_dim;
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.shape.head_dim)));
+  const Scores scale{static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.shape.head_dim))), c.softcap, c.window};
   const Tensor qkv = Tensor::random(dtype, T, width, width + 3, rng, 1.5);
   const Tensor d_o = Tensor::random(dtype, T, out, out + 2, rng);
   Tensor o(dtype, T, out, out + 5), lse(DType::f32, T, c.shape.num_heads), dqkv(dtype, T, width, width + 1);
@@ -114,13 +124,19 @@ std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint6
 
 TEST_CASE("causal attention of packed sequences and its gradient equal the definition") {
   const Case cases[] = {
-      {{2, 2, 64}, {0, 1}},              // one token
-      {{4, 2, 16}, {0, 64, 128}},        // whole tiles
-      {{3, 1, 20}, {0, 5, 5, 70, 201}},  // odd head, an empty sequence, tails
-      {{4, 2, 32}, {0, 5, 5, 70, 201}},  // a head that fits AMX tiles, with tails
-      {{2, 1, 128}, {0, 150}},           // wide heads, one long sequence: queries are cut
-      {{2, 2, 8}, {0}},                  // no sequence
-      {{1, 1, 24}, {0, 0}},              // only an empty one
+      {{2, 2, 64}, {0, 1}},                     // one token
+      {{4, 2, 16}, {0, 64, 128}},               // whole tiles
+      {{3, 1, 20}, {0, 5, 5, 70, 201}},         // odd head, an empty sequence, tails
+      {{4, 2, 32}, {0, 5, 5, 70, 201}},         // a head that fits AMX tiles, with tails
+      {{2, 1, 128}, {0, 150}},                  // wide heads, one long sequence: queries are cut
+      {{2, 2, 8}, {0}},                         // no sequence
+      {{1, 1, 24}, {0, 0}},                     // only an empty one
+      {{4, 2, 16}, {0, 5, 70, 271}, 0.0f, 10},  // a window that a tile is wider than
+      {{4, 2, 32}, {0, 5, 70, 271}, 0.0f, 64},  // one as wide
+      {{2, 1, 20}, {0, 301}, 0.0f, 130},        // one over several tiles
+      {{2, 2, 16}, {0, 90}, 0.0f, 1},           // a token sees itself alone
+      {{4, 2, 32}, {0, 5, 70, 201}, 0.8f},      // a cap in the midst of the scores
+      {{3, 1, 24}, {0, 5, 70, 201}, 1.5f, 33},
   };
   for (const Case& c : cases)
     for (DType dtype : kFloatTypes) {
@@ -142,6 +158,8 @@ TEST_CASE("attention: random shapes and lengths") {
     for (int length : *rc::gen::container<std::vector<int>>(3, rc::gen::inRange(0, 100)))
       c.cu.push_back(c.cu.back() + length);
     const DType dtype = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
+    if (*rc::gen::arbitrary<bool>()) c.softcap = 1.0f;
+    if (*rc::gen::arbitrary<bool>()) c.window = *rc::gen::inRange(1, 120);
     if (*rc::gen::arbitrary<bool>()) c.shape.head_dim = 32 * (1 + c.shape.head_dim % 3);  // what AMX tiles take
     const auto [o, lse, g] = errors(c, dtype, 1 + *rc::gen::inRange(0, 2), 22);
     RC_ASSERT(o <= forward_tolerance(dtype));
@@ -231,8 +249,12 @@ struct Paged {
 TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill and decode equal full attention") {
   KernelContext ctx(2);
   for (DType dtype : kFloatTypes)
-    for (DType pool_type : kFloatTypes) {
-      CAPTURE(name_of(dtype), name_of(pool_type));
+    for (const auto& [pool_type, scale] : {std::pair{DType::f32, Scores{0.16f}},
+                                           {DType::bf16, Scores{0.16f}},
+                                           {DType::f32, Scores{0.16f, 1.5f, 50}},
+                                           {DType::bf16, Scores{0.16f, 0.0f, 7}},
+                                           {DType::f32, Scores{0.16f, 0.0f, 100}}}) {
+      CAPTURE(name_of(dtype), name_of(pool_type), scale.window, scale.softcap);
       Random rng(31);
       Paged p(dtype, pool_type, rng);
       const std::int64_t width = p.shape.width(), out = 240;
@@ -246,7 +268,6 @@ TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill a
           one.set(0, 0, p.qkv.at(t, c));
           if (dtype == DType::f32) seen.set(t, c, one.at(0, 0));
         }
-      const float scale = 0.16f;
       const auto [want, lse] = NaiveAttention(seen, p.shape, p.cu, scale).forward();
 
       Tensor o(dtype, 137, out, out + 3);

@@ -2,6 +2,8 @@
 
 #include <rapidcheck.h>
 
+#include <cmath>
+#include <numbers>
 #include <numeric>
 
 #include "base/hash.h"
@@ -49,6 +51,54 @@ TEST_CASE("swiglu forward and backward, odd widths, backward in place") {
   swiglu_forward(ctx, extreme.matrix(), act.matrix(), 1, 2);
   CHECK(act.at(0, 0) == 600.0);
   CHECK(act.at(0, 1) == 0.0);
+}
+
+TEST_CASE("geglu forward and backward, odd widths, backward in place") {
+  KernelContext ctx(2);
+  Random rng(44);
+  const auto gelu = [](double x) {
+    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+  };
+  for (DType dtype : kFloatTypes)
+    for (std::int64_t T : {0, 1, 33})
+      for (std::int64_t i : {1, 31, 200}) {
+        CAPTURE(name_of(dtype), T, i);
+        const Tensor gu = Tensor::random(dtype, T, 2 * i, 2 * i + 3, rng, 3.0);
+        const Tensor dact = Tensor::random(dtype, T, i, i + 1, rng);
+        Tensor act(dtype, T, i, i + 2), in_place = gu;
+        geglu_forward(ctx, gu.matrix(), act.matrix(), T, i);
+        check_close(
+            act, [&](auto t, auto j) { return gelu(gu.at(t, j)) * gu.at(t, i + j); }, kF32Tolerance);
+        geglu_backward(ctx, dact.matrix(), in_place.matrix(), in_place.matrix(), T, i);
+        check_close(
+            in_place,
+            [&](auto t, auto c) {
+              const std::int64_t j = c % i;
+              const double dy = dact.at(t, j), u = gu.at(t, i + j);
+              if (c >= i) return dy * gelu(gu.at(t, j));
+              const double h = 1e-5;  // finite difference
+              return dy * u * (gelu(gu.at(t, j) + h) - gelu(gu.at(t, j) - h)) / (2 * h);
+            },
+            kF32Tolerance);
+      }
+  Tensor extreme(DType::f32, 1, 4);  // saturated gates are exact, not NaN
+  for (int c = 0; c < 4; ++c) extreme.set(0, c, c == 0 ? 200.0 : c == 1 ? -200.0 : 3.0);
+  Tensor act(DType::f32, 1, 2);
+  geglu_forward(ctx, extreme.matrix(), act.matrix(), 1, 2);
+  CHECK(act.at(0, 0) == 600.0);
+  CHECK(act.at(0, 1) == 0.0);
+}
+
+TEST_CASE("softcap bends what is near the cap and keeps what is small") {
+  KernelContext ctx(2);
+  Random rng(45);
+  for (std::int64_t n : {1, 31, 70000}) {
+    const Tensor x = Tensor::random(DType::f32, 1, n, n, rng, 60.0);
+    Tensor y = x;
+    softcap(ctx, y.f32(), n, 30.0f);
+    check_close(
+        y, [&](auto, auto c) { return 30.0 * std::tanh(x.at(0, c) / 30.0); }, kF32Tolerance);
+  }
 }
 
 TEST_CASE("add and add_bias over dense and strided matrices of either dtype") {

@@ -164,6 +164,23 @@ TEST_CASE("vector exp is within 2 ulp, right at the edges") {
   CHECK(std::isnan(kernels::exp(splat(NAN))[0]));
 }
 
+TEST_CASE("vector tanh is within 4 ulp, right at the edges") {
+  double worst = 0.0;
+  for (double x = 1e-6; x < 20.0; x *= 1.0011) {
+    const auto f = static_cast<float>(x);
+    const double want = std::tanh(static_cast<double>(f));
+    const double ulp =
+        std::nextafter(static_cast<float>(want), INFINITY) - static_cast<double>(static_cast<float>(want));
+    worst = std::max(worst, std::abs(kernels::tanh(splat(f))[0] - want) / ulp);
+    CHECK(kernels::tanh(splat(-f))[0] == Approx(-want).epsilon(1e-6));
+  }
+  CHECK(worst <= 4.0);
+  CHECK(kernels::tanh(splat(0.0f))[0] == 0.0f);
+  CHECK(kernels::tanh(splat(INFINITY))[0] == 1.0f);
+  CHECK(kernels::tanh(splat(-INFINITY))[0] == -1.0f);
+  CHECK(std::isnan(kernels::tanh(splat(NAN))[0]));
+}
+
 TEST_CASE("two runs with two threads give the same bits") {
   const auto run = [] {
     KernelContext ctx(2);

@@ -94,6 +94,41 @@ TEST_CASE("rope frequencies: theta powers, and llama3 scaling of long wavelength
   }
 }
 
+TEST_CASE("rope frequencies: linear divides all, yarn those that turn seldom") {
+  const auto plain = rope_inv_freq(10, 100.0), linear = rope_inv_freq(10, 100.0, RampRopeScaling{4.0});
+  for (std::size_t j = 0; j < 5; ++j) CHECK(linear[j] == Approx(plain[j] / 4.0));
+  // Pair of r rotations in 32 positions: 10 ln(32 / 2πr) / (2 ln 100) is 0.26 for r = 4 and 1.77 for r = 1: from pair 0
+  // on they begin to be divided, from pair 2 on they are.
+  const RampRopeScaling yarn = yarn_rope_scaling(10, 100.0, 4.0, 32.0, 4.0, 1.0, true);
+  CHECK(yarn.begin == 0.0);
+  CHECK(yarn.end == 2.0);
+  const auto scaled = rope_inv_freq(10, 100.0, yarn);
+  for (const auto& [j, times] : {std::pair<std::size_t, double>{0, 1.0}, {1, 0.5 + 0.5 / 4}, {2, 0.25}, {4, 0.25}})
+    CHECK(scaled[j] == Approx(plain[j] * times));
+  const RampRopeScaling exact = yarn_rope_scaling(10, 100.0, 4.0, 32.0, 4.0, 1.0, false);
+  CHECK(exact.begin == Approx(0.2622).epsilon(1e-3));
+  CHECK(exact.end == Approx(1.7674).epsilon(1e-3));
+  // Ends that meet: no division by 0.
+  const RampRopeScaling met = yarn_rope_scaling(10, 100.0, 4.0, 1.0, 4.0, 1.0, true);
+  CHECK(met.end > met.begin);
+}
+
+TEST_CASE("rope's amplitude is of cosines and sines, and of the gradient") {
+  KernelContext ctx(2);
+  Random rng(58);
+  const HeadShape shape{2, 1, 6};
+  const std::vector<float> inv_freq = rope_inv_freq(6, 100.0);
+  const std::vector<std::int32_t> positions{0, 3, 7};
+  const Tensor x = Tensor::random(DType::f32, 3, shape.width(), shape.width(), rng);
+  for (const RopeDirection direction : {RopeDirection::forward, RopeDirection::backward}) {
+    Tensor once = x, more = x;
+    rope(ctx, once.matrix(), positions.data(), inv_freq.data(), 3, shape, direction);
+    rope(ctx, more.matrix(), positions.data(), inv_freq.data(), 3, shape, direction, 1.5f);
+    check_close(
+        more, [&](auto t, auto c) { return (c < shape.v_offset() ? 1.5 : 1.0) * once.at(t, c); }, kF32Tolerance);
+  }
+}
+
 TEST_CASE("parts of a vocabulary add up to its log-probs, and their gradients are its columns") {
   KernelContext ctx(2);
   Random rng(59);

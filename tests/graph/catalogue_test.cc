@@ -84,6 +84,22 @@ TEST_CASE("Paged attention reads every sequence's context once") {
   CHECK(op_bytes(write, decode, here) == 2 * (2 * kv_row) + 2 * 4);
 }
 
+TEST_CASE("With a window attention counts at most as many pairs as fit there") {
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
+               o = tensor(5, bf16_type, {tokens(8), fixed(24)}), lse = tensor(6, fp32_type, {tokens(8), fixed(4)});
+  const auto windowed = [](Op op, std::int64_t window) { return with(op, Attr::window, window); };
+  const Op paged = with_heads(op(OpKind::paged_attention, {x, pool, cu, tables, lengths}, {o})),
+           back = with_heads(op(OpKind::attention_backward, {o, x, o, lse, cu}, {x}));
+  const Sizes decode{.tokens = 2, .seqs = 2, .attention_pairs = 17};
+  CHECK(op_flops(windowed(paged, 5), decode) == 4 * 10 * 24);  // 2 queries of 5 keys
+  CHECK(op_bytes(windowed(paged, 5), decode, here) == 2 * 2 * (48 + 24) + 10 * 2 * 2 * 6 * 2);
+  CHECK(op_flops(windowed(paged, 9), decode) == 4 * 17 * 24);  // the contexts are no longer
+  CHECK(op_flops(windowed(back, 1), run) == 5 * 2 * 5 * 24);   // 5 tokens see themselves
+  CHECK(!check_op(windowed(back, 0)).empty());
+}
+
 TEST_CASE("Lookups move the rows they touch, not the table") {
   const Tensor table = tensor(0, fp32_type, {fixed(1000), fixed(3)}), ids = tensor(1, int32_type, {tokens(8)}),
                y = tensor(2, fp32_type, {tokens(8), fixed(3)});

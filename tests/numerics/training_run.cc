@@ -48,8 +48,8 @@ void add_probes(Plan& plan) {
           ops.push_back(probe(buffer, op.inputs[0]));
         }
         ops.push_back(op);
-        if (op.kind == OpKind::linear && op.name.ends_with("lm_head")) ops.push_back(probe("logits", op.outputs[0]));
-        if (op.kind == OpKind::log_prob) ops.push_back(probe("logps", op.outputs[0]));
+        if (op.kind == OpKind::log_prob)
+          ops.insert(ops.end(), {probe("logits", op.inputs[0]), probe("logps", op.outputs[0])});
       }
       edited.assign(ops.begin(), ops.end());
     }

@@ -88,7 +88,8 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 }
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
-  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny"}) {
+  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
+                           "mistral-window", "gemma2-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -137,7 +138,8 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
 }
 
 TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
-  // Vocabularies that do not divide, tied tables, biases, QK norms, and KV heads that ranks share.
+  // Vocabularies that do not divide, tied tables, biases, also behind a sum over ranks, QK norms, norms of what goes
+  // back into the stream, and KV heads that ranks share.
   struct Way {
     const char* model;
     std::int64_t tp, dp;
@@ -155,6 +157,12 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"qwen3-norm", 2, 2, TrainEngine::zero2},
                         {"qwen3-norm", 4, 1},
                         {"llama3-rope", 2, 2, TrainEngine::fsdp2, 1},
+                        {"llama-yarn-bias", 2, 1},
+                        {"llama-yarn-bias", 2, 2, TrainEngine::zero1},
+                        {"llama-yarn-bias", 4, 1},
+                        {"mistral-window", 2, 2},
+                        {"gemma2-tiny", 2, 2},
+                        {"gemma2-tiny", 4, 1, TrainEngine::ddp},
                         {"mixtral-tiny", 2, 1},
                         {"mixtral-tiny", 4, 1, TrainEngine::ddp},
                         {"qwen3-moe-tiny", 2, 2},
@@ -197,7 +205,11 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"mha-one-kv", {1, 2}, 4, 1, TrainEngine::ddp},
                          {"mha-one-kv", {1, 1, 1}, 1, 2, TrainEngine::ddp, "gpipe"},
                          {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::zero2},
-                         {"llama3-rope", {1, 1}, 1, 4, TrainEngine::fsdp2, "gpipe", 2}})
+                         {"llama3-rope", {1, 1}, 1, 4, TrainEngine::fsdp2, "gpipe", 2},
+                         {"llama-yarn-bias", {1, 1}, 2, 1},
+                         {"mistral-window", {1, 1}, 1, 2},
+                         {"gemma2-tiny", {1, 2}, 1, 2},
+                         {"gemma2-tiny", {1, 1, 1}, 2, 1, TrainEngine::zero1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
       const Golden g = Golden::load(way.model);
@@ -235,7 +247,11 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"qwen3-norm", 2, 2, 2},
                          {"qwen3-norm", 2, 1, 2, 2, TrainEngine::fsdp2, 2},
                          {"llama3-rope", 2, 1, 2, 1, TrainEngine::fsdp2, 2, "tp-dp-cp-ep-pp"},
-                         {"llama3-rope", 6, 1, 1}})
+                         {"llama3-rope", 6, 1, 1},
+                         {"llama-yarn-bias", 2, 2, 1},
+                         {"mistral-window", 4, 1, 1},
+                         {"gemma2-tiny", 2, 1, 2},
+                         {"gemma2-tiny", 2, 2, 1, 2}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
       const Golden g = Golden::load(way.model);

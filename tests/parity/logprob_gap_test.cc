@@ -18,7 +18,7 @@ struct Shape {
   const char* architecture = "LlamaForCausalLM";
   int hidden = 24, intermediate = 40, heads = 4, kv_heads = 2, head_dim = 6, vocab = 33;
   bool tied = false;
-  const char* experts = "";  // further keys
+  const char* more = "";  // further keys
 };
 
 std::string model(const Shape& s) {
@@ -27,7 +27,7 @@ std::string model(const Shape& s) {
       "num_attention_heads: {}, num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 256, "
       "rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: {}, initializer_range: 0.2, bos_token_id: 1, "
       "eos_token_id: 2{}}}",
-      s.type, s.architecture, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.tied, s.experts);
+      s.type, s.architecture, s.hidden, s.intermediate, s.heads, s.kv_heads, s.head_dim, s.vocab, s.tied, s.more);
 }
 
 /// "" when every step compared tokens and found no difference at all.
@@ -79,15 +79,28 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
   add("experts, of which a token takes 2 of 5",
       with(roomy, {model({.type = "mixtral",
                           .architecture = "MixtralForCausalLM",
-                          .experts = ", num_local_experts: 5, num_experts_per_tok: 2"}),
+                          .more = ", num_local_experts: 5, num_experts_per_tok: 2"}),
                    "train.recompute=full"}));
   add("experts, weights not renormalised",
       with(roomy, {model({.type = "qwen3_moe",
                           .architecture = "Qwen3MoeForCausalLM",
-                          .experts = ", num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 20"}),
+                          .more = ", num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 20"}),
                    "train.micro_batch_tokens=64"}));
   add("long responses, several key blocks",
       with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5"}));
+  add("a window, in and across key blocks",
+      with(roomy, {model({.type = "mistral", .architecture = "MistralForCausalLM", .more = ", sliding_window: 20"}),
+                   long_prompts, "rollout.max_running_requests=5"}));
+  add("Gemma-2: windows in every other layer, caps, norms behind attention and MLP",
+      with(roomy, {model({.type = "gemma2",
+                          .architecture = "Gemma2ForCausalLM",
+                          .tied = true,
+                          .more = ", sliding_window: 20, query_pre_attn_scalar: 6, attn_logit_softcapping: 2.0, "
+                                  "final_logit_softcapping: 5.0"}),
+                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+  add("biases everywhere in attention, yarn",
+      with(roomy, {model({.more = ", attention_bias: true, rope_scaling: {rope_type: yarn, factor: 4.0, "
+                                  "original_max_position_embeddings: 16}"})}));
   add("one prompt per prefill", with(roomy, {"rollout.max_prefill_tokens=5", "rollout.block_tokens=2"}));
   add("preemption",
       {"rollout.kv_cache_tokens=24", "rollout.max_running_requests=6", "workload.response_tokens={mean: 9, max: 10}"});

@@ -238,6 +238,48 @@ TEST_CASE("and so with experts") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with biases behind sums, windows, and Gemma-2's norms and caps") {
+  const std::vector<std::string> yarn = {"model.attention_bias=true",
+                                         "model.rope_scaling={rope_type: yarn, factor: 4.0, "
+                                         "original_max_position_embeddings: 16}"},
+                                 mistral = {"model.model_type=mistral", "model.architectures=[MistralForCausalLM]",
+                                            "model.sliding_window=4"},
+                                 gemma = {"model.model_type=gemma2", "model.architectures=[Gemma2ForCausalLM]",
+                                          "model.sliding_window=4", "model.tie_word_embeddings=true",
+                                          "model.query_pre_attn_scalar=6"};
+  struct Way {
+    const std::vector<std::string>& model;
+    const char* engine;
+    int dp, tp, pp, ulysses, rollout_tp;
+    const char *recompute, *params;
+    bool sequence = false;
+  };
+  std::vector<Case> cases;
+  for (const Way& way : {Way{yarn, "fsdp2", 4, 1, 1, 1, 1, "none", "fp32"},
+                         {yarn, "fsdp2", 2, 2, 1, 1, 2, "selective", "bf16", true},
+                         {yarn, "zero1", 1, 4, 1, 1, 4, "full", "bf16"},
+                         {mistral, "fsdp2", 4, 1, 1, 1, 2, "full", "bf16"},
+                         {mistral, "fsdp2", 1, 2, 1, 2, 1, "selective", "fp32"},
+                         {gemma, "fsdp2", 4, 1, 1, 1, 1, "none", "bf16"},
+                         {gemma, "fsdp2", 2, 2, 1, 1, 2, "selective", "fp32", true},
+                         {gemma, "ddp", 1, 2, 2, 1, 4, "full", "bf16"},
+                         {gemma, "zero2", 1, 2, 1, 2, 2, "none", "bf16"}}) {
+    std::vector<std::string> sets = way.model;
+    sets.insert(sets.end(),
+                {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.dp={}", way.dp),
+                 fmt::format("train.layout.tp={}", way.tp), fmt::format("train.layout.pp={}", way.pp),
+                 fmt::format("train.layout.ulysses={}", way.ulysses),
+                 way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
+                 fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
+                 fmt::format("train.precision.params={}", way.params), "train.loss_chunk_tokens=10", "sync.verify=true",
+                 "algorithm.reference=true"});
+    cases.push_back({fmt::format("{}: {}, dp {} tp {} pp {} ulysses {}, engines of {}", way.model.front(), way.engine,
+                                 way.dp, way.tp, way.pp, way.ulysses, way.rollout_tp),
+                     tiny_scenario(4, way.rollout_tp, sets)});
+  }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;

@@ -1,6 +1,7 @@
 // ModelSpec from config.json: sizes against published figures, names and shapes against real checkpoints, and the
 // round trip through the writer.
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -60,6 +61,9 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
                              {"qwen3-235b-a22b", 235093634560},
                              {"mixtral-8x7b", 46702792704},
                              {"mistral-7b", 7241732096},
+                             {"gemma-2-2b", 2614341888},
+                             {"gemma-2-9b", 9241705984},
+                             {"gemma-2-27b", 27227128320},
                              {"gpt2", 124439808},
                              {"gpt2-medium", 354823168},
                              {"gpt2-large", 774030080},
@@ -117,7 +121,7 @@ TEST_CASE("a config survives the writer, for every catalogued model") {
 }
 
 TEST_CASE("transformers 4 and 5 spell one model") {
-  for (const char* name : {"llama-gqa", "llama3-rope"}) {
+  for (const char* name : {"llama-gqa", "llama3-rope", "llama-yarn-bias"}) {
     INFO(name);
     auto v5 = read_file(golden / name / "config.json"), v4 = read_file(golden / name / "config.v4.json");
     REQUIRE(v5);
@@ -136,8 +140,8 @@ TEST_CASE("transformers 4 and 5 spell one model") {
 }
 
 TEST_CASE("names and shapes are those of checkpoints written by transformers") {
-  for (const char* name :
-       {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied", "mha-one-kv"}) {
+  for (const char* name : {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied",
+                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny"}) {
     INFO(name);
     const auto model = load_model(golden / name);
     REQUIRE(model);
@@ -150,6 +154,95 @@ TEST_CASE("names and shapes are those of checkpoints written by transformers") {
     INFO((status ? "" : render(status.error())));
     CHECK(status);
   }
+}
+
+namespace {
+
+/// The golden's config with other keys; a null one is absent.
+ModelSpec changed(const char* name, const nlohmann::json& keys) {
+  auto text = read_file(golden / name / "config.json");
+  REQUIRE(text);
+  auto config = json_from<nlohmann::json>(*text);
+  for (const auto& [key, value] : keys.items()) {
+    if (value == "absent") config.erase(key);
+    else config[key] = value;
+  }
+  const auto model = model_from_json(config, "m", [](std::string_view) { return SourceLocation{}; });
+  INFO((model ? "" : render(model.error())));
+  REQUIRE(model);
+  const auto again =
+      model_from_json(config_of(*model, DType::f32), "m", [](std::string_view) { return SourceLocation{}; });
+  REQUIRE(again);
+  CHECK(*again == *model);
+  return *model;
+}
+
+std::vector<std::int64_t> windows(const ModelSpec& m) {
+  std::vector<std::int64_t> out;
+  for (int layer = 0; layer < m.layers; ++layer) out.push_back(m.window_of(layer));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("yarn: the defaults of transformers") {
+  const ModelSpec plain = changed("llama-yarn-bias", {});
+  CHECK(plain.o_bias);
+  REQUIRE(plain.rope_scaling);
+  CHECK(plain.rope_scaling->beta_fast == 4.0);
+  CHECK(plain.rope_scaling->attention_factor == Approx(0.1 * std::log(4.0) + 1.0));
+  const auto scaling = [](nlohmann::json rope) {
+    rope["rope_type"] = "yarn";
+    return *changed("llama-yarn-bias", {{"rope_parameters", rope}}).rope_scaling;
+  };
+  const RopeScaling bare = scaling({{"original_max_position_embeddings", 32}});
+  CHECK(bare.factor == 4.0);  // 128 positions of 32
+  CHECK(bare.beta_fast == 32.0);
+  CHECK(bare.beta_slow == 1.0);
+  CHECK(bare.truncate);
+  CHECK(scaling({{"factor", 8.0}}).original_max_position == 128);
+  CHECK(scaling({{"factor", 8.0}, {"attention_factor", 1.5}}).attention_factor == 1.5);
+  CHECK(scaling({{"factor", 8.0}, {"mscale", 0.7}, {"mscale_all_dim", 0.7}}).attention_factor == 1.0);
+  CHECK_FALSE(scaling({{"factor", 8.0}, {"truncate", false}}).truncate);
+}
+
+TEST_CASE("windows: of all layers, of those that layer_types names, by the family's rule, of none") {
+  using Windows = std::vector<std::int64_t>;
+  CHECK(windows(changed("mistral-window", {})) == Windows{9, 9});
+  CHECK(windows(changed("mistral-window", {{"sliding_window", nullptr}})) == Windows{0, 0});
+  CHECK(windows(changed("mistral-window", {{"sliding_window", 128}})) ==
+        Windows{0, 0});  // as long as a sequence may be
+  CHECK(changed("mistral-window", {{"sliding_window", "absent"}}).sliding_window == 4096);
+  CHECK(windows(changed("gemma2-tiny", {})) == Windows{8, 0, 8});
+  CHECK(windows(changed("gemma2-tiny", {{"layer_types", "absent"}})) == Windows{8, 0, 8});
+  CHECK(windows(changed("gemma2-tiny", {{"layer_types", {"full_attention", "full_attention", "sliding_attention"}}})) ==
+        Windows{0, 0, 8});
+  const auto qwen = [](nlohmann::json more) {
+    more.update({{"sliding_window", 5}, {"layer_types", "absent"}});
+    return windows(changed("qwen2-bias", more));
+  };
+  CHECK(qwen({}) == Windows{0, 0, 0});
+  CHECK(qwen({{"use_sliding_window", true}}) == Windows{0, 0, 0});  // max_window_layers is 28
+  CHECK(qwen({{"use_sliding_window", true}, {"max_window_layers", 1}}) == Windows{0, 5, 5});
+  CHECK(windows(changed("llama-gqa", {{"sliding_window", 5}})) == Windows{0, 0});  // a key that Llama has not
+}
+
+TEST_CASE("Gemma-2: what its config says and what it does not") {
+  const ModelSpec m = changed("gemma2-tiny", {});
+  CHECK(m.family == ModelFamily::gemma2);
+  CHECK((m.geglu && m.output_norms && m.scaled_embedding && m.tie_embeddings));
+  CHECK(m.norm_offset == 1.0);
+  CHECK(m.query_scalar == 6.0);
+  CHECK(m.attention_softcap == 4.0);
+  CHECK(m.logit_softcap == 6.0);
+  const ModelSpec uncapped =
+      changed("gemma2-tiny", {{"attn_logit_softcapping", nullptr}, {"final_logit_softcapping", nullptr}});
+  CHECK(uncapped.attention_softcap == 0.0);
+  CHECK(uncapped.logit_softcap == 0.0);
+  const ModelSpec usual =
+      changed("gemma2-tiny", {{"attn_logit_softcapping", "absent"}, {"query_pre_attn_scalar", "absent"}});
+  CHECK(usual.attention_softcap == 50.0);
+  CHECK(usual.query_scalar == 256.0);
 }
 
 TEST_CASE("eos_token_id may be a list; the first counts") {

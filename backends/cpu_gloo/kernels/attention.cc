@@ -15,7 +15,7 @@ namespace {
 constexpr int kScratchSlot = 3;
 
 template <class E>
-void run_task(const AttentionTask& task, const AttentionTile& t, ConstMatrix qkv, HeadShape shape, float scale,
+void run_task(const AttentionTask& task, const AttentionTile& t, ConstMatrix qkv, HeadShape shape, const Scores& scores,
               Matrix o, float* lse) {
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t group = shape.num_heads / shape.num_kv_heads;
@@ -27,9 +27,11 @@ void run_task(const AttentionTask& task, const AttentionTile& t, ConstMatrix qkv
     for (std::int64_t block = task.first_block; block < task.last_block; ++block) {
       const std::int64_t token = task.begin + block * kBlock;
       const std::int64_t rows = std::min(kBlock, task.length - block * kBlock);
-      pack_rows(row<E>(qkv, token) + head * d, qkv.ld, rows, d, scale, t.q, d);
-      for (std::int64_t j = 0; j <= block; ++j)
-        attend_block(t, rows, d, t.k_t + j * kBlock * d, t.v + j * kBlock * dp, (block - j) * kBlock + 1, 1, j == 0);
+      pack_rows(row<E>(qkv, token) + head * d, qkv.ld, rows, d, scores.scale, t.q, d);
+      const std::int64_t first_seen = scores.first_seen(block * kBlock) / kBlock;
+      for (std::int64_t j = first_seen; j <= block; ++j)
+        attend_block(t, rows, d, t.k_t + j * kBlock * d, t.v + j * kBlock * dp,
+                     seen_keys(scores, block * kBlock, j * kBlock, 1), scores.softcap, j == first_seen);
       for (std::int64_t r = 0; r < rows; ++r) {
         unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(o, token + r) + head * d, o.ld);
         lse[(token + r) * shape.num_heads + head] = t.state.max[r] + std::log(t.state.sum[r]);
@@ -41,12 +43,12 @@ void run_task(const AttentionTask& task, const AttentionTile& t, ConstMatrix qkv
 }  // namespace
 
 void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std::span<const std::int32_t> cu_seqlens,
-                       float scale, Matrix o, float* lse) {
+                       Scores scores, Matrix o, float* lse) {
   HB_CHECK(qkv.dtype == o.dtype, "attention: {} to {}", name_of(qkv.dtype), name_of(o.dtype));
-  HB_CHECK(scale > 0.0f, "scale {}", scale);  // the largest score is the largest product
+  HB_CHECK(scores.scale > 0.0f, "scale {}", scores.scale);  // the largest score is the largest product
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  if (attention_forward_amx(ctx, qkv, shape, cu_seqlens, scale, o, lse)) return;
+  if (scores.is_scaled_alone() && attention_forward_amx(ctx, qkv, shape, cu_seqlens, scores.scale, o, lse)) return;
   const AttentionTasks work = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), true);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t share = round_up(AttentionTile::floats(work.longest, d, dp), 1024);
@@ -55,7 +57,7 @@ void attention_forward(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, std
   with_float_type(qkv.dtype, [&](auto tag) {
     parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
       const AttentionTile tiles(scratch + thread * share, work.longest, d, dp);
-      run_task<decltype(tag)>(work.tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scale, o, lse);
+      run_task<decltype(tag)>(work.tasks[static_cast<std::size_t>(i)], tiles, qkv, shape, scores, o, lse);
     });
   });
 }

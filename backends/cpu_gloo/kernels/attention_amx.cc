@@ -64,9 +64,10 @@ void query_tile(const ForwardTiles& t, std::int64_t block, std::int64_t rows, st
     amx::gemm(kBlock, kBlock, d, t.q, d, t.k + j * d / 2 * kBlock, kBlock, t.s, kBlock, false);
     for (std::int64_t r0 = 0; r0 < rows; r0 += kLanes) {
       bf16* p = t.p + r0 * kBlock;
-      softmax_step(t.s + r0 * kBlock, r0, kLanes, kBlock, j == block ? r0 + 1 : kBlock, scale, t.state,
-                   [&](std::int64_t r, std::int64_t c, Vf x)
-                       HB_FORCE_INLINE { store_bits(p + r * kBlock + c, rounded(x)); });
+      softmax_step(t.s + r0 * kBlock, r0, kLanes, kBlock, {SeenKeys::from_first, j == block ? r0 + 1 : kBlock, 1},
+                   scale, t.state, [&](std::int64_t r, std::int64_t c, Vf x) HB_FORCE_INLINE {
+                     store_bits(p + r * kBlock + c, rounded(x));
+                   });
     }
     if (j > 0) shrink_rows(t.state.shrink, t.o, rows, d);
     amx::gemm(kBlock, d, kBlock, t.p, kBlock, t.v + j * kBlock / 2 * d, d, t.o, d, j > 0);

@@ -34,19 +34,34 @@ struct Tiles {
   }
 };
 
-/// P and dS of one tile, from t.p = S and t.ds = dP; zero after the diagonal.
-HB_INLINE void probabilities_row(float* p, float* ds, std::int64_t visible, std::int64_t width, float lse,
-                                 float d_row) {
+/// P and dS of one row of a tile, from p = S and ds = dP; zero where no key in [hidden, visible) is.
+HB_INLINE void probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible, std::int64_t width,
+                                 float lse, float d_row) {
   for (std::int64_t c = 0; c < width; c += kLanes) {
     const Vf prob = exp(load(p + c) - lse);
     store(p + c, prob);
     store(ds + c, prob * (load(ds + c) - d_row));
   }
+  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
+  for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
+}
+
+/// The same of capped scores: P = exp(c tanh(S/c) − lse), and dS gets the slope of the cap.
+HB_INLINE void capped_probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible,
+                                        std::int64_t width, float lse, float d_row, float cap) {
+  const float inverse = 1.0f / cap;
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const Vf t = tanh(load(p + c) * inverse), prob = exp(cap * t - lse);
+    store(p + c, prob);
+    store(ds + c, prob * (load(ds + c) - d_row) * (1.0f - t * t));
+  }
+  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
   for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
 }
 
 /// Keys of tile j against the queries of tile i ≥ j.
-void tile_pair(const Tiles& t, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t d, std::int64_t dp) {
+void tile_pair(const Tiles& t, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t d, std::int64_t dp,
+               const Scores& scores) {
   const bool diagonal = i == j;
   const float* q = t.q + i * kBlock * dp;
   const float* d_o = t.d_o + i * kBlock * dp;
@@ -60,8 +75,12 @@ void tile_pair(const Tiles& t, std::int64_t i, std::int64_t j, std::int64_t rows
     gemm_small(n, width, d, d_o + r0 * dp, dp, 1, v_t, kBlock, ds, kBlock, false);
     for (std::int64_t r = 0; r < n; ++r) {
       const std::int64_t token = i * kBlock + r0 + r;
-      probabilities_row(p + r * kBlock, ds + r * kBlock, diagonal ? r0 + r + 1 : width, width, t.lse[token],
-                        t.d_rows[token]);
+      const std::int64_t hidden = std::clamp<std::int64_t>(scores.first_seen(token) - j * kBlock, 0, width),
+                         visible = diagonal ? r0 + r + 1 : width;
+      if (scores.softcap > 0.0f)
+        capped_probabilities_row(p + r * kBlock, ds + r * kBlock, hidden, visible, width, t.lse[token], t.d_rows[token],
+                                 scores.softcap);
+      else probabilities_row(p + r * kBlock, ds + r * kBlock, hidden, visible, width, t.lse[token], t.d_rows[token]);
     }
     gemm_small(n, dp, keys, ds, kBlock, 1, t.k + j * kBlock * dp, dp, t.dq + (i * kBlock + r0) * dp, dp, true);
   });
@@ -90,7 +109,7 @@ struct Operands {
   const float* lse;
   Matrix dqkv;
   HeadShape shape;
-  float scale;
+  Scores scores;
 };
 
 template <class E>
@@ -107,7 +126,7 @@ void run_pair(const Operands& x, const Tiles& t, std::int64_t begin, std::int64_
   std::fill_n(t.dv, length * dp, 0.0f);
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     const E* d_o = row<E>(x.d_o, begin) + head * d;
-    pack_rows(first + head * d, x.qkv.ld, length, d, x.scale, t.q, dp);
+    pack_rows(first + head * d, x.qkv.ld, length, d, x.scores.scale, t.q, dp);
     pack_rows(d_o, x.d_o.ld, length, d, 1.0f, t.d_o, dp);
     std::fill_n(t.dq, length * dp, 0.0f);
     for (std::int64_t r = 0; r < length; ++r) {
@@ -115,8 +134,9 @@ void run_pair(const Operands& x, const Tiles& t, std::int64_t begin, std::int64_
       t.lse[r] = x.lse[(begin + r) * x.shape.num_heads + head];
     }
     for (std::int64_t j = 0; j < blocks; ++j)
-      for (std::int64_t i = j; i < blocks; ++i) tile_pair(t, i, j, std::min(kBlock, length - i * kBlock), d, dp);
-    unpack_rows(t.dq, dp, length, d, x.scale, row<E>(x.dqkv, begin) + head * d, x.dqkv.ld);
+      for (std::int64_t i = j; i < blocks && x.scores.first_seen(i * kBlock) < (j + 1) * kBlock; ++i)
+        tile_pair(t, i, j, std::min(kBlock, length - i * kBlock), d, dp, x.scores);
+    unpack_rows(t.dq, dp, length, d, x.scores.scale, row<E>(x.dqkv, begin) + head * d, x.dqkv.ld);
   }
   unpack_rows(t.dk, dp, length, d, 1.0f, row<E>(x.dqkv, begin) + k_column, x.dqkv.ld);
   unpack_rows(t.dv, dp, length, d, 1.0f, row<E>(x.dqkv, begin) + v_column, x.dqkv.ld);
@@ -125,18 +145,19 @@ void run_pair(const Operands& x, const Tiles& t, std::int64_t begin, std::int64_
 }  // namespace
 
 void attention_backward(KernelContext& ctx, ConstMatrix qkv, ConstMatrix o, ConstMatrix d_o, const float* lse,
-                        HeadShape shape, std::span<const std::int32_t> cu_seqlens, float scale, Matrix dqkv) {
+                        HeadShape shape, std::span<const std::int32_t> cu_seqlens, Scores scores, Matrix dqkv) {
   HB_CHECK(qkv.dtype == o.dtype && qkv.dtype == d_o.dtype && qkv.dtype == dqkv.dtype,
            "attention_backward: mixed dtypes");
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  if (attention_backward_amx(ctx, qkv, o, d_o, lse, shape, cu_seqlens, scale, dqkv)) return;
+  if (scores.is_scaled_alone() && attention_backward_amx(ctx, qkv, o, d_o, lse, shape, cu_seqlens, scores.scale, dqkv))
+    return;
   const AttentionTasks work = make_attention_tasks(shape, cu_seqlens, ctx.num_threads(), false);
   const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
   const std::int64_t share = round_up(Tiles::floats(work.longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
-  const Operands operands{qkv, o, d_o, lse, dqkv, shape, scale};
+  const Operands operands{qkv, o, d_o, lse, dqkv, shape, scores};
   with_float_type(qkv.dtype, [&](auto tag) {
     parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
       const AttentionTask& task = work.tasks[static_cast<std::size_t>(i)];

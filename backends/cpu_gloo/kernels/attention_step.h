@@ -28,9 +28,8 @@ struct AttentionTile {
 };
 
 /// `rows` queries (packed in t.q) against the kBlock keys of one block, given as tiles; `first`: the queries' first
-/// block, in which each sees a key. Query r sees visible + r·per_row keys of it (none where that is ≤ 0, all where it
-/// is more than there are). per_row: 1 for successive tokens, 0 for heads of one token.
+/// block, of which each sees a key or has a window that begins behind it.
 void attend_block(const AttentionTile& t, std::int64_t rows, std::int64_t d, const float* k_t, const float* v,
-                  std::int64_t visible, std::int64_t per_row, bool first);
+                  const SeenKeys&, float softcap, bool first);
 
 }  // namespace hotbunk::kernels

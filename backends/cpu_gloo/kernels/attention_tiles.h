@@ -3,7 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
+#include "backends/cpu_gloo/kernels/heads.h"
 #include "backends/cpu_gloo/kernels/microkernel.h"
 #include "base/rounding.h"
 
@@ -84,12 +86,24 @@ HB_INLINE void for_row_groups(std::int64_t rows, bool diagonal, F&& f) {
   }
 }
 
+/// The keys of a block that queries see: query r those from begin + r·per_row up to end + r·per_row, where these are
+/// keys of the block at all. per_row: 1 for successive tokens, 0 for heads of one token.
+struct SeenKeys {
+  std::int64_t begin, end, per_row;
+  static constexpr std::int64_t from_first = std::numeric_limits<std::int64_t>::min() / 2;  // begin, without a window
+};
+/// Of the block whose first key stands at `block`; the first query at `position`.
+inline SeenKeys seen_keys(const Scores& scores, std::int64_t position, std::int64_t block, std::int64_t per_row) {
+  return {scores.window > 0 ? position - scores.window + 1 - block : SeenKeys::from_first, position + 1 - block,
+          per_row};
+}
+
 /// Running maximum and sum of the online softmax for the rows of a tile, and the factor by which what was summed so far
 /// shrinks at this step.
 struct SoftmaxState {
   float *max, *sum, *shrink;  // [kBlock]
   void reset() const {
-    std::fill_n(max, kBlock, -std::numeric_limits<float>::infinity());
+    std::fill_n(max, kBlock, std::numeric_limits<float>::lowest());  // finite: a row may see nothing of a first block
     std::fill_n(sum, kBlock, 0.0f);
   }
 };
@@ -114,17 +128,22 @@ HB_INLINE Vi lane_numbers() {
 }
 
 /// One step for n ≤ kLanes rows from row r0: scores s[n][width] (stride kBlock) become weights exp(scale·s − max),
-/// handed to put(row, column, vector). Row r sees visible0 + r·per_row columns (all, if that is ≥ width; a row that
-/// sees none keeps its bits, if it saw some before). Rows are reduced together, so that no row waits for another's
+/// handed to put(row, column, vector). Row r sees `seen` columns, those that there are of them; a row that sees none
+/// keeps its bits. Rows are reduced together, so that no row waits for another's
 /// maximum or sum.
 template <class Put>
-HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int64_t width, std::int64_t visible0,
-                            float scale, const SoftmaxState& state, Put&& put, std::int64_t per_row = 1) {
+HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int64_t width, const SeenKeys& seen,
+                            float scale, const SoftmaxState& state, Put&& put) {
   constexpr float kNegInf = -std::numeric_limits<float>::infinity();
   Vf rows[kLanes] = {};
   for (std::int64_t r = 0; r < n; ++r) {
     float* x = s + r * kBlock;
-    const auto visible = static_cast<std::int32_t>(std::clamp<std::int64_t>(visible0 + r * per_row, 0, width));
+    const auto column = [&](std::int64_t first) {
+      return static_cast<std::int32_t>(std::clamp<std::int64_t>(first + r * seen.per_row, 0, width));
+    };
+    const std::int32_t hidden = column(seen.begin), visible = column(seen.end);
+    for (std::int64_t c = 0; c < hidden; c += kLanes)
+      store(x + c, lane_numbers() + static_cast<std::int32_t>(c) >= hidden ? load(x + c) : splat(kNegInf));
     for (std::int64_t c = visible / kLanes * kLanes; c < width; c += kLanes)
       store(x + c, lane_numbers() + static_cast<std::int32_t>(c) < visible ? load(x + c) : splat(kNegInf));
     Vf best = load(x);

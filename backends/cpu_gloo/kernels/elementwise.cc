@@ -80,8 +80,26 @@ bool is_nonfinite(T x) {
 
 }  // namespace
 
-void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
-  HB_CHECK(gate_up.dtype == act.dtype, "swiglu: {} to {}", name_of(gate_up.dtype), name_of(act.dtype));
+namespace {
+
+/// An activation function of a gate, and its slope there.
+struct Activated {
+  Vf value, slope;
+};
+HB_INLINE Activated silu(Vf g) {
+  const Vf s = sigmoid(g), value = g * s;
+  return {value, s + value * (1.0f - s)};  // s + g·s·(1 − s)
+}
+/// 1/2 (1 + tanh u) is the sigmoid of 2u.
+HB_INLINE Activated gelu(Vf g) {
+  constexpr float kTwice = 1.5957691216057308f, kCubic = 0.044715f;  // 2·√(2/π)
+  const Vf square = g * g, s = sigmoid(kTwice * g * (1.0f + kCubic * square)), value = g * s;
+  return {value, s + value * (1.0f - s) * kTwice * (1.0f + 3.0f * kCubic * square)};
+}
+
+template <class F>
+void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i, F&& function) {
+  HB_CHECK(gate_up.dtype == act.dtype, "gated: {} to {}", name_of(gate_up.dtype), name_of(act.dtype));
   with_float_type(act.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(3 * i), [&](std::int64_t begin, std::int64_t end) {
@@ -89,18 +107,17 @@ void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::in
         const E* gate = row<E>(gate_up, t);
         const E* up = gate + i;
         E* out = row<E>(act, t);
-        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-          const Vf g = ld(gate + j);
-          st(out + j, g * sigmoid(g) * ld(up + j));
-        });
+        for_vectors(i, [&](std::int64_t j, auto ld, auto st)
+                           HB_FORCE_INLINE { st(out + j, function(ld(gate + j)).value * ld(up + j)); });
       }
     });
   });
 }
 
-void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
-                     std::int64_t i) {
-  HB_CHECK(gate_up.dtype == dact.dtype && gate_up.dtype == dgate_up.dtype, "swiglu_backward: mixed dtypes");
+template <class F>
+void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                    std::int64_t i, F&& function) {
+  HB_CHECK(gate_up.dtype == dact.dtype && gate_up.dtype == dgate_up.dtype, "gated backward: mixed dtypes");
   with_float_type(dact.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(5 * i), [&](std::int64_t begin, std::int64_t end) {
@@ -109,14 +126,38 @@ void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, 
         const E* gate = row<E>(gate_up, t);
         E* dgate = row<E>(dgate_up, t);
         for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-          const Vf dy = ld(d + j), g = ld(gate + j), u = ld(gate + i + j);
-          const Vf s = sigmoid(g);
-          const Vf silu = g * s;
-          st(dgate + j, dy * u * (s + silu * (1.0f - s)));  // silu' = s + g·s·(1 − s)
-          st(dgate + i + j, dy * silu);
+          const Vf dy = ld(d + j), u = ld(gate + i + j);
+          const Activated a = function(ld(gate + j));
+          st(dgate + j, dy * u * a.slope);
+          st(dgate + i + j, dy * a.value);
         });
       }
     });
+  });
+}
+
+}  // namespace
+
+void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
+  gated_forward(ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); });
+}
+void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                     std::int64_t i) {
+  gated_backward(ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); });
+}
+void geglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
+  gated_forward(ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); });
+}
+void geglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                    std::int64_t i) {
+  gated_backward(ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); });
+}
+
+void softcap(KernelContext& ctx, float* x, std::int64_t n, float cap) {
+  const float inverse = 1.0f / cap;
+  parallel_for(ctx, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for_vectors(end - begin, [&](std::int64_t j, auto ld, auto st)
+                                 HB_FORCE_INLINE { st(x + begin + j, cap * tanh(ld(x + begin + j) * inverse)); });
   });
 }
 

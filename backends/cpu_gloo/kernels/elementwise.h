@@ -12,6 +12,15 @@ void swiglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_
 void swiglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                      std::int64_t i);
 
+/// The same with GELU for SiLU, by its tanh form: gelu(g) = g/2 · (1 + tanh(√(2/π) (g + 0.044715 g³))).
+/// Source: Hendrycks & Gimpel, Gaussian Error Linear Units (2016); transformers' gelu_pytorch_tanh.
+void geglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i);
+void geglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                    std::int64_t i);
+
+/// x[i] = cap · tanh(x[i] / cap) of n fp32.
+void softcap(KernelContext&, float* x, std::int64_t n, float cap);
+
 /// dst[r,c] += src[r,c], each of its own dtype (residual add, gradient accumulation).
 void add(KernelContext&, Matrix dst, ConstMatrix src, std::int64_t rows, std::int64_t cols);
 /// dst[r,c] += bias[c].

@@ -8,9 +8,10 @@
 namespace hotbunk::kernels {
 
 void embedding_forward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix table, VocabRange range, Matrix out,
-                       std::int64_t T, std::int64_t h) {
+                       std::int64_t T, std::int64_t h, float factor) {
   with_float_type(table.dtype, [&](auto in_tag) {
     with_float_type(out.dtype, [&](auto out_tag) {
+      const float times = as_f32(from_f32<decltype(out_tag)>(factor));
       parallel_for(ctx, T, rows_grain(2 * h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           auto* y = row<decltype(out_tag)>(out, t);
@@ -20,7 +21,7 @@ void embedding_forward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix 
             continue;
           }
           const auto* x = row<decltype(in_tag)>(table, ids[t] - range.begin);
-          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j)); });
+          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j) * times); });
         }
       });
     });
@@ -28,16 +29,17 @@ void embedding_forward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix 
 }
 
 void embedding_backward(KernelContext& ctx, const std::int32_t* ids, ConstMatrix dy, VocabRange range, float* dtable,
-                        std::int64_t T, std::int64_t h) {
+                        std::int64_t T, std::int64_t h, float factor) {
   with_float_type(dy.dtype, [&](auto tag) {
+    const float times = as_f32(from_f32<decltype(tag)>(factor));
     // Columns are split over threads, each walks all tokens in order: no two threads share an element.
     parallel_for(ctx, h, T > 0 ? 16384 / T : h, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = 0; t < T; ++t) {
         if (ids[t] < range.begin || ids[t] >= range.end) continue;
         const auto* g = row<decltype(tag)>(dy, t) + begin;
         float* w = dtable + (ids[t] - range.begin) * h + begin;
-        for_vectors(end - begin,
-                    [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(w + j, ld(w + j) + ld(g + j)); });
+        for_vectors(end - begin, [&](std::int64_t j, auto ld, auto st)
+                                     HB_FORCE_INLINE { st(w + j, ld(w + j) + ld(g + j) * times); });
       }
     });
   });

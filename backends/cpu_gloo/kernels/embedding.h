@@ -10,13 +10,14 @@ struct VocabRange {
   std::int64_t end = 0;
 };
 
-/// out[t] = table[ids[t] − v0], or zeros where ids[t] is outside the range. table: [v1−v0, h]; out: [T, h].
+/// out[t] = factor · table[ids[t] − v0], or zeros where ids[t] is outside the range. table: [v1−v0, h]; out: [T, h].
+/// The factor is rounded to out's dtype first, here and below.
 void embedding_forward(KernelContext&, const std::int32_t* ids, ConstMatrix table, VocabRange, Matrix out,
-                       std::int64_t T, std::int64_t h);
+                       std::int64_t T, std::int64_t h, float factor = 1.0f);
 
-/// dtable[ids[t] − v0] += dy[t] for ids in the range; fp32 [v1−v0, h], in token order: same bits for every number of
-/// threads. Rows of absent ids are not touched: zero the table first where it is new.
+/// dtable[ids[t] − v0] += factor · dy[t] for ids in the range; fp32 [v1−v0, h], in token order: same bits for every
+/// number of threads. Rows of absent ids are not touched: zero the table first where it is new.
 void embedding_backward(KernelContext&, const std::int32_t* ids, ConstMatrix dy, VocabRange, float* dtable,
-                        std::int64_t T, std::int64_t h);
+                        std::int64_t T, std::int64_t h, float factor = 1.0f);
 
 }  // namespace hotbunk::kernels

@@ -21,6 +21,21 @@ struct HeadShape {
   }
 };
 
+/// What becomes of a query's products with keys before the softmax: times `scale`, then s → cap · tanh(s/cap) with a
+/// `softcap` > 0, of the keys in the `window` alone: so many, the query's own token the last; 0: all before it.
+struct Scores {
+  float scale = 1.0f;
+  float softcap = 0.0f;
+  std::int64_t window = 0;
+  constexpr explicit(false) Scores(float scale_, float softcap_ = 0.0f, std::int64_t window_ = 0)
+      : scale(scale_), softcap(softcap_), window(window_) {}
+  constexpr bool is_scaled_alone() const { return softcap == 0.0f && window == 0; }
+  /// The first position that the query at `position` sees.
+  constexpr std::int64_t first_seen(std::int64_t position) const {
+    return window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0;
+  }
+};
+
 /// y[r, t] = of x[t] the r-th part of the query, key and value heads. Where there are fewer KV heads than parts,
 /// neighbours have the same one. x: [T, shape.width()]; y: [parts, T, shape.part(parts).width()], of x's dtype.
 void split_heads(KernelContext&, ConstMatrix x, HeadShape, std::int64_t parts, Matrix y, std::int64_t T);

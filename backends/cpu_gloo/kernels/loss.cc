@@ -119,10 +119,11 @@ void merge_vocab_stats(KernelContext&, const VocabStats* stats, std::int64_t par
 }
 
 void token_logprobs_backward(KernelContext& ctx, Logits logits, const std::int32_t* targets, float temperature,
-                             const float* lse, const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T) {
+                             const float* lse, const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T,
+                             float softcap) {
   HB_CHECK(temperature > 0.0f && width >= logits.vocab, "temperature {}, width {} of vocabulary {}", temperature, width,
            logits.vocab);
-  const float inv = 1.0f / temperature;
+  const float inv = 1.0f / temperature, inv_cap = softcap > 0.0f ? 1.0f / softcap : 0.0f;
   with_float_type(dlogits.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(4 * width), [&](std::int64_t begin, std::int64_t end) {
@@ -136,10 +137,14 @@ void token_logprobs_backward(KernelContext& ctx, Logits logits, const std::int32
         const float* x = logits.data + t * logits.ld;
         const std::int64_t target = targets[t] - logits.first;
         const bool here = target >= 0 && target < logits.vocab;
-        const float at_target = here ? g - g * std::exp(x[target] * inv - lse[t]) : 0.0f;
+        // What a capped logit y gains where what was capped does: 1 − (y/c)².
+        const auto slope = [&](auto y) HB_FORCE_INLINE { return 1.0f - y * inv_cap * (y * inv_cap); };
+        const float at_target = here ? (g - g * std::exp(x[target] * inv - lse[t])) * slope(x[target]) : 0.0f;
         const float shift = lse[t];
-        for_vectors(logits.vocab, [&](std::int64_t j, auto ld, auto st)
-                                      HB_FORCE_INLINE { st(d + j, exp(ld(x + j) * inv - shift) * -g); });
+        for_vectors(logits.vocab, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+          const Vf y = ld(x + j);
+          st(d + j, exp(y * inv - shift) * -g * slope(y));
+        });
         if (here) d[target] = from_f32<E>(at_target);
         std::fill_n(d + logits.vocab, width - logits.vocab, E{});
       }

@@ -35,9 +35,11 @@ void merge_vocab_stats(KernelContext&, const VocabStats* stats, std::int64_t par
 
 /// dlogits[t,j] = dlogp[t]/temperature · (1[j = target[t]] − softmax(z)_j); zeros in ignored rows and in columns
 /// [vocab, width). `lse` is over the whole vocabulary, also where the logits are a part of it. dlogits: [T, width] fp32
-/// or bf16; fp32 may be the logits themselves (in place).
+/// or bf16; fp32 may be the logits themselves (in place). With a `softcap` c > 0 the logits are c·tanh(x/c), and the
+/// gradient is x's.
 void token_logprobs_backward(KernelContext&, Logits, const std::int32_t* targets, float temperature, const float* lse,
-                             const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T);
+                             const float* dlogp, Matrix dlogits, std::int64_t width, std::int64_t T,
+                             float softcap = 0.0f);
 
 /// Per-token inputs of the policy loss, fp32 [T]. `weight` already holds the 1/(number of tokens) of the chosen mean;
 /// a token with weight 0 is masked: nothing of it is read into loss, gradient or metrics.

@@ -22,21 +22,23 @@ HB_INLINE float inverse_rms(const E* x, std::int64_t n, float eps) {
 }
 
 template <class E, class W>
-HB_INLINE void normalize(const E* x, const W* w, float rstd, E* y, std::int64_t n) {
-  for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j) * rstd * ld(w + j)); });
+HB_INLINE void normalize(const E* x, const W* w, float offset, float rstd, E* y, std::int64_t n) {
+  for_vectors(
+      n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j) * rstd * (ld(w + j) + offset)); });
 }
 
 /// dx (+)= rstd·(dy·w − x·rstd²·mean(dy·w·x)); dw += dy·x·rstd unless dw is null. One row.
 template <class E, class W>
-HB_INLINE void backward_row(const E* x, const W* w, float rstd, const E* dy, E* dx, bool accumulate, float* dw,
-                            std::int64_t n) {
+HB_INLINE void backward_row(const E* x, const W* w, float offset, float rstd, const E* dy, E* dx, bool accumulate,
+                            float* dw, std::int64_t n) {
   Vf dot{};
-  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { dot += ld(dy + j) * ld(w + j) * ld(x + j); });
+  for_vectors(
+      n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { dot += ld(dy + j) * (ld(w + j) + offset) * ld(x + j); });
   const float c = sum_lanes(dot) / static_cast<float>(n) * rstd * rstd * rstd;
   for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
     const Vf xv = ld(x + j), dv = ld(dy + j);
     if (dw) st(dw + j, ld(dw + j) + dv * xv * rstd);
-    Vf g = dv * ld(w + j) * rstd - xv * c;
+    Vf g = dv * (ld(w + j) + offset) * rstd - xv * c;
     if (accumulate) g += ld(dx + j);
     st(dx + j, g);
   });
@@ -80,7 +82,7 @@ class BlockedWeightGrad {
 }  // namespace
 
 void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y, float* rstd, std::int64_t T,
-                     std::int64_t h, float eps) {
+                     std::int64_t h, float eps, float offset) {
   HB_CHECK(x.dtype == y.dtype, "rmsnorm: {} to {}", name_of(x.dtype), name_of(y.dtype));
   with_float_type(x.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -89,7 +91,7 @@ void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y,
       parallel_for(ctx, T, rows_grain(2 * h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           rstd[t] = inverse_rms(row<E>(x, t), h, eps);
-          normalize(row<E>(x, t), weight, rstd[t], row<E>(y, t), h);
+          normalize(row<E>(x, t), weight, offset, rstd[t], row<E>(y, t), h);
         }
       });
     });
@@ -97,7 +99,7 @@ void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y,
 }
 
 void add_rmsnorm_forward(KernelContext& ctx, Matrix hidden, ConstMatrix delta, ConstVector w, Matrix y, float* rstd,
-                         std::int64_t T, std::int64_t h, float eps) {
+                         std::int64_t T, std::int64_t h, float eps, float offset) {
   HB_CHECK(hidden.dtype == y.dtype && hidden.dtype == delta.dtype, "add_rmsnorm: mixed dtypes");
   with_float_type(hidden.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -109,7 +111,7 @@ void add_rmsnorm_forward(KernelContext& ctx, Matrix hidden, ConstMatrix delta, C
           const E* d = row<E>(delta, t);
           for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(x + j, ld(x + j) + ld(d + j)); });
           rstd[t] = inverse_rms(x, h, eps);
-          normalize(x, weight, rstd[t], row<E>(y, t), h);
+          normalize(x, weight, offset, rstd[t], row<E>(y, t), h);
         }
       });
     });
@@ -117,7 +119,7 @@ void add_rmsnorm_forward(KernelContext& ctx, Matrix hidden, ConstMatrix delta, C
 }
 
 void rmsnorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
-                      Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h) {
+                      Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h, float offset) {
   HB_CHECK(x.dtype == dy.dtype && x.dtype == dx.dtype, "rmsnorm_backward: mixed dtypes");
   BlockedWeightGrad grad(ctx, T, h);
   with_float_type(x.dtype, [&](auto tag) {
@@ -126,8 +128,8 @@ void rmsnorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const fl
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
       grad.run(ctx, T, [&](std::int64_t begin, std::int64_t end, float* sum) {
         for (std::int64_t t = begin; t < end; ++t)
-          backward_row(row<E>(x, t), weight, rstd[t], row<E>(dy, t), row<E>(dx, t), dx_write == Write::accumulate,
-                       dw ? sum : nullptr, h);
+          backward_row(row<E>(x, t), weight, offset, rstd[t], row<E>(dy, t), row<E>(dx, t),
+                       dx_write == Write::accumulate, dw ? sum : nullptr, h);
       });
     });
   });
@@ -150,7 +152,7 @@ void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, Co
             const auto* w = static_cast<const W*>(i < shape.num_heads ? q_norm.data : k_norm.data);
             float& r = rstd[t * heads + i];
             r = inverse_rms(x + i * d, d, eps);
-            normalize(x + i * d, w, r, y + i * d, d);
+            normalize(x + i * d, w, 0.0f, r, y + i * d, d);
           }
           if (x != y) std::copy_n(x + shape.v_offset(), shape.num_kv_heads * d, y + shape.v_offset());
         }
@@ -178,7 +180,8 @@ void qk_norm_backward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, C
           for (std::int64_t i = 0; i < heads; ++i) {
             const bool is_q = i < shape.num_heads;
             const auto* w = static_cast<const W*>(is_q ? q_norm.data : k_norm.data);
-            backward_row(x + i * d, w, rstd[t * heads + i], dy + i * d, dx + i * d, false, is_q ? sum : sum + d, d);
+            backward_row(x + i * d, w, 0.0f, rstd[t * heads + i], dy + i * d, dx + i * d, false, is_q ? sum : sum + d,
+                         d);
           }
           if (dy != dx) std::copy_n(dy + shape.v_offset(), shape.num_kv_heads * d, dx + shape.v_offset());
         }

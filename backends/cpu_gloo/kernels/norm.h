@@ -6,19 +6,19 @@
 namespace hotbunk::kernels {
 
 /// y[t] = x[t] · rstd[t] · w,  rstd[t] = 1/√(mean(x[t]²) + eps).  x, y: [T, h] fp32 or bf16; w: [h]; rstd: fp32 [T].
-/// y may be x. Rounded once, from fp32.
+/// y may be x. Rounded once, from fp32. `offset`: by w + offset in the place of w, here and in what follows.
 void rmsnorm_forward(KernelContext&, ConstMatrix x, ConstVector w, Matrix y, float* rstd, std::int64_t T,
-                     std::int64_t h, float eps);
+                     std::int64_t h, float eps, float offset = 0.0f);
 
 /// The residual stream's step fused with the norm after it: hidden += delta; y = rmsnorm(hidden).
 /// The norm reads `hidden` as stored (after rounding to its dtype). hidden, delta, y: [T, h].
 void add_rmsnorm_forward(KernelContext&, Matrix hidden, ConstMatrix delta, ConstVector w, Matrix y, float* rstd,
-                         std::int64_t T, std::int64_t h, float eps);
+                         std::int64_t T, std::int64_t h, float eps, float offset = 0.0f);
 
 /// dx (+)= rstd·(dy·w − x·rstd²·mean(dy·w·x)),  dw (+)= Σ_t dy·x·rstd.   dw: fp32 [h]; nullptr = frozen weight.
 /// dw is summed in fixed blocks of tokens: same bits for every number of threads. dx may be dy.
 void rmsnorm_backward(KernelContext&, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
-                      Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h);
+                      Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h, float offset = 0.0f);
 
 /// RMSNorm of every q head (weight q_norm[d]) and k head (k_norm[d]) of packed rows qkv[T, (a+2k)·d], to `out` of the
 /// same shape, v copied; out may be qkv. rstd: fp32 [T, a+k].

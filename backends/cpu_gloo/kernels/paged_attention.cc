@@ -40,7 +40,7 @@ struct Call {
   ConstMatrix qkv;
   HeadShape shape;
   const PagedContext& paged;
-  float scale;
+  Scores scores;
   Matrix o;
   std::int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
   const std::int32_t* blocks(std::int64_t sequence) const { return paged.block_table + sequence * paged.max_blocks; }
@@ -58,11 +58,11 @@ void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std:
     std::fill_n(out, heads * d, E{});
     return;
   }
-  pack_rows(row<E>(call.qkv, s) + column, d, heads, d, call.scale, t.q, d);
-  for (std::int64_t p0 = 0; p0 < context; p0 += kBlock) {
-    const std::int64_t n = std::min(kBlock, context - p0);
-    pack_keys(pool, call.blocks(s), p0, n, kv_head, t.k_t, t.v);
-    attend_block(t, heads, d, t.k_t, t.v, n, 0, p0 == 0);
+  pack_rows(row<E>(call.qkv, s) + column, d, heads, d, call.scores.scale, t.q, d);
+  const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
+  for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
+    pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
+    attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
   }
   for (std::int64_t h = 0; h < heads; ++h) unpack_rows(t.o + h * dp, dp, 1, d, 1.0f / t.state.sum[h], out + h * d, d);
 }
@@ -78,9 +78,11 @@ void prefill_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std
   for (std::int64_t head = kv_head * call.group(); head < (kv_head + 1) * call.group(); ++head)
     for (std::int64_t r0 = begin; r0 < end; r0 += kBlock) {
       const std::int64_t rows = std::min(kBlock, end - r0), position = first_position + r0 - begin;
-      pack_rows(row<E>(call.qkv, r0) + head * d, call.qkv.ld, rows, d, call.scale, t.q, d);
-      for (std::int64_t p0 = 0; p0 < position + rows; p0 += kBlock)
-        attend_block(t, rows, d, t.k_t + p0 * d, t.v + p0 * dp, position - p0 + 1, 1, p0 == 0);
+      pack_rows(row<E>(call.qkv, r0) + head * d, call.qkv.ld, rows, d, call.scores.scale, t.q, d);
+      const std::int64_t start = call.scores.first_seen(position) / kBlock * kBlock;
+      for (std::int64_t p0 = start; p0 < position + rows; p0 += kBlock)
+        attend_block(t, rows, d, t.k_t + p0 * d, t.v + p0 * dp, seen_keys(call.scores, position, p0, 1),
+                     call.scores.softcap, p0 == start);
       for (std::int64_t r = 0; r < rows; ++r)
         unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(call.o, r0 + r) + head * d, call.o.ld);
     }
@@ -90,7 +92,7 @@ void check_call(const Call& call) {
   const HeadShape& shape = call.shape;
   HB_CHECK(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "{} heads over {} kv heads",
            shape.num_heads, shape.num_kv_heads);
-  HB_CHECK(call.scale > 0.0f, "scale {}", call.scale);
+  HB_CHECK(call.scores.scale > 0.0f, "scale {}", call.scores.scale);
   HB_CHECK(call.qkv.dtype == call.o.dtype, "paged attention: {} to {}", name_of(call.qkv.dtype), name_of(call.o.dtype));
 }
 
@@ -143,8 +145,8 @@ void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, st
 }
 
 void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
-                            const PagedContext& paged, std::int64_t S, float scale, Matrix o) {
-  const Call call{qkv, shape, paged, scale, o};
+                            const PagedContext& paged, std::int64_t S, Scores scores, Matrix o) {
+  const Call call{qkv, shape, paged, scores, o};
   check_call(call);
   std::int64_t longest = 0;
   for (std::int64_t s = 0; s < S; ++s) longest = std::max<std::int64_t>(longest, paged.context_len[s]);
@@ -159,9 +161,9 @@ void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape
 }
 
 void paged_prefill_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
-                             const PagedContext& paged, std::span<const std::int32_t> cu_seqlens, float scale,
+                             const PagedContext& paged, std::span<const std::int32_t> cu_seqlens, Scores scores,
                              Matrix o) {
-  const Call call{qkv, shape, paged, scale, o};
+  const Call call{qkv, shape, paged, scores, o};
   check_call(call);
   std::int64_t longest = 0, work = 0;
   const auto S = std::ssize(cu_seqlens) - 1;

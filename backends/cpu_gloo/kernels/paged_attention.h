@@ -31,11 +31,11 @@ void kv_write(KernelContext&, ConstMatrix qkv, const std::int32_t* slots, std::i
 /// A row's bits do not depend on the other rows or on the number of threads, and are attention_forward's for the same
 /// fp32 token (attention_step.h).
 void paged_decode_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
-                            std::int64_t S, float scale, Matrix o);
+                            std::int64_t S, Scores, Matrix o);
 
 /// Sequence s has cu_seqlens[s+1] − cu_seqlens[s] new tokens in qkv, the last of its context_len (chunked prefill and
 /// shared prefixes included); their k and v are already written. o: [T, a·d]. Same bits per token as the decode kernel.
 void paged_prefill_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
-                             std::span<const std::int32_t> cu_seqlens, float scale, Matrix o);
+                             std::span<const std::int32_t> cu_seqlens, Scores, Matrix o);
 
 }  // namespace hotbunk::kernels

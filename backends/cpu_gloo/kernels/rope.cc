@@ -12,11 +12,11 @@ namespace {
 constexpr int kScratchSlot = 3;
 
 /// cos and ±sin of one position: [half] cosines, then [half] sines. The angle is fp32 as transformers forms it.
-void fill_angles(float position, const float* inv_freq, std::int64_t half, float sign, float* table) {
+void fill_angles(float position, const float* inv_freq, float amplitude, std::int64_t half, float sign, float* table) {
   for (std::int64_t j = 0; j < half; ++j) {
     const float angle = position * inv_freq[j];
-    table[j] = std::cos(angle);
-    table[half + j] = sign * std::sin(angle);
+    table[j] = amplitude * std::cos(angle);
+    table[half + j] = sign * amplitude * std::sin(angle);
   }
 }
 
@@ -36,7 +36,7 @@ HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t half, const
 }  // namespace
 
 void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
-          HeadShape shape, RopeDirection direction) {
+          HeadShape shape, RopeDirection direction, float amplitude) {
   if (T == 0) return;
   HB_CHECK(shape.head_dim % 2 == 0, "head_dim {} is odd", shape.head_dim);
   const std::int64_t half = shape.head_dim / 2;
@@ -50,7 +50,7 @@ void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const f
   auto* table = static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(rows * 2 * half) * 4));
   parallel_for(ctx, rows, 256 / half, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r)
-      fill_angles(static_cast<float>(shared ? r : positions[r]), inv_freq, half, sign, table + r * 2 * half);
+      fill_angles(static_cast<float>(shared ? r : positions[r]), inv_freq, amplitude, half, sign, table + r * 2 * half);
   });
   with_float_type(qkv.dtype, [&](auto tag) {
     using E = decltype(tag);

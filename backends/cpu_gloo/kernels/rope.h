@@ -11,8 +11,8 @@ namespace hotbunk::kernels {
 enum class RopeDirection : bool { forward, backward };
 
 /// Rotates the q and k heads of qkv[T, (a+2k)·d] in place by positions[t]·inv_freq; `backward` rotates the other way,
-/// which is the gradient. positions: [T], ≥ 0. inv_freq: [d/2].
+/// which is the gradient. positions: [T], ≥ 0. inv_freq: [d/2]. `amplitude`: of cosines and sines.
 void rope(KernelContext&, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T, HeadShape,
-          RopeDirection);
+          RopeDirection, float amplitude = 1.0f);
 
 }  // namespace hotbunk::kernels
