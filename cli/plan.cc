@@ -22,6 +22,8 @@
 #include "graph/print.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/lint.h"
+#include "planner/answers/stated_error.h"
+#include "reports/html.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
@@ -35,7 +37,7 @@ constexpr double unset = -1;
 struct PlanArguments {
   ScenarioOptions scenario;
   bool resolved = false, print = false;
-  std::string phase, out;
+  std::string phase, out, html;
   std::string objective = "seconds", gpus, within;
   double headroom = unset;
   std::size_t top = 5;
@@ -127,12 +129,35 @@ Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& price
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
   return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget,
-                         o.scenario.json});
+                         o.scenario.json || !o.html.empty()});
 }
 Result<Choices> best_layouts(const PlanArguments& o, const Scenario& scenario) {
   const auto pricer = ScenarioPricer::make(scenario, catalog_root());
   if (!pricer) return fail(pricer.error());
   return best_layouts(o, **pricer);
+}
+
+/// --html: the answer as a page. E103.
+Status write_page(const PlanArguments& o, const ScenarioPricer& pricer, const Explanation& e, const Choices& choices,
+                  const std::vector<std::string>& not_lowered) {
+  const Scenario& s = pricer.scenario();
+  Json what_if = Json::array();
+  if (!e.unpriced) {
+    const auto numbers = sensitivity(s, catalog_root());
+    if (!numbers) return fail(numbers.error());
+    what_if = json_from<Json>(to_json(*numbers));
+  }
+  const Json data = {{"scenario", s.name},
+                     {"ranks", s.cluster.ranks()},
+                     {"verdict", name_of(e.unpriced ? Verdict::no : e.verdict.verdict)},
+                     {"seconds_error", error_text(iteration_error(e.framework))},
+                     {"why_not_lowered", not_lowered},
+                     {"findings", json_from<Json>(to_json(s.name, lint_beside(pricer, e)))["findings"]},
+                     {"provenance", Json::array({Json::array({"hotbunk", HOTBUNK_VERSION})})},
+                     {"explanation", json_from<Json>(to_json(e))},
+                     {"search", json_from<Json>(to_json(choices))},
+                     {"sensitivity", what_if}};
+  return write_file_atomic(o.html, html_plan(data));
 }
 
 /// What nothing lowers yet is priced in closed form; the answer says so.
@@ -161,6 +186,8 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
     fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
   }
   flush_output();
+  if (!o.html.empty())
+    if (auto s = write_page(o, **pricer, e, *choices, reasons); !s) return report_errors(s.error());
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
   if (!o.scenario.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
@@ -285,6 +312,11 @@ int run(const PlanArguments& o) {
   } else {
     fmt::print("{}\n{}", report.memory, printable(render(*choices)));
   }
+  if (!o.html.empty()) {
+    const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
+    if (!pricer) return report_errors(pricer.error());
+    if (auto s = write_page(o, **pricer, explain(**pricer), *choices, {}); !s) return report_errors(s.error());
+  }
   if (report.error) {
     flush_output();
     report_errors({*report.error});
@@ -333,6 +365,11 @@ void add_plan(CommandLine& line) {
   sub.option("--out", o->out, "save the plan; `run --plan` then refuses anything else")
       .excludes(gpus)
       .excludes(within)
+      .excludes(resolved);
+  sub.option("--html", o->html, "also write the answer as a page: layouts, memory by moment, seconds, what if")
+      .excludes(gpus)
+      .excludes(within)
+      .excludes(print)
       .excludes(resolved);
   sub.action([o] { return run(*o); });
 }

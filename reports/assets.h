@@ -8,5 +8,6 @@ std::string_view style_css();
 std::string_view charts_js();
 std::string_view memory_js();
 std::string_view report_js();
+std::string_view plan_js();
 
 }  // namespace hotbunk::assets

@@ -26,4 +26,9 @@ struct ReportInput {
 /// grow with the number of steps. Every chart has its table. Traces must be of `plan` (trace_fits_plan).
 std::string html_report(const ReportInput&);
 
+/// What `plan` says, likewise: verdict, layouts, seconds against bytes, memory by moment, seconds, sensitivity, levers.
+/// `data`: scenario, ranks, verdict, seconds_error, why_not_lowered[], findings[], provenance[] (name, value), and the
+/// documents `explanation` (hotbunk.explain/1), `search` of hotbunk.plan/1 or null, `sensitivity`.
+std::string html_plan(const nlohmann::ordered_json& data);
+
 }  // namespace hotbunk

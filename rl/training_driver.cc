@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -27,9 +28,10 @@ struct WeightsPayload final : Payload {
     if (!sink || !problems.empty()) return;
     if (Status ok = sink->take(op, source); !ok) problems = std::move(ok.error());
   }
-  void finish() {
+  /// `on_disk`: all of it is, else only whole.
+  void finish(bool on_disk) {
     if (!sink) return;
-    if (problems.empty())
+    if (problems.empty() && on_disk)
       if (Status ok = sink->finish(); !ok) problems = std::move(ok.error());
     if (!problems.empty()) sink.reset();  // removes what it had begun to write
   }
@@ -186,11 +188,14 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
 
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {
   if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) {
-    weights->finish();
+    weights->finish(!places_meanwhile(role(phase)));
     if (weights->sink) unplaced_ = std::move(weights->sink);
     Diagnostics problems = std::move(weights->problems);
     // The last one comes after all steps; others wait for the lines of their step (step_ended).
-    if (role(phase) == PhaseRole::export_weights && unplaced_) problems = place_checkpoint();
+    if (role(phase) == PhaseRole::export_weights && unplaced_) {
+      problems = place_checkpoint();
+      if (Status earlier = meanwhile_placed(); !earlier) throw DriverFailure(std::move(earlier.error()));
+    }
     if (!problems.empty()) not_written(role(phase), args.step, std::move(problems));
   }
   if (auto* micro = dynamic_cast<MicroPayload*>(args.payload.get());
@@ -225,9 +230,30 @@ Diagnostics TrainingDriver::place_checkpoint() {
   return placed ? Diagnostics{} : placed.error();
 }
 
+void TrainingDriver::place_meanwhile(std::int32_t step) {
+  placed_step_ = step;
+  placing_ = std::async(std::launch::async, [writer = std::shared_ptr(std::move(unplaced_))]() -> Status {
+    if (Status ok = writer->finish(); !ok) return ok;
+    return writer->place();
+  });
+}
+
+Status TrainingDriver::meanwhile_placed() {
+  if (!placing_.valid()) return {};
+  if (Status ok = placing_.get(); !ok) return fail(failed_checkpoint(placed_step_, std::move(ok.error())));
+  return {};
+}
+
 /// A run that is resumed from here goes on after this step, and would never write its lines.
 Status TrainingDriver::step_ended(std::int32_t step) {
+  const bool is_done = placing_.valid() && placing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  if (unplaced_ || is_done)
+    if (Status earlier = meanwhile_placed(); !earlier) return earlier;
   if (!unplaced_) return {};
+  if (scenario().run.checkpoint_async) {
+    place_meanwhile(step);
+    return {};
+  }
   Diagnostics problems = place_checkpoint();
   if (problems.empty()) return {};
   return fail(failed_checkpoint(step, std::move(problems)));

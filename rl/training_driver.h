@@ -3,6 +3,7 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,7 +43,8 @@ class TrainingDriver : public IterationDriver {
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or
   /// gradient norm is not finite, RuntimeFailure when a verified sync found a tensor that differs.
   void completed(Rank, const Args&, std::int16_t phase) override;
-  /// The checkpoint of the step takes its place: on_step_end has written what is known of the step. E632.
+  /// The checkpoint of the step takes its place: on_step_end has written what is known of the step. E632, also of an
+  /// earlier one that was put on disk meanwhile.
   Status step_ended(std::int32_t step) final;
   /// Why the last checkpoint was not written; empty when it was.
   const Diagnostics& finish_problems() const { return finish_problems_; }
@@ -85,6 +87,13 @@ class TrainingDriver : public IterationDriver {
   Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
   Diagnostics place_checkpoint();
+  /// Puts the checkpoint on disk and in its place while others go on; one at a time.
+  void place_meanwhile(std::int32_t step);
+  /// Waits for it. Why it was not written, with its step.
+  Status meanwhile_placed();
+  bool places_meanwhile(PhaseRole role) const {
+    return scenario().run.checkpoint_async && role != PhaseRole::export_weights;
+  }
   void check_sync(std::int32_t step, const SyncPayload&);
   std::map<std::int64_t, std::vector<float>> training_logps(std::int32_t step, Rank);
   void keep_logps(Rank, std::int32_t step, PhaseRole, MicroPayload&);
@@ -100,6 +109,8 @@ class TrainingDriver : public IterationDriver {
   std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
   const SyncHashes hashes_;
   std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written
+  std::future<Status> placing_;                 // of placed_step_, by place_meanwhile
+  std::int32_t placed_step_ = 0;
   Diagnostics finish_problems_;
   std::int32_t logps_step_ = -1;                  // what logps_ and gaps_ are of
   std::map<PassKey, std::vector<float>> logps_;   // fetched by the log-prob passes, fed to training

@@ -31,8 +31,7 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer_or_auto("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
                                  {"ranks", "sequence parallel by all-to-all; divides the attention heads"}));
   keys.push_back(
-      integer_or_auto("train.layout.tp", HB_FIELD(train.layout.tp), 1, max_ranks,
-                      {"ranks", "tensor parallel; auto, here and below: docs/scenario.md, Rules between keys"}));
+      integer_or_auto("train.layout.tp", HB_FIELD(train.layout.tp), 1, max_ranks, {"ranks", "tensor parallel"}));
   keys.push_back(
       boolean("train.layout.sp", HB_FIELD(train.layout.sp), {"", "Megatron sequence parallel over the tp group"}));
   keys.push_back(
@@ -224,6 +223,8 @@ void add_rest(std::vector<ScenarioKey>& keys) {
                       {"s",
                        "that a rank others wait for may spend without ending an operation or using its CPU before "
                        "the run ends; 0 = for ever"}));
+  keys.push_back(boolean("run.checkpoint_async", HB_FIELD(run.checkpoint_async),
+                         {"", "put checkpoints on disk while the next steps train, but for the last"}));
 }
 
 /// What nobody disturbs is not spoken of: the resolved form has these keys only where they are set.

@@ -92,6 +92,9 @@ function table(columns, rows) {
     el('thead', {}, el('tr', {}, columns.map(c => cell('th', c[0], c)))),
     el('tbody', {}, rows.map(row => el('tr', {}, row.map((content, i) => cell('td', content ?? '', columns[i])))))));
 }
+function section(title, subtitle, ...children) {
+  return el('section', {}, el('h2', {}, title), el('p', {class: 'sub'}, subtitle), ...children);
+}
 /// Every chart has its table.
 function withTable(title, columns, rows) {
   return el('details', {}, el('summary', {}, 'Table: ' + title), table(columns, rows));

@@ -17,10 +17,6 @@ const view = new TimeWindow(0, end);
 document.body.append(tip);
 main.replaceChildren();
 
-function section(title, subtitle, ...children) {
-  return el('section', {}, el('h2', {}, title), el('p', {class: 'sub'}, subtitle), ...children);
-}
-
 function verdict() {
   const need = M.mapped_peak_bytes + D.overhead_bytes, room = M.capacity_bytes - need;
   const parts = D.at_peak.rows.slice(0, 3).map(r => `${r.name}${r.buffers > 1 ? ` × ${r.buffers}` : ''} (${bytes(r.bytes)})`).join(', ');

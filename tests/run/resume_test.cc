@@ -120,7 +120,7 @@ TEST_CASE("a run in parts is the run in one piece: tokens, rewards, losses, weig
   }
 }
 
-TEST_CASE("kill -9 at twenty random moments loses no step that was saved and changes no bit") {
+TEST_CASE("kill -9 at fifty random moments loses no step that was saved and changes no bit") {
   const std::string file =
       scenario("killed_often", 1, 1, "steps: 6\ncheckpoint_every: 1").string() + sets("algorithm.kl_coef=0.1");
   const fs::path whole = work_folder() / "killed_often_whole", out = work_folder() / "killed_often";
@@ -130,11 +130,12 @@ TEST_CASE("kill -9 at twenty random moments loses no step that was saved and cha
   int resumed = 0, finished = 0;
   // A machine that others use makes a run of a second one of a minute: then fewer moments have to do.
   const auto enough = begin + std::chrono::minutes(4);
-  for (std::uint64_t kills = 0; kills < 20 && std::chrono::steady_clock::now() < enough;) {
+  for (std::uint64_t kills = 0; kills < 50 && std::chrono::steady_clock::now() < enough;) {
     const bool resume = has_checkpoint(out);
     if (!resume) fs::remove_all(out);
     Running run(
-        resume ? fmt::format("run --resume {}", out.string()) : fmt::format("run {} --out {}", file, out.string()),
+        (resume ? fmt::format("run --resume {}", out.string()) : fmt::format("run {} --out {}", file, out.string())) +
+            sets(kills % 2 == 0 ? "" : "run.checkpoint_async=true"),
         work_folder() / "killed_often.err");
     resumed += resume ? 1 : 0;
     const double moment = seconds * static_cast<double>(uniform24(random_words(7, RngPurpose::test, kills, 0)[0]));
@@ -160,6 +161,31 @@ TEST_CASE("kill -9 at twenty random moments loses no step that was saved and cha
   if (end.code != 0) REQUIRE(end.err.find("no step is left") != std::string::npos);
   check_same(whole, end.code == 0 ? last : out);
   INFO(resumed << " resumed, " << finished << " came to their end");
+}
+
+TEST_CASE("checkpoints that are put on disk meanwhile are the same, and one that cannot be ends the run") {
+  const std::string file = scenario("meanwhile", 2, 2, "steps: 5\ncheckpoint_every: 1").string();
+  const fs::path whole = work_folder() / "meanwhile_whole", out = work_folder() / "meanwhile";
+  must_run(fmt::format("run {} --out {}", file, whole.string()));
+  must_run(fmt::format("run {} --out {}", file + sets("run.checkpoint_async=true"), out.string()));
+  check_whole(out);
+  for (const char* name : {"step_1", "step_2", "step_3", "step_4", "final"})
+    for (const char* part : {"model.safetensors", "optimizer.safetensors", "state.json"})
+      CHECK(text_of(out / "checkpoints" / name / part).size() > 0);
+  for (const char* name : {"step_2", "final"})
+    for (const char* part : {"model.safetensors", "optimizer.safetensors"})
+      CHECK(text_of(out / "checkpoints" / name / part) == text_of(whole / "checkpoints" / name / part));
+  // A file has the name: the run ends at the next checkpoint at the latest, and says of which step it is.
+  const fs::path blocked = work_folder() / "meanwhile_blocked";
+  fs::create_directories(blocked / "checkpoints");
+  std::ofstream(blocked / "checkpoints/step_2") << "mine";
+  const Result2 r = hotbunk_command(
+      fmt::format("run {} --out {}", file + sets("run.checkpoint_async=true steps=100000"), blocked.string()));
+  INFO(r.err);
+  CHECK(r.code == 3);
+  CHECK_THAT(r.err, Catch::Contains("error[E632]") && Catch::Contains("after step 2"));
+  CHECK(text_of(blocked / "checkpoints/step_2") == "mine");
+  CHECK(fs::exists(blocked / "checkpoints/step_1/manifest.json"));
 }
 
 TEST_CASE("SIGTERM and SIGINT end a run after its step, whole; all ranks stop after the same one") {

@@ -144,9 +144,9 @@ TEST_CASE("auto: dp, else the first open one, takes what the others leave; the r
   CHECK(least.train.layout.dp == 16);
   CHECK(least.train.layout.tp * least.train.layout.cp == 1);
   CHECK(least.train.micro_batch_tokens == 9216);
-  // 7.6 B x 2 B = 15.2 GB in half of 0.8 x 80 GB; of a 32B's 65 GB four ranks hold as much.
+  // Half of 0.8 x 85 GB is 34 GB: it holds a 7B's 15 GB, and half of a 32B's 66 GB.
   CHECK(least.rollout.layout.tp == 1);
-  CHECK(of({tokens, "model=qwen2.5-32b", "rollout.layout.tp=auto"}).rollout.layout.tp == 4);
+  CHECK(of({tokens, "model=qwen2.5-32b", "rollout.layout.tp=auto"}).rollout.layout.tp == 2);
   CHECK(auto_choices(least) ==
         "train.layout.cp 1, train.layout.tp 1, train.micro_batch_tokens 9216, rollout.layout.tp 1");
   CHECK(auto_choices(of({"train.micro_batch_tokens=9216"})) == "");
