@@ -55,7 +55,8 @@ Diagnostics check_lengths(const Scenario&, std::int64_t num_kv_blocks);
 
 /// 6 FLOPs per parameter and token (2 forward, 4 backward) over the parameters that multiply activations: all but an
 /// untied embedding table, which is only looked up (a tied one is the head). Attention: 12 * heads * head_dim * layers
-/// per (query, key) pair: QK^T and PV are 2 FLOPs per multiply-add each, backward twice that. No recompute.
+/// per (query, key) pair: QK^T and PV are 2 FLOPs per multiply-add each, backward twice that. A layer with a window has
+/// at most as many pairs as fit there. No recompute.
 double training_flops(const ModelSpec&, std::int64_t tokens, std::int64_t attention_pairs);
 
 class IterationDriver : public Driver {

@@ -72,7 +72,7 @@ struct ForwardOp {
   std::vector<ValueId> inputs;
   std::vector<Weight> weights;
   std::vector<ValueId> outputs;
-  /// Attributes of the op, and of its backward, that no other op of the model has: the catalogue says of what kinds.
+  /// Attributes of the op, and of its backward, that sizes and shares do not say: windows, caps, offsets.
   std::vector<std::pair<Attr, AttrValue>> attrs = {};
 };
 

@@ -56,25 +56,37 @@ def draw_experts(r, sizes):
 
 
 def draw_model(r, tp, cuts, longest):
-    """Llama, Qwen2 (biases) or Qwen3 (head norms), MHA to MQA, tied or not, or with experts; sizes that divide nothing
-    they need not. `tp`: of an engine."""
-    kind = r.choice(["llama", "qwen2", "qwen3"])
+    """Llama, Qwen2 (biases), Qwen3 (head norms), Mistral (a window), Gemma-2 or one with experts, MHA to MQA, tied or
+    not; sizes that divide nothing they need not. `tp`: of an engine."""
+    architectures = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma2": "Gemma2"}
+    kind = r.choice(list(architectures))
     sizes = [tp, cuts["tp"] * cuts["ulysses"], cuts["tp"]]
     unit = math.lcm(*sizes)
     heads = unit * r.randint(1, 4 if unit < 4 else 2)
     kv = r.choice([k for k in divisors(heads) if all(whole_under(k, n) for n in sizes)])
     model = {
-        "model_type": kind, "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind] + "ForCausalLM"],
+        "model_type": kind, "architectures": [architectures[kind] + "ForCausalLM"],
         "hidden_size": r.randint(3, 48), "intermediate_size": unit * r.randint(1, 24 if unit < 4 else 4),
         "num_hidden_layers": r.randint(cuts["pp"], cuts["pp"] + 4),
         "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 2 * r.randint(1, 6),
         "vocab_size": r.choice([15, 16, 17, 33, 64, 150]), "max_position_embeddings": r.choice([longest, longest + 3, 128]),
         "rms_norm_eps": 1e-6, "rope_theta": r.choice([1e4, 1e6]), "tie_word_embeddings": r.random() < 0.5,
         "initializer_range": r.choice([0.02, 0.1, 0.3]), "bos_token_id": 1, "eos_token_id": 2}
+    if kind in ("mistral", "gemma2"):
+        model["sliding_window"] = r.choice([1, 3, max(1, longest // 2), longest + 3])
+    if kind == "gemma2":
+        model.update(query_pre_attn_scalar=r.choice([3, 16]), attn_logit_softcapping=r.choice([None, 2.0, 50.0]),
+                     final_logit_softcapping=r.choice([None, 3.0, 30.0]))
+    if kind in ("llama", "qwen3"):
+        model["attention_bias"] = r.random() < 0.25
     if r.random() < 0.25:
-        model["rope_scaling"] = {"rope_type": "llama3", "factor": r.choice([2.0, 8.0]), "low_freq_factor": 1.0,
-                                 "high_freq_factor": 4.0, "original_max_position_embeddings": r.choice([8, 32])}
-    if r.random() < 0.2:
+        rope = {"rope_type": r.choice(["llama3", "linear", "yarn"]), "factor": r.choice([2.0, 8.0])}
+        if rope["rope_type"] != "linear":
+            rope["original_max_position_embeddings"] = r.choice([8, 32])
+        if rope["rope_type"] == "llama3":
+            rope.update(low_freq_factor=1.0, high_freq_factor=4.0)
+        model["rope_scaling"] = rope
+    if kind == "qwen2" and r.random() < 0.6:
         model.update(draw_experts(r, sizes))
     return model
 

@@ -108,9 +108,10 @@ TEST_CASE("rope frequencies: linear divides all, yarn those that turn seldom") {
   const RampRopeScaling exact = yarn_rope_scaling(10, 100.0, 4.0, 32.0, 4.0, 1.0, false);
   CHECK(exact.begin == Approx(0.2622).epsilon(1e-3));
   CHECK(exact.end == Approx(1.7674).epsilon(1e-3));
-  // Ends that meet: no division by 0.
-  const RampRopeScaling met = yarn_rope_scaling(10, 100.0, 4.0, 1.0, 4.0, 1.0, true);
-  CHECK(met.end > met.begin);
+  // Of 4 positions both ends are pair 0: no division by 0.
+  const RampRopeScaling met = yarn_rope_scaling(10, 100.0, 4.0, 4.0, 4.0, 1.0, true);
+  CHECK(met.begin == 0.0);
+  CHECK(met.end == Approx(0.001));
 }
 
 TEST_CASE("rope's amplitude is of cosines and sines, and of the gradient") {
