@@ -68,7 +68,7 @@ std::vector<Question> questions() {
   ask("train.layout.tp", "2", {"train.layout.tp=2", "train.layout.dp=8"});
   ask("train.layout.sp", "true", {"train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"});
   ask("train.layout.pp", "2", {"train.layout.pp=2", "train.layout.dp=8"});
-  ask("train.layout.vpp", "2", megatron({"train.layout.pp=2", "train.layout.dp=8", "train.layout.vpp=2"}));
+  ask("train.layout.vpp", "2", {"train.layout.pp=2", "train.layout.dp=8", "train.layout.vpp=2"});
   ask("train.layout.cp", "2", {"train.layout.cp=2", "train.layout.dp=8"});
   ask("train.layout.ulysses", "2", {"train.layout.ulysses=2", "train.layout.dp=8"});
   ask("train.layout.ep", "2", megatron({"model=qwen3-30b-a3b", "train.layout.ep=2", "rollout.engine=sglang"}));

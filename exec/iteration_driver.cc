@@ -109,18 +109,27 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
 
 /// A plan that plays a pipeline has its blocks in place of "micro".
 void IterationDriver::pipeline_of_plan(const Mesh& mesh) {
-  const std::int32_t train = plan_.phase_index("train");
-  if (train < 0 || scenario_.train.layout.pp == 1) return;
-  for (const Program& program : plan_.programs) {
-    auto& numbers = blocks_.emplace_back();
-    for (const Block& block : program.phases[static_cast<std::size_t>(train)])
-      numbers.emplace(block.name, static_cast<std::int32_t>(numbers.size()));
-    const auto fills = std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("fill."); });
-    fills_ = std::max<std::int64_t>(fills_, fills);
-    priced_pipeline_ |= numbers.contains("forward");
-    if (numbers.contains("forward") || numbers.contains(block_name(StageStep::forward, 0)))
-      pipeline_ = pipeline_of(scenario_);
+  train_phase_ = static_cast<std::int16_t>(plan_.phase_index("train"));
+  if (scenario_.train.layout.pp == 1) return;
+  for (std::size_t p = 0; p < plan_.phases.size(); ++p) {
+    const auto phase = static_cast<std::int16_t>(p);
+    const PhaseRole of = role(phase);
+    if (of != PhaseRole::train && of != PhaseRole::reference && of != PhaseRole::old_logprobs) continue;
+    for (std::size_t i = 0; i < plan_.programs.size(); ++i) {
+      std::map<std::string, std::int32_t> numbers;
+      for (const Block& block : plan_.programs[i].phases[p])
+        numbers.emplace(block.name, static_cast<std::int32_t>(numbers.size()));
+      if (phase == train_phase_ && numbers.contains("forward")) {
+        const auto fills = std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("fill."); });
+        fills_ = std::max<std::int64_t>(fills_, fills);
+        priced_pipeline_ = true;
+      }
+      StageBlocks blocks(numbers);
+      if (blocks.chunks() > 0)
+        stage_phases_.insert({{phase, static_cast<std::int32_t>(i)}, {std::move(numbers), std::move(blocks)}});
+    }
   }
+  if (priced_pipeline_ || !stage_phases_.empty()) pipeline_ = pipeline_of(scenario_);
   for (std::int64_t r = 0; r < mesh.size(); ++r) stages_.push_back(mesh.coordinate(r, "pp"));
 }
 
@@ -237,14 +246,16 @@ void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengt
   samples_known(step, lengths);
 }
 
-std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, PhaseRole role, std::int64_t index) {
+std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, std::int16_t phase, std::int64_t index) {
+  if (stage_phases_.contains({phase, plan_.program_of_rank[static_cast<std::size_t>(rank)]}))
+    return stage_decision(it, rank, phase, index);
   const auto& minis = batches(it.step);
   const bool pipelined = priced_pipeline_;
   if (pipelined && index-- == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
   for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
     if (index >= minis[mini].micro_batches()) continue;
     const MicroBatch& micro = minis[mini].ranks[share_of(rank)][static_cast<std::size_t>(index)];
-    const MicroId id{rank, role, static_cast<std::int64_t>(mini), index};
+    const MicroId id{rank, role(phase), static_cast<std::int64_t>(mini), index};
     return Args{.block = pipelined ? 1 : 0,
                 .step = it.step,
                 .sizes = packed(micro.sizes),
@@ -255,6 +266,16 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, Ph
   return std::nullopt;
 }
 
+std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, std::int16_t phase, std::int64_t index) {
+  std::int64_t micro_batches = 0;
+  for (const MiniBatch& mini : batches(it.step)) micro_batches += mini.micro_batches();
+  const auto& order = passes(rank, phase, micro_batches);
+  if (index > std::ssize(order) + 1) return std::nullopt;
+  if (index > 0 && index <= std::ssize(order))
+    return pass_args(it, rank, role(phase), 0, order[static_cast<std::size_t>(index - 1)]);
+  return Args{.block = index == 0 ? 0 : last_block(rank, phase), .step = it.step, .sizes = {}, .payload = {}};
+}
+
 Sizes IterationDriver::packed(const Sizes& micro) const {
   if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
   const TrainLayout& l = scenario_.train.layout;
@@ -262,16 +283,18 @@ Sizes IterationDriver::packed(const Sizes& micro) const {
 }
 
 /// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.
-const std::vector<IterationDriver::Pass>& IterationDriver::passes(Rank rank, std::int64_t micro_batches) {
+const std::vector<IterationDriver::Pass>& IterationDriver::passes(Rank rank, std::int16_t phase,
+                                                                  std::int64_t micro_batches) {
   const std::int64_t stage = pipeline_.stages > 1 ? stages_[static_cast<std::size_t>(rank)] : 0;
-  auto& out = passes_[{stage, micro_batches}];
+  auto& out = passes_[{phase, stage, micro_batches}];
   if (!out.empty()) return out;
-  if (pipeline_.stages > 1) return out = stage_passes(rank, micro_batches);
+  if (pipeline_.stages > 1) return out = stage_passes(rank, phase, micro_batches);
   for (std::int64_t i = 0; i < micro_batches; ++i) out.push_back({.block = 1, .micro = i});
   return out;
 }
 
-std::vector<IterationDriver::Pass> IterationDriver::stage_passes(Rank rank, std::int64_t micro_batches) const {
+std::vector<IterationDriver::Pass> IterationDriver::stage_passes(Rank rank, std::int16_t phase,
+                                                                 std::int64_t micro_batches) {
   const std::int64_t stage = stages_[static_cast<std::size_t>(rank)];
   std::vector<Pass> out;
   if (priced_pipeline_) {
@@ -279,45 +302,59 @@ std::vector<IterationDriver::Pass> IterationDriver::stage_passes(Rank rank, std:
       out.push_back({.block = pipeline_block_index(pipeline_, s, fills_), .micro = s.micro});
     return out;
   }
-  const auto& numbers = blocks_[static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)])];
-  const auto slots = std::ranges::count_if(numbers, [](const auto& b) { return b.first.starts_with("forward."); });
-  for (const StageTurn& t : stage_turns(pipeline_, stage, micro_batches)) {
-    const auto block = numbers.find(block_name(t.step, t.edge >= 0 ? t.edge : t.micro % slots));
-    HB_CHECK(block != numbers.end(), "a pipeline without a block for {}", static_cast<int>(t.step));
-    out.push_back({.block = block->second, .micro = t.micro, .returned = t.returned, .message = t.edge >= 0});
+  const StagePhase& of = stage_phases_.at({phase, plan_.program_of_rank[static_cast<std::size_t>(rank)]});
+  const PipelinePasses which = phase == train_phase_ ? PipelinePasses::both_ways : PipelinePasses::forward;
+  auto& turns = turns_[{which, micro_batches}];
+  if (turns.empty()) turns = pipeline_turns(pipeline_, micro_batches, which);
+  for (const StageTurn& t : turns[static_cast<std::size_t>(stage)]) {
+    const auto block = of.numbers.find(of.blocks.name_of(t));
+    HB_CHECK(block != of.numbers.end(), "a pipeline without a block {}", of.blocks.name_of(t));
+    out.push_back({.block = block->second, .micro = t.micro, .returned = t.returned, .message = !t.is_pass()});
   }
   return out;
+}
+
+Args IterationDriver::pass_args(Iteration& it, Rank rank, PhaseRole role, std::int64_t mini, const Pass& pass) {
+  const auto& minis = batches(it.step);
+  const auto id_of = [&](std::int64_t micro) {
+    MicroId id{rank, role, mini, micro};
+    for (std::int64_t count = 0; (count = minis[static_cast<std::size_t>(id.mini)].micro_batches()) <= id.micro;
+         ++id.mini)
+      id.micro -= count;
+    return id;
+  };
+  const auto micro_batch = [&](const MicroId& id) -> const MicroBatch& {
+    return minis[static_cast<std::size_t>(id.mini)].ranks[share_of(rank)][static_cast<std::size_t>(id.micro)];
+  };
+  const MicroId id = id_of(pass.micro);
+  Args args{.block = pass.block, .step = it.step, .sizes = packed(micro_batch(id).sizes), .payload = {}};
+  if (pass.returned >= 0)
+    args.sizes[returned_extent] = packed(micro_batch(id_of(pass.returned)).sizes)[sequence_extent];
+  if (!pass.message) args.payload = micro_payload(it, id, micro_batch(id));
+  return args;
+}
+
+std::int32_t IterationDriver::last_block(Rank rank, std::int16_t phase) const {
+  return static_cast<std::int32_t>(std::ssize(plan_.program(rank).phases[static_cast<std::size_t>(phase)])) - 1;
 }
 
 /// The i-th block of a mini-batch: begin, its passes, step.
 Args IterationDriver::train_block(Iteration& it, Rank rank, std::int64_t number, std::int64_t index) {
   const MiniBatch& mini = batches(it.step)[static_cast<std::size_t>(number)];
-  const auto& order = passes(rank, mini.micro_batches());
+  const auto& order = passes(rank, train_phase_, mini.micro_batches());
   if (index == 0) return {.block = 0, .step = it.step, .sizes = {}, .payload = begin_payload(it, rank, number)};
-  if (index == std::ssize(order) + 1) {
-    // The last one.
-    const auto train = static_cast<std::size_t>(plan_.phase_index("train"));
-    const auto blocks = std::ssize(plan_.program(rank).phases[train]);
-    return {.block = pipeline_.stages > 1 ? static_cast<std::int32_t>(blocks) - 1 : 2,
+  if (index == std::ssize(order) + 1)
+    return {.block = pipeline_.stages > 1 ? last_block(rank, train_phase_) : 2,
             .step = it.step,
             .sizes = {},
             .payload = step_payload(it, rank, number)};
-  }
-  const Pass& pass = order[static_cast<std::size_t>(index - 1)];
-  const auto micro_batch = [&](std::int64_t i) -> const MicroBatch& {
-    return mini.ranks[share_of(rank)][static_cast<std::size_t>(i)];
-  };
-  Args args{.block = pass.block, .step = it.step, .sizes = packed(micro_batch(pass.micro).sizes), .payload = {}};
-  if (pass.returned >= 0) args.sizes[returned_extent] = packed(micro_batch(pass.returned).sizes)[sequence_extent];
-  if (!pass.message)
-    args.payload = micro_payload(it, {rank, PhaseRole::train, number, pass.micro}, micro_batch(pass.micro));
-  return args;
+  return pass_args(it, rank, PhaseRole::train, number, order[static_cast<std::size_t>(index - 1)]);
 }
 
 std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, std::int64_t index) {
   const auto& minis = batches(it.step);
   for (std::size_t mini = 0; mini < minis.size(); ++mini) {
-    const std::int64_t blocks = std::ssize(passes(rank, minis[mini].micro_batches())) + 2;
+    const std::int64_t blocks = std::ssize(passes(rank, train_phase_, minis[mini].micro_batches())) + 2;
     if (index < blocks) return train_block(it, rank, static_cast<std::int64_t>(mini), index);
     index -= blocks;
   }
@@ -327,7 +364,7 @@ std::optional<Args> IterationDriver::train_decision(Iteration& it, Rank rank, st
 std::vector<Args> IterationDriver::mini_batch(Rank rank, std::int32_t step, std::int64_t mini) {
   std::vector<Args> blocks;
   const std::int64_t count =
-      std::ssize(passes(rank, batches(step)[static_cast<std::size_t>(mini)].micro_batches())) + 2;
+      std::ssize(passes(rank, train_phase_, batches(step)[static_cast<std::size_t>(mini)].micro_batches())) + 2;
   for (std::int64_t i = 0; i < count; ++i) blocks.push_back(train_block(iteration(step), rank, mini, i));
   return blocks;
 }
@@ -341,7 +378,7 @@ std::optional<Args> IterationDriver::decide(Rank rank, std::int32_t step, std::i
         return rollout_decision(iteration(step), rank, index);
       case PhaseRole::reference:
       case PhaseRole::old_logprobs:
-        return micro_decision(iteration(step), rank, role(phase), index);
+        return micro_decision(iteration(step), rank, phase, index);
       case PhaseRole::train:
         return train_decision(iteration(step), rank, index);
       case PhaseRole::checkpoint:

@@ -3,7 +3,7 @@
 //
 // Phases by name. rollout: the engine's scheduler picks "prefill" (block 0) or "decode" (block 1). exchange, export:
 // once. reference, old_logprobs, values: all micro-batches of the iteration. train, critic: per mini-batch "begin", its
-// "micro"s, "step" (blocks 0, 1, 2); of a pipeline's stage its own order of passes (layout/pipeline_schedule.h) and of
+// "micro"s, "step" (blocks 0, 1, 2); of a pipeline's stage its own order of passes (layout/pipeline_turns.h) and of
 // the messages between them. A plan of priced blocks has both in one block, and one before and behind the micro-batches
 // of a log-prob pass. checkpoint: once in
 // every checkpoint_every-th iteration and in one that ends the run early. All others: block 0.
@@ -18,7 +18,10 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "exec/batching.h"
@@ -26,7 +29,7 @@
 #include "exec/lengths.h"
 #include "exec/scheduler.h"
 #include "layout/mesh.h"
-#include "layout/pipeline_schedule.h"
+#include "layout/pipeline_turns.h"
 #include "spec/scenario.h"
 #include "trace/folds.h"
 
@@ -149,7 +152,9 @@ class IterationDriver : public Driver {
     std::int64_t index = 0;
   };
   std::optional<Args> rollout_decision(Iteration&, Rank, std::int64_t index);
-  std::optional<Args> micro_decision(Iteration&, Rank, PhaseRole, std::int64_t index);
+  std::optional<Args> micro_decision(Iteration&, Rank, std::int16_t phase, std::int64_t index);
+  /// The same, where a pipeline has its messages in blocks of their own.
+  std::optional<Args> stage_decision(Iteration&, Rank, std::int16_t phase, std::int64_t index);
   std::optional<Args> train_decision(Iteration&, Rank, std::int64_t index);
   Args train_block(Iteration&, Rank, std::int64_t mini, std::int64_t index);
   /// One block of a mini-batch between its begin and its step.
@@ -159,8 +164,11 @@ class IterationDriver : public Driver {
     std::int64_t returned = -1;  // a message: whose gradient goes back
     bool message = false;        // it has sizes alone
   };
-  const std::vector<Pass>& passes(Rank, std::int64_t micro_batches);
-  std::vector<Pass> stage_passes(Rank, std::int64_t micro_batches) const;
+  const std::vector<Pass>& passes(Rank, std::int16_t phase, std::int64_t micro_batches);
+  std::vector<Pass> stage_passes(Rank, std::int16_t phase, std::int64_t micro_batches);
+  /// What a pass has of the iteration's micro-batches, counted from a mini-batch's first.
+  Args pass_args(Iteration&, Rank, PhaseRole, std::int64_t mini, const Pass&);
+  std::int32_t last_block(Rank, std::int16_t phase) const;
   void pipeline_of_plan(const Mesh& train);
   std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
   void start_rollout(Iteration&);
@@ -179,8 +187,16 @@ class IterationDriver : public Driver {
   bool priced_pipeline_ = false;      // by blocks that have their messages in them
   std::int64_t fills_ = 0;            // of such blocks
   std::vector<std::int64_t> stages_;  // by rank that trains
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Pass>> passes_;  // by stage and micro-batches
-  std::vector<std::map<std::string, std::int32_t>> blocks_;  // of the train phase, by program and name
+  std::int16_t train_phase_ = -1;
+  /// By phase, stage and micro-batches.
+  std::map<std::tuple<std::int16_t, std::int64_t, std::int64_t>, std::vector<Pass>> passes_;
+  std::map<std::pair<PipelinePasses, std::int64_t>, std::vector<std::vector<StageTurn>>> turns_;  // by micro-batches
+  /// The blocks of a pipeline's stage, in the phases that have its messages in blocks of their own.
+  struct StagePhase {
+    std::map<std::string, std::int32_t> numbers;  // by name
+    StageBlocks blocks;
+  };
+  std::map<std::pair<std::int16_t, std::int32_t>, StagePhase> stage_phases_;  // by phase and program
   Rank first_engine_rank_ = 0;
   std::int32_t end_step_ = -1;
   std::map<std::int32_t, std::unique_ptr<Iteration>> iterations_;

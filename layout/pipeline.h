@@ -30,10 +30,4 @@ struct StageChunk {
 /// Errors: E244 what does not divide, is negative or contradicts, with the arithmetic.
 Result<std::vector<StageChunk>> split_pipeline(const PipelineSplit&);
 
-/// Micro-batches whose activations stage `stage` of `stages` holds at once under 1F1B: min(m, PP - p).
-/// GPipe holds all m.
-constexpr std::int64_t in_flight_1f1b(std::int64_t micro_batches, std::int64_t stages, std::int64_t stage) {
-  return std::min(micro_batches, stages - stage);
-}
-
 }  // namespace hotbunk

@@ -117,44 +117,4 @@ std::int32_t pipeline_block_index(const Pipeline& p, const PipelineStep& s, std:
   return -1;
 }
 
-std::vector<StageTurn> stage_turns(const Pipeline& p, std::int64_t stage, std::int64_t micro_batches) {
-  using enum StageStep;
-  HB_CHECK(p.chunks == 1 && !p.defers_weights(), "stages that pass on {} chunks", p.chunks);
-  const bool first = stage == 0, last = stage + 1 == p.stages;
-  std::vector<StageTurn> out;
-  const auto forward_pass = [&](std::int64_t i) { out.push_back({forward, i}); };
-  const auto backward_pass = [&](std::int64_t i) { out.push_back({backward, i}); };
-  const auto receive = [&](std::int64_t i) {
-    if (!first) out.push_back({output, i, -1, stage - 1});
-  };
-  const auto send = [&](std::int64_t i) {
-    if (!last) out.push_back({output, i, -1, stage});
-  };
-  const auto receive_gradient = [&](std::int64_t i) {
-    if (!last) out.push_back({gradient, i, i, stage});
-  };
-  const auto send_gradient = [&](std::int64_t i) {
-    if (!first) out.push_back({gradient, i, i, stage - 1});
-  };
-  const bool gpipe = p.schedule == PipelineSchedule::gpipe;
-  const std::int64_t ahead = gpipe ? micro_batches : std::min(p.warm_up(stage), micro_batches);
-  const std::int64_t steady = micro_batches - ahead;
-  for (std::int64_t i = 0; i < ahead; ++i) receive(i), forward_pass(i), send(i);
-  if (steady > 0) receive(ahead);
-  for (std::int64_t i = 0; i < steady; ++i) {
-    forward_pass(ahead + i);
-    if (!last) out.push_back({exchange, ahead + i, i, stage});
-    backward_pass(i);
-    if (i + 1 == steady) send_gradient(i);
-    else if (!first) out.push_back({exchange, ahead + i + 1, i, stage - 1});
-  }
-  for (std::int64_t i = steady; i < micro_batches; ++i) receive_gradient(i), backward_pass(i), send_gradient(i);
-  return out;
-}
-
-std::string block_name(StageStep step, std::int64_t slot_or_edge) {
-  constexpr std::string_view names[] = {"forward", "backward", "output", "gradient", "exchange"};
-  return fmt::format("{}.{}", names[static_cast<std::size_t>(step)], slot_or_edge);
-}
-
 }  // namespace hotbunk

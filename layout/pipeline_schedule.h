@@ -1,4 +1,5 @@
-// In which order the stages of a pipeline pass a mini-batch on: what the plan has blocks for, and what a driver plays.
+// In which order the stages of a pipeline pass a mini-batch on, and the blocks that a priced plan has for it; those of
+// a plan that executes are in pipeline_turns.h.
 //
 // Stages meet in what they send, so all of them play the same row of blocks that send, and what is sent in one is
 // received in it. With M passes of w warm-up passes on a stage, and w most on the first one:
@@ -45,10 +46,6 @@ struct Pipeline {
   }
   /// Warm-up passes that have a block of their own where a mini-batch has at most so many passes.
   std::int64_t fills(std::int64_t passes) const { return std::min(warm_up(0), passes); }
-  /// Micro-batches of which a stage keeps activations at once, of those that a mini-batch has.
-  std::int64_t slots(std::int64_t stage, std::int64_t micro_batches) const {
-    return schedule == PipelineSchedule::gpipe ? micro_batches : in_flight_1f1b(micro_batches, stages, stage);
-  }
   bool defers_weights() const { return schedule == PipelineSchedule::zero_bubble; }
 };
 Pipeline pipeline_of(const Scenario&);
@@ -74,24 +71,5 @@ std::vector<PipelineStep> pipeline_blocks(const Pipeline&, std::int64_t fills);
 std::string name_of(const PipelineStep&);  // "fill.2", "backward.weights"
 /// Index among them.
 std::int32_t pipeline_block_index(const Pipeline&, const PipelineStep&, std::int64_t fills);
-
-/// A stage's own turn, where passes and messages are blocks of their own (lowering/pipeline.h), each side of a message
-/// waiting for the other:
-///   forward, backward  of a micro-batch
-///   output             stage `edge` sends the next one what its forward pass left
-///   gradient           and gets the gradient of that
-///   exchange           both: the output of `micro`, the gradient of `returned`
-enum class StageStep : std::uint8_t { forward, backward, output, gradient, exchange };
-struct StageTurn {
-  StageStep step{};
-  std::int64_t micro = 0;
-  std::int64_t returned = -1;  // exchange: another one; gradient: the same as micro
-  std::int64_t edge = -1;      // of a message
-  friend bool operator==(const StageTurn&, const StageTurn&) = default;
-};
-/// A stage's turns of a mini-batch in 1F1B or GPipe, without virtual stages.
-std::vector<StageTurn> stage_turns(const Pipeline&, std::int64_t stage, std::int64_t micro_batches);
-/// The block of a step: of a pass in that slot, of a message over that edge.
-std::string block_name(StageStep, std::int64_t slot_or_edge);  // "forward.0", "exchange.2"
 
 }  // namespace hotbunk

@@ -41,9 +41,12 @@ Result<std::vector<StageChunk>> train_stages(const Scenario& s) {
 
 std::vector<StagePart> stage_parts(const Scenario& s) {
   const auto chunks = train_stages(s);
-  HB_CHECK(chunks.has_value() && s.train.layout.vpp == 1, "stages that the loader let pass");
+  HB_CHECK(chunks.has_value(), "stages that the loader let pass");
+  const std::int64_t stages = s.train.layout.pp;
   std::vector<StagePart> out;
-  for (const StageChunk& c : *chunks) out.push_back({c.layers, c.stage == 0, c.stage + 1 == s.train.layout.pp});
+  for (std::int64_t stage = 0; stage < stages; ++stage)
+    out.push_back({.layers = {}, .first = stage == 0, .last = stage + 1 == stages});
+  for (const StageChunk& c : *chunks) out[static_cast<std::size_t>(c.stage)].layers.push_back(c.layers);
   return out;
 }
 

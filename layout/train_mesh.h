@@ -33,7 +33,7 @@ std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&, std::int64
 
 /// The stages' chunks of the model, in model order. Errors: E244 (layout/pipeline.h).
 Result<std::vector<StageChunk>> train_stages(const Scenario&);
-/// What each stage of a layout has, without virtual stages. Internal fault where train_stages() fails.
+/// What each stage of a layout has, in all its chunks. Internal fault where train_stages() fails.
 std::vector<StagePart> stage_parts(const Scenario&);
 
 }  // namespace hotbunk

@@ -84,7 +84,7 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
 }
 
 bool has(const StagePart& stage, const ParamSpec& p, const ModelSpec& model) {
-  if (p.layer >= 0) return stage.layers.begin <= p.layer && p.layer < stage.layers.end;
+  if (p.layer >= 0) return stage.has_layer(p.layer);
   if (p.role == R::embedding) return stage.first || (stage.last && model.tie_embeddings);
   return p.role == R::position_embedding ? stage.first : stage.last;
 }
@@ -132,7 +132,7 @@ std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
                                      std::int64_t ep) {
-  return train_units(model, {.layers = {0, model.layers}}, tp, world, rank, ep);
+  return train_units(model, {.layers = {{0, model.layers}}}, tp, world, rank, ep);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,

@@ -1,6 +1,7 @@
 // How one training rank holds the model: units, their parameters, and where each parameter's rows lie. Tensor
 // parallelism cuts parameters first (layout/placement.h: tensor_parallel), and of what it leaves FSDP cuts the rows.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <tuple>
@@ -50,16 +51,21 @@ struct ShardedUnit {
   std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
 };
 
-/// What one pipeline stage has of a model: these layers; in front of them the embedding, if it is the first; behind
-/// them the norm and the head, if it is the last. Tied, both have the table.
+/// What one pipeline stage has of a model: the layers of its chunks, in model order; in front of them the embedding, if
+/// it is the first; behind them the norm and the head, if it is the last. Tied, both have the table.
 struct StagePart {
-  Range layers;
+  std::vector<Range> layers;
   bool first = true, last = true;
-  friend auto operator<=>(const StagePart& a, const StagePart& b) {
-    return std::tuple(a.layers.begin, a.layers.end, a.first, a.last) <=>
-           std::tuple(b.layers.begin, b.layers.end, b.first, b.last);
+  bool has_layer(std::int64_t layer) const {
+    return std::ranges::any_of(layers, [&](const Range& r) { return r.begin <= layer && layer < r.end; });
   }
-  friend bool operator==(const StagePart&, const StagePart&) = default;
+  friend bool operator<(const StagePart& a, const StagePart& b) {
+    const auto less = [](const Range& x, const Range& y) {
+      return std::tie(x.begin, x.end) < std::tie(y.begin, y.end);
+    };
+    if (a.layers != b.layers) return std::ranges::lexicographical_compare(a.layers, b.layers, less);
+    return std::tie(a.first, a.last) < std::tie(b.first, b.last);
+  }
 };
 
 /// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.

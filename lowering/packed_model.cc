@@ -15,8 +15,12 @@ class PackedModel::Emits : public BackwardEmitter {
   Tensor make(const std::string& name, DType dtype, std::initializer_list<Dim> shape) override {
     return m_.b_.transient(prefix_ + name + suffix_, dtype, shape, Category::activations);
   }
+  /// From now on products that make gradients of matrices go there. `overwritten`: a tensor that is not what it was
+  /// when they come.
+  void defer(Deferred& to, BufferId overwritten) { deferred_ = &to, overwritten_ = overwritten; }
   Op& emit(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in,
            std::vector<Tensor> out) override {
+    if (deferred_ != nullptr && kind == OpKind::linear_wgrad) return deferred(name, std::move(in), std::move(out));
     return m_.b_.emit(kind, stream, prefix_ + name + suffix_, std::move(in), std::move(out));
   }
   Tensor weight(const Weight& w) override { return w_.tensor(m_.b_, w.first, w.last); }
@@ -37,9 +41,24 @@ class PackedModel::Emits : public BackwardEmitter {
   }
 
  private:
+  Op& deferred(const std::string& name, std::vector<Tensor> in, std::vector<Tensor> out) {
+    for (Tensor& t : in) {
+      if (t.buffer != overwritten_) continue;
+      const Tensor copy = make(name + ".read", t.dtype, {t.shape[0], t.shape[1]});
+      m_.b_.emit(OpKind::copy, streams::compute, prefix_ + name + ".save" + suffix_, {t}, {copy});
+      t = copy;
+    }
+    Op& op = deferred_->ops.emplace_back();
+    op.kind = OpKind::linear_wgrad, op.stream = streams::compute, op.name = name + suffix_;
+    op.inputs = std::move(in), op.outputs = std::move(out);
+    return op;
+  }
+
   const PackedModel& m_;
   const WholeUnit &w_, *dw_;
   std::string prefix_, suffix_;
+  Deferred* deferred_ = nullptr;
+  BufferId overwritten_ = -1;
 };
 
 PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds,
@@ -49,7 +68,6 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
       prefix_(std::move(prefix)),
       name_(prefix_),
       feeds_(feeds),
-      first_layer_(static_cast<int>(part.layers.begin)),
       sharding_{s.model,
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
@@ -58,7 +76,9 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent}},
       embedding_(decoder_embedding(s.model)),
       layers_(s.model),
-      end_(decoder_end(s.model)) {}
+      end_(decoder_end(s.model)) {
+  for (const Range& chunk : part.layers) first_layers_.push_back(static_cast<int>(chunk.begin));
+}
 
 std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", name_, layer); }
 
@@ -130,16 +150,31 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
                  });
 }
 
-void PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer, const Values& values,
-                                 const Tensor& gradient, bool accumulate) {
+PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer,
+                                                  const Values& values, const Tensor& gradient, bool accumulate,
+                                                  bool defers) {
   const DecoderLayer& l = layer_at(layer);
-  b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
-          inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward, sharding_)), [&] {
-            Values gradients(l.forward.values().size());
-            at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
-            Emits emits(*this, w, &dw, layer_name(layer));
-            emit_backward(l.forward, sharding_, emits, values, gradients, accumulate);
-          });
+  return b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
+                 inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward, sharding_)), [&] {
+                   Values gradients(l.forward.values().size());
+                   at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
+                   Emits emits(*this, w, &dw, layer_name(layer));
+                   Deferred deferred;
+                   if (defers) emits.defer(deferred, gradient.buffer);
+                   emit_backward(l.forward, sharding_, emits, values, gradients, accumulate);
+                   return deferred;
+                 });
+}
+
+void PackedModel::layer_weights(const WholeUnit& dw, int layer, const Deferred& deferred) {
+  std::vector<Input> inputs = {dw.buffer};
+  for (const Op& op : deferred.ops)
+    for (const Tensor& t : op.inputs)
+      if (!std::ranges::count(inputs, t.buffer, &Input::buffer)) inputs.emplace_back(t);
+  b_.call(prefix_ + "layer.weights", variant_of(dw, layer), layer_name(layer), std::move(inputs), [&] {
+    for (const Op& op : deferred.ops)
+      b_.emit(op.kind, op.stream, layer_name(layer) + op.name, op.inputs, op.outputs).attrs = op.attrs;
+  });
 }
 
 Values PackedModel::end(const WholeUnit& root, const Stream& in) {

@@ -1,6 +1,7 @@
 // The model over one micro-batch of packed sequences, forward and explicit backward, as calls: its family's forward
 // (model/) by the rules of shard/, over the units that training has whole.
 #pragma once
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,7 @@ inline ParamRole head_role(const ModelSpec& m) { return m.tie_embeddings ? Param
 
 class PackedModel {
  public:
-  /// Of a pipeline stage: what enters its first layer is h alone.
+  /// Of a pipeline stage: what enters the first layer of a chunk is h alone.
   PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds, const StagePart&);
 
   /// The residual stream between layers (model/decoder.h); z without a buffer: there is only h.
@@ -34,9 +35,21 @@ class PackedModel {
   Stream layer_forward(const WholeUnit&, int layer, const Stream& in, Values& kept);
   /// Computes again what of the layer was not kept and its backward reads; nothing with recompute: none.
   void recompute(const WholeUnit&, int layer, Values& kept);
-  /// `gradient` [T,H] is that of the layer's output and then of its input. Writes the unit's gradients.
-  void layer_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const Values&, const Tensor& gradient,
-                      bool accumulate);
+  /// Products that make gradients of matrices, left for later, and what they read.
+  struct Deferred {
+    std::vector<Op> ops;  // named without the layer
+    template <class F>
+    friend void each_tensor(Deferred& d, F&& visit) {
+      for (Op& op : d.ops)
+        for (auto* side : {&op.inputs, &op.outputs})
+          for (Tensor& t : *side) visit(t);
+    }
+  };
+  /// `gradient` [T,H] is that of the layer's output and then of its input. Writes the unit's gradients, or with
+  /// `defers` those that layer_weights() does not.
+  Deferred layer_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const Values&,
+                          const Tensor& gradient, bool accumulate, bool defers = false);
+  void layer_weights(const WholeUnit& gradients, int layer, const Deferred&);
 
   /// The norm in front of the head, and its result [T,H].
   Values end(const WholeUnit& root, const Stream&);
@@ -61,7 +74,9 @@ class PackedModel {
 
  private:
   class Emits;
-  const DecoderLayer& layer_at(int layer) const { return layers_.at(layer, layer == first_layer_); }
+  const DecoderLayer& layer_at(int layer) const {
+    return layers_.at(layer, std::ranges::count(first_layers_, layer) > 0);
+  }
   /// Bodies of layers are the same where their units are of one kind and they compute the same.
   std::int64_t variant_of(const WholeUnit& w, int layer) const {
     return static_cast<std::int64_t>(DecoderLayers::num_sorts) * w.unit->kind +
@@ -73,7 +88,7 @@ class PackedModel {
   ProgramBuilder& b_;
   std::string prefix_, name_;  // of bodies, of calls
   TokenFeeds feeds_;
-  int first_layer_ = 0;
+  std::vector<int> first_layers_;  // of the chunks
   TensorSharding sharding_;
   DecoderEmbedding embedding_;
   DecoderLayers layers_;

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <set>
+#include <utility>
+
 #include "lowering/sample_rows.h"
 
 namespace hotbunk {
@@ -20,82 +23,175 @@ void add_up(ProgramBuilder& b, const std::string& name, const PackedModel::Strea
 
 }  // namespace
 
+StageMessages::StageMessages(const Scenario& s, ProgramBuilder& b, const TrainState& state,
+                             const TensorSharding& sharding, std::string prefix, PipelinePasses which)
+    : b_(b),
+      prefix_(std::move(prefix)),
+      pipeline_(pipeline_of(s)),
+      stage_(state.stage()),
+      room_(pipeline_room(pipeline_, most_micro_batches(s), which)[static_cast<std::size_t>(stage_)]) {
+  const Dim rows = sharding.stream_tokens(), width = fixed(s.model.hidden);
+  const bool several = pipeline_.chunks > 1, trains = which == PipelinePasses::both_ways;
+  const auto made = [&](const char* name) { return make(name, rows, width, sharding.compute); };
+  if (several || !state.part().first) input_ = made("input");
+  if (several || !state.part().last) output_ = made("output");
+  if (trains) gradient_ = made("gradient"), returned_ = several ? made("returned") : gradient_;
+}
+
+Tensor StageMessages::make(const std::string& name, const Dim& rows, const Dim& width, DType dtype) {
+  const BufferId id =
+      b_.managed(prefix_ + name, dtype, rows.size * width.size, Category::communication, sections::transient);
+  b_.alloc(id);
+  allocated_.push_back(id);
+  return b_.view(id, dtype, {rows, width});
+}
+
+void StageMessages::before_forward(std::int32_t phase, std::int64_t chunk) {
+  if (is_first(chunk)) return;
+  message(phase, StageStep::output, model_chunk(chunk) - 1);
+  if (!std::exchange(parks_outputs_, true))
+    park(phase, StageStep::park_output, StageStep::take_output, input_, room_.parked_outputs);
+}
+void StageMessages::after_forward(std::int32_t phase, std::int64_t chunk) {
+  if (!is_last(chunk)) message(phase, StageStep::output, model_chunk(chunk));
+}
+void StageMessages::before_backward(std::int32_t phase, std::int64_t chunk) {
+  if (is_last(chunk)) return;
+  message(phase, StageStep::gradient, model_chunk(chunk));
+  if (!std::exchange(parks_gradients_, true))
+    park(phase, StageStep::park_gradient, StageStep::take_gradient, gradient_, room_.parked_gradients);
+}
+void StageMessages::after_backward(std::int32_t phase, std::int64_t chunk) {
+  if (!is_first(chunk)) message(phase, StageStep::gradient, model_chunk(chunk) - 1);
+}
+void StageMessages::exchanges(std::int32_t phase) {
+  if (pipeline_.schedule == PipelineSchedule::gpipe) return;
+  for (std::int64_t c = chunks(); c-- > 0;) {
+    if (!is_last(c)) message(phase, StageStep::exchange, model_chunk(c));
+    if (!is_first(c)) message(phase, StageStep::exchange, model_chunk(c) - 1);
+  }
+}
+
+/// Between model chunk `edge` and the next one, of which this stage has one.
+void StageMessages::message(std::int32_t phase, StageStep step, std::int64_t edge) {
+  const std::string name = block_name(step, edge);
+  b_.begin_block(phase, name);
+  b_.begin_call(prefix_ + "message", prefix_);
+  const bool forward = edge % pipeline_.stages == stage_;  // this stage's output goes that way
+  Tensor gradient = forward ? gradient_ : returned_;
+  gradient.shape[0].extent = returned_extent;
+  std::vector<Tensor> sent, received;
+  if (step != StageStep::gradient) (forward ? sent : received).push_back(forward ? output_ : input_);
+  if (step != StageStep::output) (forward ? received : sent).push_back(gradient);
+  const OpKind kind = received.empty() ? OpKind::send : sent.empty() ? OpKind::recv : OpKind::send_recv;
+  to_stage(b_.communicate(kind, streams::pipeline, Family::train_pp, prefix_ + name, sent, received),
+           (forward ? edge + 1 : edge) % pipeline_.stages);
+}
+
+void StageMessages::park(std::int32_t phase, StageStep to, StageStep back, const Tensor& tensor, std::int64_t places) {
+  for (std::int64_t i = 0; i < places; ++i) {
+    const Tensor parked =
+        b_.transient(fmt::format("{}parked_{}.{}", prefix_, to == StageStep::park_output ? "output" : "gradient", i),
+                     tensor.dtype, {tensor.shape[0], tensor.shape[1]}, Category::communication);
+    b_.keep(parked.buffer);
+    for (const StageStep step : {to, back}) {
+      b_.begin_block(phase, block_name(step, i));
+      b_.begin_call(prefix_ + "park", prefix_);
+      b_.emit(OpKind::copy, streams::compute, prefix_ + block_name(step, i), {step == to ? tensor : parked},
+              {step == to ? parked : tensor});
+    }
+  }
+}
+
+void StageMessages::free() {
+  for (const BufferId id : allocated_) b_.free(id);
+}
+
+namespace {
+
+/// What the Driver fills, the same for all blocks of a phase, each of which is fed anew: calls that read it share their
+/// bodies. `trains`: with what the loss takes.
+MicroFeeds shared_feeds(const Scenario& s, ProgramBuilder& b, const StagePart& part, const std::string& prefix,
+                        bool trains, std::vector<BufferId>& allocated) {
+  b.begin_call(prefix + "stage", prefix);
+  const Dim T = tokens(s.train.micro_batch_tokens);
+  const auto make = [&](const char* name, DType dtype, const Dim& shape) {
+    const BufferId id = b.managed(prefix + name, dtype, shape.size, Category::workspace, sections::transient);
+    b.alloc(id, streams::h2d);
+    allocated.push_back(id);
+    return b.view(id, dtype, {shape});
+  };
+  MicroFeeds f;
+  if (part.first) f.tokens.ids = make("token_ids", DType::i32, T);
+  f.tokens.positions = make("positions", DType::i32, T);
+  f.tokens.cu_seqlens = make("cu_seqlens", DType::i32, fixed(packed_seqs(s) + 1));
+  if (!part.last) return f;
+  f.targets = make("targets", DType::i32, T);
+  if (!trains) return f;
+  f.old_logps = make("old_logps", DType::f32, T), f.ref_logps = make("ref_logps", DType::f32, T);
+  f.advantages = make("advantages", DType::f32, T), f.loss_weights = make("loss_weights", DType::f32, T);
+  return f;
+}
+
+/// What a chunk computes on: what the stage before sent.
+PackedModel::Stream enter(ProgramBuilder& b, const std::string& prefix, const std::string& name, const Tensor& input) {
+  b.begin_call(prefix + "enter", name);
+  const Tensor entered =
+      b.transient(name + "entered", input.dtype, {input.shape[0], input.shape[1]}, Category::activations);
+  b.emit(OpKind::copy, streams::compute, name + "enter", {input}, {entered});
+  return {entered, {}};
+}
+
+void leave(ProgramBuilder& b, const std::string& prefix, const std::string& name, const PackedModel::Stream& stream,
+           const Tensor& output) {
+  b.begin_call(prefix + "leave", name);
+  add_up(b, name + "leave", stream, output);
+}
+
+}  // namespace
+
 StageTraining::StageTraining(const Scenario& s, ProgramBuilder& b, const TrainState& state, const Tensor& metrics)
     : s_(s),
       b_(b),
       state_(state),
-      feeds_([&] {
-        b.begin_call("train.stage", "train.");
-        // The same for all slots, each of which is fed anew: calls that read them share their bodies.
-        const Dim T = tokens(s.train.micro_batch_tokens);
-        const auto make = [&](const char* name, DType dtype, const Dim& shape) {
-          const BufferId id =
-              b.managed(std::string("train.") + name, dtype, shape.size, Category::workspace, sections::transient);
-          b.alloc(id, streams::h2d);
-          allocated_.push_back(id);
-          return b.view(id, dtype, {shape});
-        };
-        MicroFeeds f;
-        if (state.part().first) f.tokens.ids = make("token_ids", DType::i32, T);
-        f.tokens.positions = make("positions", DType::i32, T);
-        f.tokens.cu_seqlens = make("cu_seqlens", DType::i32, fixed(packed_seqs(s) + 1));
-        if (!state.part().last) return f;
-        f.targets = make("targets", DType::i32, T);
-        f.old_logps = make("old_logps", DType::f32, T), f.ref_logps = make("ref_logps", DType::f32, T);
-        f.advantages = make("advantages", DType::f32, T), f.loss_weights = make("loss_weights", DType::f32, T);
-        return f;
-      }()),
-      passes_(s, b, state, metrics, feeds_.tokens) {
-  const TensorSharding& sharding = passes_.model().sharding();
-  const Dim stream = sharding.stream_tokens(), width = fixed(s.model.hidden);
-  const auto make = [&](const char* name, const Dim& rows) {
-    const BufferId id = b.managed(std::string("train.") + name, sharding.compute, rows.size * width.size,
-                                  Category::communication, sections::transient);
-    b.alloc(id);
-    allocated_.push_back(id);
-    return b.view(id, sharding.compute, {rows, width});
-  };
-  if (!state.part().first) input_ = make("input", stream);
-  if (!state.part().last) output_ = make("output", stream);
-  gradient_ = make("gradient", stream);
-  slots_.resize(static_cast<std::size_t>(pipeline_of(s).slots(state.stage(), most_micro_batches(s))));
+      feeds_(shared_feeds(s, b, state.part(), "train.", true, allocated_)),
+      passes_(s, b, state, metrics, feeds_.tokens),
+      messages_(s, b, state, passes_.model().sharding(), "train.", PipelinePasses::both_ways) {
+  for (const std::int64_t slots : messages_.room().slots) slots_.emplace_back(static_cast<std::size_t>(slots));
 }
 
+/// In the order in which a full mini-batch comes to them first: so each reads what those before have left, and as many
+/// slots are in use as ever are. A chunk's messages stand around its first row of passes, which is the same order on
+/// all stages.
 void StageTraining::lower_passes(std::int32_t phase) {
-  const bool first = state_.part().first, last = state_.part().last;
-  const std::int64_t before = state_.stage() - 1, stage = state_.stage();
-  const bool exchanges = pipeline_of(s_).schedule != PipelineSchedule::gpipe;
-  // In an order in which each reads what those before have left.
-  if (!first) message(phase, StageStep::output, before);
-  for (std::int64_t j = 0; j < std::ssize(slots_); ++j) {
-    b_.begin_block(phase, block_name(StageStep::forward, j));
-    forward(j);
+  const Pipeline& pipeline = messages_.pipeline();
+  std::vector<StageTurn> firsts;
+  std::set<std::string> names;
+  for (StageTurn& t : stage_passes(pipeline, state_.stage(), most_micro_batches(s_))) {
+    t.micro %= std::ssize(slots_[static_cast<std::size_t>(t.chunk)]);  // its slot
+    if (names.insert(pass_name(t.step, pipeline.chunks, t.chunk, t.micro)).second) firsts.push_back(t);
   }
-  if (!last) message(phase, StageStep::output, stage);
-  if (!last) message(phase, StageStep::gradient, stage);
-  for (std::int64_t j = 0; j < std::ssize(slots_); ++j) {
-    b_.begin_block(phase, block_name(StageStep::backward, j));
-    backward(j);
+  std::set<std::pair<StageStep, std::int64_t>> before, after;
+  for (std::size_t i = 0; i < firsts.size(); ++i) {
+    const auto& [step, slot, returned, edge, chunk, place] = firsts[i];
+    const bool begins = before.insert({step, chunk}).second;
+    if (begins && step == StageStep::forward) messages_.before_forward(phase, chunk);
+    if (begins && step == StageStep::backward) messages_.before_backward(phase, chunk);
+    b_.begin_block(phase, pass_name(step, pipeline.chunks, chunk, slot));
+    if (step == StageStep::forward) forward(chunk, slot);
+    else if (step == StageStep::backward) backward(chunk, slot);
+    else weights(chunk, slot);
+    if (i + 1 < firsts.size() && firsts[i + 1].step == step && firsts[i + 1].chunk == chunk) continue;
+    const bool ends = after.insert({step, chunk}).second;
+    if (ends && step == StageStep::forward) messages_.after_forward(phase, chunk);
+    if (ends && step == StageStep::backward) messages_.after_backward(phase, chunk);
   }
-  if (!first) message(phase, StageStep::gradient, before);
-  if (exchanges && !last) message(phase, StageStep::exchange, stage);
-  if (exchanges && !first) message(phase, StageStep::exchange, before);
+  messages_.exchanges(phase);
 }
 
-/// Between stage `edge` and the next one, of which this is one.
-void StageTraining::message(std::int32_t phase, StageStep step, std::int64_t edge) {
-  const std::string name = block_name(step, edge);
-  b_.begin_block(phase, name);
-  b_.begin_call("train.message", "train.");
-  const bool forward = edge == state_.stage();  // this stage's output goes that way
-  Tensor returned = gradient_;
-  returned.shape[0].extent = returned_extent;
-  std::vector<Tensor> sent, received;
-  if (step != StageStep::gradient) (forward ? sent : received).push_back(forward ? output_ : input_);
-  if (step != StageStep::output) (forward ? received : sent).push_back(returned);
-  const OpKind kind = received.empty() ? OpKind::send : sent.empty() ? OpKind::recv : OpKind::send_recv;
-  to_stage(b_.communicate(kind, streams::pipeline, Family::train_pp, "train." + name, sent, received),
-           forward ? edge + 1 : edge);
+std::string StageTraining::slot_name(std::int64_t chunk, std::int64_t slot) const {
+  return messages_.chunks() == 1 ? fmt::format("train.slot{}.", slot)
+                                 : fmt::format("train.chunk{}.slot{}.", chunk, slot);
 }
 
 /// A tensor that the slot's backward pass reads.
@@ -104,51 +200,96 @@ Tensor StageTraining::keep(const Tensor& t) {
   return t;
 }
 
-void StageTraining::forward(std::int64_t slot) {
-  Slot& kept = slots_[static_cast<std::size_t>(slot)];
-  const std::string name = fmt::format("train.slot{}.", slot);
+void StageTraining::forward(std::int64_t chunk, std::int64_t slot) {
+  Slot& kept = slots_[static_cast<std::size_t>(chunk)][static_cast<std::size_t>(slot)];
+  const std::string name = slot_name(chunk, slot);
   passes_.model().set_name(name);
-  feed_tokens(b_, feeds_.tokens, state_.part().first);
-  PackedModel::Stream stream;
-  if (state_.part().first) {
-    stream = passes_.model().embed(state_.gather(b_, 0, Weights::trained, "train."));
-  } else {
-    b_.begin_call("train.enter", name);
-    stream.h = b_.transient(name + "entered", input_.dtype, {input_.shape[0], input_.shape[1]}, Category::activations);
-    b_.emit(OpKind::copy, streams::compute, name + "enter", {input_}, {stream.h});
-  }
-  stream = passes_.forward(stream, kept.kept);
+  const bool first = messages_.is_first(chunk);
+  feed_tokens(b_, feeds_.tokens, first);
+  PackedModel::Stream stream = first ? passes_.model().embed(state_.gather(b_, 0, Weights::trained, "train."))
+                                     : enter(b_, "train.", name, messages_.input());
+  stream = passes_.forward(stream, state_.layers_of(chunk), kept.kept);
   for (const Values& layer : kept.kept.values)
     for (const Tensor& t : layer) keep(t);
-  if (state_.part().last) {
-    kept.left = {keep(stream.h), keep(stream.z)};
-    return;
-  }
-  b_.begin_call("train.leave", name);
-  add_up(b_, name + "leave", stream, output_);
+  if (messages_.is_last(chunk)) kept.left = {keep(stream.h), keep(stream.z)};
+  else leave(b_, "train.", name, stream, messages_.output());
 }
 
-void StageTraining::backward(std::int64_t slot) {
-  Slot& kept = slots_[static_cast<std::size_t>(slot)];
-  const bool last = state_.part().last;
-  passes_.model().set_name(fmt::format("train.slot{}.", slot));
-  feed_tokens(b_, feeds_.tokens, state_.part().first);
+void StageTraining::backward(std::int64_t chunk, std::int64_t slot) {
+  Slot& kept = slots_[static_cast<std::size_t>(chunk)][static_cast<std::size_t>(slot)];
+  const bool first = messages_.is_first(chunk), last = messages_.is_last(chunk);
+  passes_.model().set_name(slot_name(chunk, slot));
+  feed_tokens(b_, feeds_.tokens, first);
   if (last) feed_loss(b_, feeds_);
   WholeUnit root, d_root;
-  Tensor gradient = gradient_;
+  Tensor gradient = messages_.gradient();
   if (last) root = state_.gather(b_, 0, Weights::trained, "train.");
-  if (state_.has_root()) d_root = state_.gradients(b_, 0, "train.");
+  if (first || last) d_root = state_.gradients(b_, 0, "train.");
   if (last) gradient = passes_.loss(feeds_, root, d_root, kept.left);
-  passes_.backward(kept.kept, gradient);
-  if (state_.part().first) passes_.embedding_backward(root, d_root, gradient);
-  if (state_.has_root()) state_.reduce(b_, 0, d_root, "train.");
-  if (!last) return;
+  passes_.backward(kept.kept, state_.layers_of(chunk), gradient, messages_.pipeline().defers_weights());
+  if (first) passes_.embedding_backward(root, d_root, gradient);
+  if (first || last) state_.reduce(b_, 0, d_root, "train.");
+  if (first || gradient.buffer == messages_.returned().buffer) return;
   b_.begin_call("train.return", "train.");
-  b_.emit(OpKind::copy, streams::compute, "train.return", {gradient}, {gradient_});
+  b_.emit(OpKind::copy, streams::compute, "train.return", {gradient}, {messages_.returned()});
+}
+
+void StageTraining::weights(std::int64_t chunk, std::int64_t slot) {
+  passes_.model().set_name(slot_name(chunk, slot));
+  passes_.weights(slots_[static_cast<std::size_t>(chunk)][static_cast<std::size_t>(slot)].kept,
+                  state_.layers_of(chunk));
 }
 
 void StageTraining::free() {
   for (const BufferId id : allocated_) b_.free(id);
+  messages_.free();
+}
+
+StageScoring::StageScoring(const Scenario& s, ProgramBuilder& b, const TrainState& state, std::int32_t phase,
+                           Weights which, std::string prefix)
+    : s_(s),
+      b_(b),
+      state_(state),
+      phase_(phase),
+      which_(which),
+      prefix_(std::move(prefix)),
+      feeds_([&] {
+        b.begin_block(phase, "begin");
+        return shared_feeds(s, b, state.part(), prefix_, false, allocated_);
+      }()),
+      model_(s, b, prefix_, feeds_.tokens, state.part()),
+      layers_(limit_layers(s, b, prefix_)),
+      messages_(s, b, state, model_.sharding(), prefix_, PipelinePasses::forward) {}
+
+void StageScoring::lower() {
+  for (std::int64_t c = 0; c < messages_.chunks(); ++c) {
+    messages_.before_forward(phase_, c);
+    b_.begin_block(phase_, pass_name(StageStep::forward, messages_.chunks(), c, 0));
+    forward(c);
+    messages_.after_forward(phase_, c);
+  }
+  b_.begin_block(phase_, "end");
+  for (const BufferId id : allocated_) b_.free(id);
+  messages_.free();
+}
+
+void StageScoring::forward(std::int64_t chunk) {
+  const bool first = messages_.is_first(chunk), last = messages_.is_last(chunk);
+  const std::string name = fmt::format("{}chunk{}.", prefix_, chunk);
+  model_.set_name(name);
+  feed_tokens(b_, feeds_.tokens, first);
+  if (last) b_.feed(feeds_.targets, Slot::targets);
+  const WholeUnit root = first || last ? state_.gather(b_, 0, which_, prefix_) : WholeUnit{};
+  PackedModel::Stream stream = first ? model_.embed(root) : enter(b_, prefix_, name, messages_.input());
+  const Range layers = state_.layers_of(chunk);
+  Gathers gathers(s_, b_, state_, which_, prefix_, layer_units(state_, layers, false), layers_);
+  for (std::int64_t i = layers.begin; i < layers.end; ++i) {
+    Values dropped;
+    stream = model_.layer_forward(gathers.use(static_cast<std::size_t>(i - layers.begin)),
+                                  state_.layer(static_cast<std::size_t>(i)), stream, dropped);
+  }
+  if (last) lower_logps(s_, b_, model_, prefix_, root, stream, feeds_.targets);
+  else leave(b_, prefix_, name, stream, messages_.output());
 }
 
 PackedModel::Stream receive_stream(ProgramBuilder& b, const TrainState& state, const PackedModel& model,

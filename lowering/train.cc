@@ -26,10 +26,10 @@ void lower_micro_batch(const Scenario& s, ProgramBuilder& b, const TrainState& s
 
   const WholeUnit root = state.gather(b, 0, Weights::trained, "train.");
   TrainPasses::Kept kept;
-  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), kept);
+  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), state.layers_of(0), kept);
   const WholeUnit d_root = state.gradients(b, 0, "train.");
   const Tensor gradient = passes.loss(feeds, root, d_root, stream);
-  passes.backward(kept, gradient);
+  passes.backward(kept, state.layers_of(0), gradient);
   passes.embedding_backward(root, d_root, gradient);
   state.reduce(b, 0, d_root, "train.");
 }
@@ -66,6 +66,7 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
 
 void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& state, std::int32_t phase, Weights which,
                      const std::string& prefix) {
+  if (state.part().layers.size() > 1) return StageScoring(s, b, state, phase, which, prefix).lower();
   b.begin_block(phase, "micro");
   const TokenFeeds feeds = transient_tokens(s, b, prefix);
   feed_tokens(b, feeds, state.part().first);
@@ -77,17 +78,14 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
   }
   const WholeUnit root = state.has_root() ? state.gather(b, 0, which, prefix) : WholeUnit{};
   PackedModel::Stream stream = state.part().first ? model.embed(root) : receive_stream(b, state, model, prefix);
-  Gathers gathers(s, b, state, which, prefix, layer_units(state, false), limit_layers(s, b, prefix));
+  Gathers gathers(s, b, state, which, prefix, layer_units(state, state.layers_of(0), false),
+                  limit_layers(s, b, prefix));
   for (std::size_t i = 0; i < state.num_layers(); ++i) {
     Values dropped;
     stream = model.layer_forward(gathers.use(i), state.layer(i), stream, dropped);
   }
   if (!state.part().last) return send_stream(b, state, model, prefix, stream);
-  const Tensor normed = model.normed(root, model.end(root, stream));
-  const Tensor logps = transient_vector(s, b, prefix + "logps", DType::f32);
-  lower_logps(s, b, model, prefix, normed, model.head(root), targets, logps);
-  b.begin_call(prefix + "logps", prefix);
-  b.fetch(logps, Slot::logps);
+  lower_logps(s, b, model, prefix, root, stream, targets);
 }
 
 }  // namespace hotbunk

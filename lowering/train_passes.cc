@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
 
@@ -119,15 +120,18 @@ WholeUnit Gathers::use(std::size_t i) {
   return ready_[i];
 }
 
-std::vector<std::size_t> layer_units(const TrainState& state, bool backward) {
+std::vector<std::size_t> layer_units(const TrainState& state, Range layers, bool backward) {
   std::vector<std::size_t> out;
-  for (std::size_t i = 0; i < state.num_layers(); ++i) out.push_back(state.unit_of_layer(i));
+  for (auto i = static_cast<std::size_t>(layers.begin); i < static_cast<std::size_t>(layers.end); ++i)
+    out.push_back(state.unit_of_layer(i));
   if (backward) out = {out.rbegin(), out.rend()};
   return out;
 }
 
-void lower_logps(const Scenario& s, ProgramBuilder& b, const PackedModel& model, const std::string& prefix,
-                 const Tensor& normed, const Tensor& head, const Tensor& targets, const Tensor& logps) {
+void lower_logps(const Scenario& s, ProgramBuilder& b, PackedModel& model, const std::string& prefix,
+                 const WholeUnit& root, const PackedModel::Stream& stream, const Tensor& targets) {
+  const Tensor normed = model.normed(root, model.end(root, stream)), head = model.head(root);
+  const Tensor logps = transient_vector(s, b, prefix + "logps", DType::f32);
   const Chunks chunks = loss_chunks(s);
   for (std::int64_t c = 0; c < chunks.count; ++c) {
     const std::string name = fmt::format("{}head{}.", prefix, chunks.count > 1 ? fmt::format(".{}", c) : "");
@@ -137,6 +141,8 @@ void lower_logps(const Scenario& s, ProgramBuilder& b, const PackedModel& model,
     const Tensor entropy = b.transient(name + "entropy", DType::f32, {x.shape[0]}, Category::activations);
     lower_token_logps(s, b, model.sharding(), name, x, head, part(targets), part(logps), entropy);
   }
+  b.begin_call(prefix + "logps", prefix);
+  b.fetch(logps, Slot::logps);
 }
 
 TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState& state, const Tensor& metrics,
@@ -149,14 +155,14 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
       layers_(limit_layers(s, b, "train.")),
       gradients_(b.limit_slots("train.gradients", 1)) {}
 
-PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Kept& kept) {
-  const std::size_t layers = state_.num_layers();
+PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, Kept& kept) {
+  const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers);
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layer_units(state_, false),
+  Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layer_units(state_, range, false),
                   s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
-    stream = model_.layer_forward(kept.whole[i], state_.layer(i), stream, kept.values[i]);
+    stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
   }
   return stream;
 }
@@ -168,16 +174,29 @@ Tensor TrainPasses::loss(const MicroFeeds& feeds, const WholeUnit& root, const W
   return model_.end_backward(root, d_root, end, d_normed, state_.accumulates());
 }
 
-void TrainPasses::backward(Kept& kept, const Tensor& gradient) {
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layer_units(state_, true), layers_);
-  const std::size_t layers = state_.num_layers();
+void TrainPasses::backward(Kept& kept, Range range, const Tensor& gradient, bool defers) {
+  Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layer_units(state_, range, true), layers_);
+  const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
+  kept.deferred.resize(layers);
   for (std::size_t i = layers; i-- > 0;) {
     const WholeUnit w = s_.train.reshard_after_forward ? gathers.use(layers - 1 - i) : kept.whole[i];
-    model_.recompute(w, state_.layer(i), kept.values[i]);
-    const std::size_t unit = state_.unit_of_layer(i);
+    const int layer = state_.layer(first + i);
+    model_.recompute(w, layer, kept.values[i]);
+    const std::size_t unit = state_.unit_of_layer(first + i);
     const WholeUnit dw = state_.gradients(b_, unit, "train.", gradients_);
-    model_.layer_backward(w, dw, state_.layer(i), kept.values[i], gradient, state_.accumulates());
+    kept.deferred[i] = model_.layer_backward(w, dw, layer, kept.values[i], gradient, state_.accumulates(), defers);
+    for (const Op& op : kept.deferred[i].ops)
+      for (const Tensor& t : op.inputs) b_.keep(t.buffer);
     state_.reduce(b_, unit, dw, "train.");
+  }
+}
+
+void TrainPasses::weights(const Kept& kept, Range range) {
+  HB_CHECK(state_.accumulates(), "gradients that are reduced before all of them are there");
+  for (std::size_t i = kept.deferred.size(); i-- > 0;) {
+    const std::size_t layer = static_cast<std::size_t>(range.begin) + i;
+    model_.layer_weights(state_.gradients(b_, state_.unit_of_layer(layer), "train."), state_.layer(layer),
+                         kept.deferred[i]);
   }
 }
 

@@ -45,13 +45,13 @@ class Gathers {
   std::vector<WholeUnit> ready_;
 };
 
-/// The stage's layers as units, forward or backward.
-std::vector<std::size_t> layer_units(const TrainState&, bool backward);
+/// Some of the stage's layers as units, forward or backward.
+std::vector<std::size_t> layer_units(const TrainState&, Range layers, bool backward);
 
-/// The log-probs of the next tokens, of what the norm in front of the head left, into `logps` [T], in chunks of tokens
-/// (train.loss_chunk_tokens).
-void lower_logps(const Scenario&, ProgramBuilder&, const PackedModel&, const std::string& prefix, const Tensor& normed,
-                 const Tensor& head, const Tensor& targets, const Tensor& logps);
+/// The log-probs of the next tokens, of what left the last layer, in chunks of tokens (train.loss_chunk_tokens);
+/// fetched.
+void lower_logps(const Scenario&, ProgramBuilder&, PackedModel&, const std::string& prefix, const WholeUnit& root,
+                 const PackedModel::Stream&, const Tensor& targets);
 
 class TrainPasses {
  public:
@@ -61,14 +61,18 @@ class TrainPasses {
 
   /// What a forward pass leaves for its backward pass.
   struct Kept {
-    std::vector<Values> values;    // of the layers
-    std::vector<WholeUnit> whole;  // that stay, where nothing is resharded after forward
+    std::vector<Values> values;                   // of the layers
+    std::vector<WholeUnit> whole;                 // that stay, where nothing is resharded after forward
+    std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
   };
-  PackedModel::Stream forward(PackedModel::Stream, Kept&);
+  /// Through some of the stage's layers.
+  PackedModel::Stream forward(PackedModel::Stream, Range layers, Kept&);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.
-  void backward(Kept&, const Tensor& gradient);
+  /// `defers`: leaves products that make gradients of matrices to weights(), and keeps what they read.
+  void backward(Kept&, Range layers, const Tensor& gradient, bool defers = false);
+  void weights(const Kept&, Range layers);
   /// Of what the embedding made. Its table's gradients are added to what is there, and reduced with the root's.
   void embedding_backward(const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient);
 

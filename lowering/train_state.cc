@@ -155,6 +155,13 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   }
 }
 
+Range TrainState::layers_of(std::int64_t chunk) const {
+  Range out;
+  for (std::int64_t c = 0; c <= chunk; ++c)
+    out = {out.end, out.end + part().layers[static_cast<std::size_t>(c)].size()};
+  return out;
+}
+
 std::vector<SyncedUnit> TrainState::synced() const {
   std::vector<SyncedUnit> out;
   for (std::size_t stage = 0; stage < parts_.size(); ++stage) {

@@ -75,8 +75,10 @@ class TrainState {
   const Precision& precision() const { return scenario_.train.precision; }
   bool has_root() const { return part().first || part().last; }
   std::size_t num_layers() const { return units_.size() - (has_root() ? 1 : 0); }
-  /// A layer counted from the stage's first: its number in the model, and its unit.
-  int layer(std::size_t i) const { return static_cast<int>(part().layers.begin) + static_cast<int>(i); }
+  /// The layers of a chunk, counted from the stage's first.
+  Range layers_of(std::int64_t chunk) const;
+  /// A layer so counted: its number in the model, and its unit.
+  int layer(std::size_t i) const { return units_[unit_of_layer(i)].unit.layer; }
   std::size_t unit_of_layer(std::size_t layer) const { return layer + (has_root() ? 1 : 0); }
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }

@@ -475,9 +475,13 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
   need(t.cp == 1, "training parallelism other than dp, ulysses, tp, pp and ep = tp");
-  need(t.vpp == 1, "train.layout.vpp {}: a pipeline of one chunk a stage is executed", t.vpp);
-  need(t.pp == 1 || s.train.pipeline_schedule == "1f1b" || s.train.pipeline_schedule == "gpipe",
-       "train.pipeline_schedule {}: 1f1b and gpipe are executed", s.train.pipeline_schedule);
+  const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
+  need(!defers || t.vpp == 1,
+       "train.pipeline_schedule zero-bubble with train.layout.vpp {}: ZB-H1 has one chunk a stage", t.vpp);
+  need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
+       "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "
+       "ones; ddp and zero1 have these",
+       name_of(e));
   need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");

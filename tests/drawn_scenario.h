@@ -95,22 +95,26 @@ inline std::string draw_scenario() {
         why_not_ulysses(model.heads / train_tp, std::max<std::int64_t>(1, model.kv_heads / train_tp), u).empty())
       sharers.push_back(u);
   const std::int64_t ulysses = one_of(sharers);
-  std::vector<std::int64_t> split(static_cast<std::size_t>(pp), 1);
-  for (std::int64_t rest = layers - pp; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, pp - 1))];
+  std::vector<std::int64_t> virtual_stages{1};
+  for (std::int64_t v = 2; pp > 1 && v <= layers / pp; ++v) virtual_stages.push_back(v);
+  const std::int64_t vpp = one_of(virtual_stages), chunks = pp * vpp;
+  std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
+  for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
   const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, ulysses: {}, tp: {}, pp: {}, ep: {}, etp: {}, sp: {}, fsdp: {}}}, "
+      "train: {{engine: {}, layout: {{dp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, fsdp: "
+      "{}}}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data / ulysses, ulysses, train_tp, pp,
+      one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}), data / ulysses, ulysses, train_tp, pp, vpp,
       whole_experts ? train_tp : 1, experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
-      one_of<std::string>({"1f1b", "gpipe"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
-      one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
+      one_of<std::string>({"1f1b", "gpipe", "zero-bubble"}), pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "",
+      tokens, one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(

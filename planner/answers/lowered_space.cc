@@ -385,15 +385,14 @@ PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
 
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
-  t.vpp = t.cp = t.etp = {1};
+  t.cp = t.etp = {1};
   t.optimizer_on_host = {false};
   // Tensor-parallel ranks share each expert, or have whole ones.
   t.etp_as_tp = s.model.moe.has_value();
   std::erase_if(t.ep, [&](std::int64_t ep) { return std::ranges::find(t.tp, ep) == t.tp.end(); });
   // 1F1B has GPipe's bubble in less memory.
   const PipelineSchedule own_schedule = train_point_of(s).schedule;
-  std::erase_if(t.schedule,
-                [&](PipelineSchedule p) { return p != PipelineSchedule::one_f_one_b && p != own_schedule; });
+  std::erase_if(t.schedule, [&](PipelineSchedule p) { return p == PipelineSchedule::gpipe && p != own_schedule; });
   // Copies of the shards pay where links between them are slower than within: of groups, a node is tried.
   const std::int64_t node = s.cluster.ranks_per_node(), own_group = s.train.layout.fsdp;
   std::erase_if(t.shard, [&](std::int64_t group) { return group != -1 && group != node && group != own_group; });

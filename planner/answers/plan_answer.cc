@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "layout/pipeline_turns.h"
 #include "lowering/builder.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
@@ -211,8 +212,14 @@ MicroBatchStreams micro_batch_streams(const Scenario& s, const RlPoint& p, const
   MicroBatchStreams out{
       .sequences = p.train.micro_batch, .tokens = sizes.tokens, .streams = answer.plan.streams, .seconds = {}};
   const PlanBlocks blocks(answer.plan);
-  const bool whole = s.train.layout.pp == 1;  // else the first stage's two passes
-  for (const char* block : whole ? std::vector{"micro"} : std::vector{"forward.0", "backward.0"})
+  std::vector<std::string> passes;  // of the first stage
+  const Pipeline pipeline = pipeline_of(s);
+  for (std::int64_t c = 0; pipeline.stages > 1 && c < pipeline.chunks; ++c)
+    for (const StageStep step : {StageStep::forward, StageStep::backward, StageStep::weights})
+      if (step != StageStep::weights || pipeline.defers_weights())
+        passes.push_back(pass_name(step, pipeline.chunks, c, 0));
+  if (passes.empty()) passes = {"micro"};
+  for (const std::string& block : passes)
     out.seconds.add(
         blocks.block(PlanPhase::train, block).seconds(cost, device_sharing(cost, s.cluster), {&place, 1}, sizes), 1.0);
   return out;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "layout/pipeline_schedule.h"
+#include "layout/pipeline_turns.h"
 #include "layout/shard.h"
 #include "lowering/lower.h"
 #include "trace/static_memory.h"
@@ -42,18 +42,28 @@ StageRuns stage_runs(const Plan& plan, Rank rank, const PlanRuns& runs) {
   if (train < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::train_pp)) return out;
   const std::vector<Rank>& stages = plan.group_of(static_cast<GroupId>(Family::train_pp), rank);
   if (stages.empty()) return out;
-  Pipeline pipeline{.stages = std::ssize(stages), .schedule = PipelineSchedule::gpipe};
-  std::int64_t slots = 0;
-  for (const Block& block : plan.program(rank).phases[static_cast<std::size_t>(train)]) {
-    slots += block.name.starts_with("forward.") ? 1 : 0;
-    if (block.name.starts_with("exchange.")) pipeline.schedule = PipelineSchedule::one_f_one_b;
-    if (block.name != "begin" && block.name != "step") out[block.name] = 0;
-  }
-  const std::int64_t stage = std::ranges::find(stages, rank) - stages.begin();
+  std::map<std::string, std::int32_t> numbers;
+  for (const Block& block : plan.program(rank).phases[static_cast<std::size_t>(train)]) numbers.emplace(block.name, 0);
+  const auto has = [&](std::string_view kind) {
+    return std::ranges::any_of(numbers, [&](const auto& b) { return b.first.starts_with(kind); });
+  };
+  const StageBlocks blocks(numbers);
+  const Pipeline pipeline{.stages = std::ssize(stages),
+                          .chunks = blocks.chunks(),
+                          .schedule = has("weights.")    ? PipelineSchedule::zero_bubble
+                                      : has("exchange.") ? PipelineSchedule::one_f_one_b
+                                                         : PipelineSchedule::gpipe};
+  for (const auto& [name, number] : numbers)
+    if (name != "begin" && name != "step") out[name] = 0;
+  const auto stage = static_cast<std::size_t>(std::ranges::find(stages, rank) - stages.begin());
+  std::map<std::int64_t, std::int64_t> steps;  // by their micro-batches
   for (std::int64_t step = 0; step < runs.optimizer_steps; ++step) {
     const auto before = [&](std::int64_t s) { return runs.micro_batches * s / runs.optimizer_steps; };
-    for (const StageTurn& t : stage_turns(pipeline, stage, before(step + 1) - before(step)))
-      ++out[block_name(t.step, t.edge >= 0 ? t.edge : t.micro % slots)];
+    ++steps[before(step + 1) - before(step)];
+  }
+  for (const auto& [micro_batches, times] : steps) {
+    const std::vector<std::vector<StageTurn>> turns = pipeline_turns(pipeline, micro_batches);
+    for (const StageTurn& t : turns[stage]) out[blocks.name_of(t)] += times;
   }
   return out;
 }

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "graph/clock.h"
-#include "layout/pipeline_schedule.h"
+#include "layout/pipeline_turns.h"
 #include "layout/shard.h"
 #include "lowering/builder.h"
 #include "lowering/places.h"
@@ -82,6 +82,7 @@ class PipelineSeconds {
 
   /// Forward passes alone: what a stage sends, the next one takes when it is done with the micro-batch before.
   StreamSeconds passes(PlanPhase phase, const std::vector<Sizes>& micro_batches) {
+    if (pipeline_.chunks > 1) return play(phase, micro_batches, PipelinePasses::forward);
     std::vector<StreamSeconds> own(stages());
     std::vector<double> free(stages(), 0.0);
     for (const Sizes& sizes : micro_batches) {
@@ -103,43 +104,49 @@ class PipelineSeconds {
 
   /// One mini-batch, from its begin to its step.
   StreamSeconds step(const std::vector<Sizes>& micro_batches) {
-    const auto count = std::ssize(micro_batches);
-    std::vector<std::vector<StageTurn>> turns;
-    for (std::size_t s = 0; s < stages(); ++s)
-      turns.push_back(stage_turns(pipeline_, static_cast<std::int64_t>(s), count));
+    return play(PlanPhase::train, micro_batches, PipelinePasses::both_ways);
+  }
+
+ private:
+  /// The stages' turns against each other, each side of a message waiting for the other.
+  StreamSeconds play(PlanPhase phase, const std::vector<Sizes>& micro_batches, PipelinePasses which) {
+    const std::vector<std::vector<StageTurn>> turns = pipeline_turns(pipeline_, std::ssize(micro_batches), which);
     std::vector<StreamSeconds> own(stages());
     std::vector<double> now(stages(), 0.0);
     std::vector<std::size_t> at(stages(), 0);
     const auto play = [&](std::size_t s, const std::string& block, const Sizes& sizes) {
-      const StreamSeconds& pass = seconds(PlanPhase::train, block, s, sizes);
+      const StreamSeconds& pass = seconds(phase, block, s, sizes);
       own[s].add(pass, 1.0), now[s] += taken(pass);
+    };
+    const auto turn_of = [&](std::size_t s, const StageTurn& t) {
+      const std::string block = t.is_pass() ? pass_name(t.step, pipeline_.chunks, t.chunk, 0)
+                                            : block_name(t.step, t.edge >= 0 ? t.edge : t.place);
+      play(s, block, micro_batches[static_cast<std::size_t>(t.micro)]);
+      ++at[s];
     };
     for (std::size_t s = 0; s < stages(); ++s) play(s, "begin", {});
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t s = 0; s < stages(); ++s)
-        for (; at[s] < turns[s].size(); ++at[s], moved = true) {
+        for (; at[s] < turns[s].size(); moved = true) {
           const StageTurn& t = turns[s][at[s]];
-          if (t.edge < 0) {
-            play(s, block_name(t.step, 0), micro_batches[static_cast<std::size_t>(t.micro)]);
-            continue;
+          if (t.edge >= 0) {
+            // The stage behind the edge plays it for both.
+            const auto from = static_cast<std::size_t>(t.edge) % stages();
+            if (s == from || at[from] >= turns[from].size() || turns[from][at[from]] != t) break;
+            now[s] = now[from] = std::max(now[s], now[from]);
+            turn_of(from, t);
           }
-          // The stage behind the edge plays it for both.
-          const auto ahead = static_cast<std::size_t>(t.edge);
-          if (s == ahead || at[ahead] >= turns[ahead].size() || turns[ahead][at[ahead]] != t) break;
-          now[s] = now[ahead] = std::max(now[s], now[ahead]);
-          for (const std::size_t side : {ahead, s})
-            play(side, block_name(t.step, t.edge), micro_batches[static_cast<std::size_t>(t.micro)]);
-          ++at[ahead];
+          turn_of(s, t);
         }
     }
-    const double last = std::ranges::max(now);
-    std::ranges::fill(now, last);  // all take part in the norm
-    for (std::size_t s = 0; s < stages(); ++s) play(s, "step", {});
+    const bool trains = which == PipelinePasses::both_ways;
+    // All take part in the norm.
+    if (const double last = std::ranges::max(now); trains) std::ranges::fill(now, last);
+    for (std::size_t s = 0; s < stages(); ++s) play(s, trains ? "step" : "end", {});
     return of_longest(own, now);
   }
 
- private:
   std::size_t stages() const { return static_cast<std::size_t>(pipeline_.stages); }
   const StreamSeconds& seconds(PlanPhase phase, const std::string& block, std::size_t stage, const Sizes& sizes) {
     auto& known = known_[{phase, block, stage, sizes.tokens, sizes.attention_pairs}];

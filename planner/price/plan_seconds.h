@@ -2,7 +2,7 @@
 // that the workload is expected to have (stream_seconds.h), so many times as it is expected to run them.
 //
 //   training   per optimizer step its begin, its micro-batches, its step; log-prob passes over the same micro-batches.
-//              Stages of a pipeline play their turns (layout/pipeline_schedule.h), each side of a message waiting for
+//              Stages of a pipeline play their turns (layout/pipeline_turns.h), each side of a message waiting for
 //              the other; told is what the stage takes that works longest, and as waiting for the others the rest
 //   rollout    an engine's prompts, its decode steps with all slots taken, and while the last sequences end
 //              (planner/rl/engine_schedule.h); a step is replayed at the context that a sequence holds on average: what

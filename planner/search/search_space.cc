@@ -185,6 +185,7 @@ TrainSpace default_train_space(const ModelSpec& m, std::int64_t ranks, std::int6
   const bool has_stages = megatron || engine == TrainEngine::zero1 || engine == TrainEngine::ddp;
   s.pp = has_stages ? at_most(divisors(ranks), m.layers) : std::vector<std::int64_t>{1};
   s.vpp = megatron ? std::vector<std::int64_t>{1, 2, 3, 4, 6, 8} : std::vector<std::int64_t>{1};
+  if (has_stages && !megatron) s.vpp.push_back(2);
   // Deep stages are interleaved layer by layer: chunks of equal size beyond those.
   if (megatron)
     for (const std::int64_t stages : s.pp)

@@ -127,7 +127,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   // some frameworks take any split.
   const bool equal = framework_.uneven_chunks || split_given(p) || model_.layers % (p.pp * p.vpp) == 0 ||
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
-  if (p.vpp > 1 && (!equal || p.micro_batches % p.pp != 0)) return false;
+  if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
   if (p.ep > 1 || p.etp > 1) {
@@ -158,7 +158,7 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
     return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
   if (p.pp * p.vpp > model_.layers)
     return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
-  if (p.vpp > 1 && p.micro_batches % p.pp != 0)
+  if (p.vpp > 1 && !fills_rows(p))
     return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
   if (p.vpp > 1 && p.pp > 1 && !framework_.uneven_chunks && model_.layers % (p.pp * p.vpp) != 0)
     return fmt::format("{} interleaves equal chunks only: {} layers do not divide by pp {} x vpp {}", framework_.name,
@@ -186,6 +186,10 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
   return fmt::format("{} tokens of a sequence, {} layers do not divide by cp {} x ulysses {}, tp {} and vpp {}",
                      setting_.sequence, model_.layers, p.cp, p.ulysses, p.tp, p.vpp);
 }
+
+/// Interleaved stages go through their chunks with as many micro-batches as there are stages: Megatron-core takes whole
+/// rows of these, lowering's last row may be shorter.
+bool TrainModel::fills_rows(const TrainPoint& p) const { return framework_.lowered_ops || p.micro_batches % p.pp == 0; }
 
 bool TrainModel::split_given(const TrainPoint& p) const {
   return static_cast<std::int64_t>(setting_.pipeline_split.size()) == p.pp * p.vpp;

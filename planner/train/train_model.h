@@ -468,6 +468,7 @@ class TrainModel {
   template <class Visit>
   void visit_stages(const TrainPoint&, Visit) const;
   std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
+  bool fills_rows(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   double sequence_bytes(const TrainPoint&) const;

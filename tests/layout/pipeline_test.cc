@@ -111,12 +111,6 @@ TEST_CASE("Whatever is asked for, the chunks tile the layers or the split is ref
   }));
 }
 
-TEST_CASE("Micro-batches in flight under 1F1B: min(m, PP - p)") {
-  CHECK(in_flight_1f1b(8, 4, 0) == 4);
-  CHECK(in_flight_1f1b(8, 4, 3) == 1);
-  CHECK(in_flight_1f1b(2, 4, 0) == 2);
-}
-
 TEST_CASE("BACKGROUND B5, C1, B10, E6: the sequence dimension and GPU ids") {
   CHECK(sequence_padded_tokens(1000, 4) == 1000);
   CHECK(sequence_padded_tokens(1001, 4) == 1004);

@@ -168,8 +168,8 @@ TEST_CASE("Stages have the model's units between them, and a tied table twice") 
     ModelSpec model = test::tiny_llama();
     model.tie_embeddings = tied;
     std::map<std::string, std::int64_t> held;
-    const std::vector<ShardedUnit> first = train_units(model, {{0, 1}, true, false}, 1, 2, 0),
-                                   last = train_units(model, {{1, 2}, false, true}, 1, 2, 0);
+    const std::vector<ShardedUnit> first = train_units(model, {{{0, 1}}, true, false}, 1, 2, 0),
+                                   last = train_units(model, {{{1, 2}}, false, true}, 1, 2, 0);
     for (const auto* units : {&first, &last})
       for (const ShardedUnit& unit : *units)
         for (const UnitParam& p : unit.params) ++held[p.parameter];
@@ -182,5 +182,15 @@ TEST_CASE("Stages have the model's units between them, and a tied table twice") 
     CHECK(last[1].layer == 1);
   }
   // Between the ends there is no root.
-  CHECK(train_units(test::tiny_llama(), {{1, 2}, false, false}, 1, 2, 0)[0].layer == 1);
+  CHECK(train_units(test::tiny_llama(), {{{1, 2}}, false, false}, 1, 2, 0)[0].layer == 1);
+}
+
+TEST_CASE("A stage of several chunks has the layers of all, by their numbers in the model") {
+  ModelSpec model = test::tiny_llama();
+  model.layers = 7;
+  const std::vector<ShardedUnit> units = train_units(model, {{{0, 2}, {4, 5}}, true, false}, 1, 2, 0);
+  std::vector<int> layers;
+  for (const ShardedUnit& unit : units) layers.push_back(unit.layer);
+  CHECK(layers == std::vector{-1, 0, 1, 4});
+  for (const UnitParam& p : units[3].params) CHECK_THAT(p.parameter, Catch::StartsWith("model.layers.4."));
 }

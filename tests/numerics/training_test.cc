@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 
@@ -226,6 +229,120 @@ TEST_CASE("Pipelines compute what one rank does") {
     }
 }
 
+namespace {
+
+/// A golden's model with more layers, drawn anew, and what one rank makes of it: goldens are too shallow for stages of
+/// several chunks.
+struct DeepModel {
+  Golden golden;
+  TrainingResult by_one_rank;
+};
+const DeepModel& deep_model(const std::string& name, std::int64_t layers) {
+  static std::map<std::pair<std::string, std::int64_t>, DeepModel> known;
+  const auto found = known.find({name, layers});
+  if (found != known.end()) return found->second;
+  Golden g = Golden::load(name);
+  g.model.layers = layers;
+  g.model.weights_path.clear();
+  g.model.init_range = 0.15;  // of the goldens' own linear maps
+  g.optimizer.lr = 2e-3;      // deeper, rounding grows faster from step to step
+  TrainingResult one = train(g, golden_scenario(g, 1));
+  return known.emplace(std::pair(name, layers), DeepModel{std::move(g), std::move(one)}).first->second;
+}
+
+/// Both begin with the same weights, of 0.15 or so; five steps of AdamW change them by 5 lr = 0.01.
+void check_weights(const TrainingResult& r, const TrainingResult& one) {
+  for (const auto& [name, value] : one.after5) {
+    CAPTURE(name);
+    CHECK(update_error(r.after5.at(name), value, std::vector<float>(value.size(), 0.0f)) <= update_bound / 15);
+  }
+}
+
+void check_same(const TrainingResult& r, const TrainingResult& one) {
+  REQUIRE(r.losses.size() == one.losses.size());
+  for (std::size_t i = 0; i < one.losses.size(); ++i) {
+    CAPTURE(i);
+    CHECK(r.losses[i] == Approx(one.losses[i]).epsilon(scalar_bound));
+    CHECK(r.grad_norms[i] == Approx(one.grad_norms[i]).epsilon(scalar_bound));
+  }
+  CHECK(r.losses.front() != Approx(r.losses.back()).epsilon(0.01));
+  check_weights(r, one);
+}
+
+}  // namespace
+
+TEST_CASE("interleaved stages compute what one rank does") {
+  // Chunks of as many layers and of others, tied tables, experts; beside every engine, tensor and sequence parallelism
+  // and Ulysses; micro-batches that do not divide by the stages.
+  struct Way {
+    const char* model;
+    std::vector<std::int64_t> split;  // of the chunks, in model order
+    std::int64_t pp, tp, dp;
+    TrainEngine engine = TrainEngine::fsdp2;
+    const char* schedule = "interleaved";
+    std::int64_t group = -1, ulysses = 1, ep = 1;
+  };
+  for (const Way& way : {Way{"llama-gqa", {1, 1, 1, 1}, 2, 1, 1},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1}, 2, 1, 1, TrainEngine::ddp},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1}, 3, 1, 1, TrainEngine::zero1},
+                         {"llama-tied", {2, 1, 1, 1}, 2, 1, 2},
+                         {"llama-tied", {1, 1, 2, 1}, 2, 2, 2, TrainEngine::zero1, "1f1b"},
+                         {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero2, "gpipe"},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 4, 1, 1},
+                         {"llama-gqa", {1, 1, 1, 1}, 2, 1, 4, TrainEngine::fsdp2, "interleaved", 2},
+                         {"llama-gqa", {1, 2, 1, 1}, 2, 1, 1, TrainEngine::fsdp2, "interleaved", -1, 2},
+                         {"mixtral-tiny", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::fsdp2, "interleaved", -1, 1, 2}})
+    for (const bool several : {false, true}) {
+      CAPTURE(way.model, way.split, way.pp, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
+      const auto& [g, one] =
+          deep_model(way.model, std::accumulate(way.split.begin(), way.split.end(), std::int64_t{0}));
+      Scenario s = golden_scenario(g, way.pp * way.tp * way.dp * way.ulysses);
+      s.train.engine = way.engine, s.train.pipeline_schedule = way.schedule, s.train.pipeline_split = way.split;
+      TrainLayout& l = s.train.layout;
+      l.pp = way.pp, l.vpp = std::ssize(way.split) / way.pp, l.tp = way.tp, l.dp = way.dp, l.fsdp = way.group;
+      l.ulysses = way.ulysses, l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+      l.sp = several && way.tp > 1;
+      s.train.recompute = several ? Recompute::full : Recompute::selective;
+      s.train.loss_chunk_tokens = several ? 9 : 0;
+      s.train.micro_batch_tokens =
+          round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
+      check_same(train(g, s), one);
+    }
+}
+
+TEST_CASE("zero-bubble schedules compute what transformers does") {
+  struct Way {
+    const char* model;
+    std::vector<std::int64_t> split;
+    std::int64_t tp, dp;
+    TrainEngine engine = TrainEngine::ddp;
+    std::int64_t ulysses = 1, ep = 1;
+  };
+  for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
+                         {"llama-tied", {1, 1}, 2, 2},
+                         {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero1},
+                         {"mha-one-kv", {2, 1}, 2, 1, TrainEngine::zero1},
+                         {"qwen3-norm", {1, 1}, 2, 1, TrainEngine::ddp, 2},
+                         {"mixtral-tiny", {1, 1}, 2, 1, TrainEngine::zero1, 1, 2}})
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+      for (const bool several : {false, true}) {
+        CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), static_cast<int>(recompute),
+                several);
+        const Golden g = Golden::load(way.model);
+        const auto stages = std::ssize(way.split);
+        Scenario s = golden_scenario(g, stages * way.tp * way.dp * way.ulysses);
+        s.train.engine = way.engine, s.train.pipeline_schedule = "zero-bubble", s.train.pipeline_split = way.split;
+        TrainLayout& l = s.train.layout;
+        l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.ulysses = way.ulysses;
+        l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+        l.sp = several && way.tp > 1;
+        s.train.recompute = recompute;
+        s.train.micro_batch_tokens =
+            round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
+        check_training(g, train(g, s));
+      }
+}
+
 TEST_CASE("Ulysses computes what one rank does") {
   // Fewer KV heads than ranks, head norms, biases, tied tables; beside every engine, tensor and sequence parallelism
   // and pipelines; tokens that do not divide.
@@ -276,7 +393,8 @@ std::uint64_t number(const char* variable, std::uint64_t otherwise) {
   return text != nullptr ? std::stoull(text) : otherwise;
 }
 
-/// A layout of 1 to 8 ranks that this model can have, and how it is trained in it.
+/// A layout of 1 to 8 ranks that this model can have, and how it is trained in it. Of a golden's two or three layers no
+/// stage has several chunks; of a deep model's, each.
 std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   const auto one_of = [&](std::initializer_list<std::int64_t> values) {
     return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
@@ -290,8 +408,11 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     return std::nullopt;
   s.cluster.gpus_per_node = l.ranks();
   if (l.pp > 1) {
-    s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp), 1);
-    s.train.pipeline_split[random() % static_cast<std::uint64_t>(l.pp)] += g.model.layers - l.pp;
+    if (g.model.layers >= 2 * l.pp)
+      l.vpp = 2 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(g.model.layers / l.pp - 1));
+    const std::int64_t chunks = l.pp * l.vpp;
+    s.train.pipeline_split.assign(static_cast<std::size_t>(chunks), 1);
+    s.train.pipeline_split[random() % static_cast<std::uint64_t>(chunks)] += g.model.layers - chunks;
     if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
@@ -313,11 +434,12 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} ulysses {} pp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard {} "
+      "{}: dp {} ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard "
+      "{} "
       "prefetch {} chunks {} "
       "tokens {}",
-      s.model.name, l.dp, l.ulysses, l.pp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "), l.order,
-      l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute),
+      s.model.name, l.dp, l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "),
+      l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute),
       s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
 }
 
@@ -341,6 +463,21 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
   CHECK(4 * shared > rounds / 2);
+}
+
+TEST_CASE("and those with interleaved stages what one rank does") {
+  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 24), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::array models = {"llama-gqa", "llama-tied", "mha-one-kv", "mixtral-tiny"};
+  std::uint64_t drawn = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 3'000'017 + i);
+    const auto& [g, one] = deep_model(models[random() % models.size()], 4 + static_cast<std::int64_t>(random() % 4));
+    const std::optional<Scenario> s = draw_layout(g, random);
+    if (!s || s->train.layout.vpp == 1) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*s));
+    check_same(train(g, *s), one);
+  }
 }
 
 // Shards, moments and steps go from any layout to any other: other worlds, stages, engines, orders of ranks.
@@ -369,6 +506,26 @@ TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been"
       CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
     }
   }
+}
+
+TEST_CASE("and so between layouts with interleaved stages and others") {
+  const std::uint64_t rounds = number("HOTBUNK_RESUME_ROUNDS", 6), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  std::uint64_t drawn = 0, interleaved = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 5'000'011 + i);
+    const auto& [g, one] = deep_model(random() % 2 == 0 ? "llama-gqa" : "llama-tied", 6);
+    const std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
+    if (!first || !then || first->train.layout.vpp + then->train.layout.vpp == 2) continue;
+    ++drawn, interleaved += first->train.layout.vpp > 1 ? 1 : 0;
+    const std::int64_t steps = 1 + static_cast<std::int64_t>(random() % 4);
+    CAPTURE(i, steps, text_of(*first), text_of(*then));
+    const TrainingResult r = train_on(g, *first, *then, steps);
+    REQUIRE(r.losses.size() + static_cast<std::size_t>(steps) == one.losses.size());
+    for (std::size_t at = 0; at < r.losses.size(); ++at)
+      CHECK(r.losses[at] == Approx(one.losses[at + static_cast<std::size_t>(steps)]).epsilon(scalar_bound));
+    check_weights(r, one);
+  }
+  CHECK(interleaved > 0);
 }
 
 TEST_CASE("FSDP with everything else on computes what one rank does") {

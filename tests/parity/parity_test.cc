@@ -1,8 +1,10 @@
 // P1 and P2: simulated memory and traffic equal the measured ones, for every rank, phase, category, group and op,
 // exactly.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <catch2/catch.hpp>
+#include <numeric>
 #include <string_view>
 
 #include "lowering/lower.h"
@@ -161,18 +163,23 @@ TEST_CASE("and so with pipelines in training") {
     const char* transport;
     const char* schedule = "1f1b";
     bool tied = false;
+    std::vector<int> split = {2, 1};
   };
   std::vector<Case> cases;
-  for (const Way way : {Way{"fsdp2", "dp: 2, pp: 2", 2, "ipc"},
-                        {"fsdp2", "dp: 2, pp: 2", 2, "collective", "1f1b", true},
-                        {"fsdp2", "tp: 2, sp: true, pp: 2", 4, "ipc", "1f1b", true},
-                        {"fsdp2", "dp: 2, pp: 2, fsdp: 1", 1, "collective", "gpipe"},
-                        {"zero1", "dp: 2, pp: 2", 2, "ipc", "1f1b", true},
-                        {"zero2", "tp: 2, pp: 2", 2, "collective", "gpipe"},
-                        {"ddp", "dp: 2, pp: 2", 4, "ipc"},
-                        {"ddp", "dp: 1, pp: 4", 2, "collective", "1f1b", true}})
+  for (const Way& way :
+       {Way{"fsdp2", "dp: 2, pp: 2", 2, "ipc"},
+        {"fsdp2", "dp: 2, pp: 2", 2, "collective", "1f1b", true},
+        {"fsdp2", "tp: 2, sp: true, pp: 2", 4, "ipc", "1f1b", true},
+        {"fsdp2", "dp: 2, pp: 2, fsdp: 1", 1, "collective", "gpipe"},
+        {"zero1", "dp: 2, pp: 2", 2, "ipc", "1f1b", true},
+        {"zero2", "tp: 2, pp: 2", 2, "collective", "gpipe"},
+        {"ddp", "dp: 2, pp: 2", 4, "ipc"},
+        {"ddp", "dp: 1, pp: 4", 2, "collective", "1f1b", true, {1, 1, 1, 1}},
+        {"fsdp2", "dp: 2, pp: 2, vpp: 2", 2, "ipc", "interleaved", false, {1, 1, 1, 1}},
+        {"fsdp2", "tp: 2, sp: true, pp: 2, vpp: 3", 2, "collective", "1f1b", true, {1, 1, 1, 2, 1, 1}},
+        {"zero1", "dp: 2, pp: 2, vpp: 2", 4, "ipc", "gpipe", true, {2, 1, 1, 1}},
+        {"ddp", "dp: 1, pp: 4, vpp: 2", 1, "collective", "interleaved", false, {1, 1, 1, 1, 1, 1, 1, 1}}})
     for (const int tokens : {12, 64}) {
-      const bool four = std::string_view(way.layout).ends_with("4");
       cases.push_back(
           {fmt::format("{} {}, engines of {}, {}, {}, {} tokens", way.engine, way.layout, way.rollout_tp, way.transport,
                        way.schedule, tokens),
@@ -180,8 +187,8 @@ TEST_CASE("and so with pipelines in training") {
                4, way.rollout_tp,
                {fmt::format("train.layout={{{}}}", way.layout), fmt::format("train.engine={}", way.engine),
                 fmt::format("train.pipeline_schedule={}", way.schedule),
-                fmt::format("train.pipeline_split={}", four ? "[1, 1, 1, 1]" : "[2, 1]"),
-                fmt::format("model.num_hidden_layers={}", four ? 4 : 3),
+                fmt::format("train.pipeline_split=[{}]", fmt::join(way.split, ", ")),
+                fmt::format("model.num_hidden_layers={}", std::accumulate(way.split.begin(), way.split.end(), 0)),
                 fmt::format("model.tie_word_embeddings={}", way.tied), fmt::format("sync.transport={}", way.transport),
                 "sync.verify=true", fmt::format("train.micro_batch_tokens={}", tokens), "train.recompute=selective",
                 "train.precision.params=bf16", "algorithm.reference=true", "algorithm.mini_batches=2",

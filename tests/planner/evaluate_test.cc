@@ -15,7 +15,7 @@
 
 #include "graph/access.h"
 #include "graph/section_states.h"
-#include "layout/pipeline_schedule.h"
+#include "layout/pipeline_turns.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
 #include "lowering/sample_rows.h"
@@ -81,7 +81,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   if (sft) return;
   note("offload", s.train.offload == Offload::sleep), note("sleep", s.rollout.sleep ? s.rollout.sleep_level : 0);
   note("ulysses", s.train.layout.ulysses > 1);
-  note("pp", s.train.layout.pp > 1 ? s.train.pipeline_schedule : "none");
+  note("pp", s.train.layout.pp > 1 ? s.train.pipeline_schedule : "none"), note("vpp", s.train.layout.vpp > 1);
   note("tp", s.rollout.layout.tp), note("engines", s.rollout.layout.dp > 1);
   note("strided", s.rollout.layout.order == RankOrder::strided), note("rollout", name_of(s.rollout.dtype));
   note("pool", s.rollout.kv_cache_tokens > 0), note("ipc", s.sync.transport == SyncTransport::ipc);
@@ -146,10 +146,16 @@ TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, con
   std::map<std::string, std::int64_t> turns;  // of a pipeline's stage
   const std::int64_t stage = train_mesh(s.train.layout).coordinate(rank, "pp"), steps = v.runs.optimizer_steps;
   const Pipeline pipeline = pipeline_of(s);
-  for (std::int64_t i = 0; pipeline.stages > 1 && i < steps; ++i)
-    for (const StageTurn& t :
-         stage_turns(pipeline, stage, v.runs.micro_batches * (i + 1) / steps - v.runs.micro_batches * i / steps))
-      ++turns[block_name(t.step, t.edge >= 0 ? t.edge : t.micro % pipeline.slots(stage, most_micro_batches(s)))];
+  const std::vector<std::int64_t> slots =
+      pipeline_room(pipeline, most_micro_batches(s))[static_cast<std::size_t>(stage)].slots;
+  for (std::int64_t i = 0; pipeline.stages > 1 && i < steps; ++i) {
+    const auto of_step =
+        pipeline_turns(pipeline, v.runs.micro_batches * (i + 1) / steps - v.runs.micro_batches * i / steps);
+    for (const StageTurn& t : of_step[static_cast<std::size_t>(stage)])
+      ++turns[t.is_pass()
+                  ? pass_name(t.step, pipeline.chunks, t.chunk, t.micro % slots[static_cast<std::size_t>(t.chunk)])
+                  : block_name(t.step, t.edge >= 0 ? t.edge : t.place)];
+  }
   const auto visits = [&](const std::string& phase, const std::string& block) -> std::vector<Sizes> {
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
     if (block == "prefill") return v.prefill;
@@ -448,11 +454,11 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
-          "pool=true pp=1f1b pp=gpipe pp=none prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 "
+          "pool=true pp=1f1b pp=gpipe pp=none pp=zero-bubble prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 "
           "reference=false "
           "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
           "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 ulysses=false ulysses=true "
-          "verify=false verify=true"));
+          "verify=false verify=true vpp=false vpp=true"));
 }
 
 TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by name") {
@@ -619,6 +625,16 @@ TEST_CASE("What is not lowered is refused with the reason") {
   CHECK_THAT(why_not_lowered(tiny(4, 2, {"train.layout.dp=2", "train.layout.cp=2"})),
              Catch::Contains("training parallelism other than"));
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
+  const auto deferring = [](std::initializer_list<const char*> more) {
+    std::vector<std::string> sets = {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=4",
+                                     "train.pipeline_schedule=zero-bubble"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return why_not_lowered(tiny(2, 1, sets));
+  };
+  CHECK_THAT(deferring({}), Catch::Contains("zero-bubble with train.engine fsdp2") && Catch::Contains("ddp and zero1"));
+  CHECK_THAT(deferring({"train.engine=ddp", "train.layout.vpp=2"}),
+             Catch::Contains("zero-bubble with train.layout.vpp 2"));
+  CHECK(deferring({"train.engine=ddp"}).empty());
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
                                          "rollout.memory_fraction=0.0627"};

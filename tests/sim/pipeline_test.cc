@@ -23,31 +23,41 @@ struct AttentionAlone final : OpCost {
   }
 };
 
+/// The same time for forward, for gradients of activations and for those of weights, of which a layer has four
+/// products.
+struct ThreeEqualParts final : OpCost {
+  std::int64_t nanoseconds(const Plan&, Rank, const Op& op, const Args&) const override {
+    if (op.kind == OpKind::attention || op.kind == OpKind::attention_backward) return forward_ns;
+    return op.kind == OpKind::linear_wgrad && !op.name.ends_with("lm_head.wgrad") ? forward_ns / 4 : 0;
+  }
+};
+
 struct Trained {
   Trace trace;
   std::int16_t phase = 0;  // of training
 };
 
-/// Stages of `layers` layers each, and a mini-batch of so many micro-batches.
-Trained train(const char* schedule, std::int64_t stages, std::int64_t layers, std::int64_t micro_batches) {
+/// Stages of `layers` layers in each of their chunks, and a mini-batch of so many micro-batches.
+Trained train(const char* schedule, std::int64_t stages, std::int64_t layers, std::int64_t micro_batches,
+              std::int64_t chunks = 1, const OpCost& cost = AttentionAlone()) {
   const auto scenario = load_scenario_text(
-      fmt::format("name: stages\n"
-                  "model: {{model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: {}, "
-                  "num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64}}\n"
-                  "cluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\n"
-                  "train: {{engine: ddp, layout: {{dp: 1, pp: {}}}, pipeline_schedule: {}, micro_batch_tokens: 8}}\n"
-                  "rollout: {{engine: hotbunk, layout: {{tp: 1, dp: {}}}, kv_cache_tokens: 64}}\n"
-                  "algorithm: {{name: grpo, prompts: {}, samples_per_prompt: 1, old_logprobs: false}}\n"
-                  "workload: {{prompt_tokens: {{mean: 4, max: 4, distribution: fixed}}, "
-                  "response_tokens: {{mean: 4, max: 4, distribution: fixed}}}}\nsteps: 1\n",
-                  stages * layers, stages, stages, schedule, stages, micro_batches),
+      fmt::format(
+          "name: stages\n"
+          "model: {{model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: {}, "
+          "num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64}}\n"
+          "cluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\n"
+          "train: {{engine: ddp, layout: {{dp: 1, pp: {}, vpp: {}}}, pipeline_schedule: {}, micro_batch_tokens: 8}}\n"
+          "rollout: {{engine: hotbunk, layout: {{tp: 1, dp: {}}}, kv_cache_tokens: 64}}\n"
+          "algorithm: {{name: grpo, prompts: {}, samples_per_prompt: 1, old_logprobs: false}}\n"
+          "workload: {{prompt_tokens: {{mean: 4, max: 4, distribution: fixed}}, "
+          "response_tokens: {{mean: 4, max: 4, distribution: fixed}}}}\nsteps: 1\n",
+          stages * layers * chunks, stages, stages, chunks, schedule, stages, micro_batches),
       "stages.yaml");
   if (!scenario) throw std::runtime_error(render(scenario.error()));
   const auto plan = lower(*scenario);
   if (!plan) throw std::runtime_error(render(plan.error()));
   auto driver = LengthDriver::create(*plan, *scenario);
   if (!driver) throw std::runtime_error(render(driver.error()));
-  const AttentionAlone cost;
   SimBackend backend(scenario->cluster, cost);
   std::vector<Rank> all(static_cast<std::size_t>(stages));
   std::iota(all.begin(), all.end(), 0);
@@ -71,10 +81,41 @@ TEST_CASE("A mini-batch of a uniform pipeline takes (m + p - 1) passes both ways
       }
 }
 
+TEST_CASE("Chunks make the bubble of an interleaved pipeline smaller: (p - 1) / (m v) of the ideal time") {
+  for (const std::int64_t stages : {2, 3, 4})
+    for (const std::int64_t chunks : {2, 3})
+      for (const std::int64_t rows : {1, 2, 3}) {
+        const std::int64_t micros = rows * stages;
+        CAPTURE(stages, chunks, micros);
+        const auto [trace, phase] = train("interleaved", stages, 1, micros, chunks);
+        // BACKGROUND B6: m v + p - 1 passes through one chunk, both ways.
+        for (const PhaseSpan& span : trace.phases)
+          if (span.phase == phase)
+            CHECK(span.end_ns - span.start_ns == (micros * chunks + stages - 1) * (forward_ns + backward_ns));
+      }
+}
+
+TEST_CASE("Zero-bubble fills the end with gradients of weights: of (p - 1) passes both ways, p - 1 units are left") {
+  for (const std::int64_t stages : {2, 3, 4})
+    for (const std::int64_t micros : {stages, stages + 1, 3 * stages}) {
+      CAPTURE(stages, micros);
+      const auto seconds = [&](const char* schedule) {
+        const auto [trace, phase] = train(schedule, stages, 1, micros, 1, ThreeEqualParts());
+        std::int64_t out = 0;
+        for (const PhaseSpan& span : trace.phases)
+          if (span.phase == phase) out = std::max(out, span.end_ns - span.start_ns);
+        return out;
+      };
+      CHECK(seconds("1f1b") == 3 * (micros + stages - 1) * forward_ns);
+      // Qi et al., table 2: (p - 1) (F + B - W).
+      CHECK(seconds("zero-bubble") == (3 * micros + stages - 1) * forward_ns);
+    }
+}
+
 TEST_CASE("A stage keeps the activations of min(m, p - s) micro-batches in 1F1B, of all m in GPipe") {
   // What a second one adds: the stage between two ends keeps nothing but its layers'.
-  const auto activations = [](const char* schedule, std::int64_t micros, Rank rank) {
-    const auto [trace, phase] = train(schedule, 4, 1, micros);
+  const auto activations = [](const char* schedule, std::int64_t micros, Rank rank, std::int64_t chunks = 1) {
+    const auto [trace, phase] = train(schedule, 4, 1, micros, chunks);
     const auto& peak = trace.memory[static_cast<std::size_t>(rank)].device.phase_peaks.at(phase);
     return peak.by_category[static_cast<std::size_t>(Category::activations)];
   };
@@ -85,6 +126,12 @@ TEST_CASE("A stage keeps the activations of min(m, p - s) micro-batches in 1F1B,
       CAPTURE(stage, micros);
       CHECK(activations("gpipe", micros, stage) - one == (micros - 1) * each);
       CHECK(activations("1f1b", micros, stage) - one == (std::min<std::int64_t>(micros, 4 - stage) - 1) * each);
+    }
+    // Interleaved, those of chunks: its warm-up of 2 (p - 1 - s) + (v - 1) p passes, and one more.
+    for (const std::int64_t micros : {4, 8, 12}) {
+      CAPTURE(stage, micros);
+      const std::int64_t passes = std::min<std::int64_t>(2 * micros, 2 * (3 - stage) + 4 + 1);
+      CHECK(activations("interleaved", micros, stage, 2) - one == (passes - 1) * each);
     }
   }
 }
