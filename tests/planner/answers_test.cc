@@ -174,7 +174,8 @@ TEST_CASE("a layout without a price is explained by its arithmetic alone") {
   } cases[] = {
       // 512 samples over dp 2 in micro-batches of 8192 / 2048 = 4: 64, which pp 3 would not divide; pp 2 and 5
       // prompts: 5.
-      {{"train.engine=megatron", "train.layout={dp: 2, tp: 2, pp: 2, vpp: 2}", "algorithm.prompts=5"},
+      {{"profile=verl-megatron", "train.engine=megatron", "train.layout={dp: 2, tp: 2, pp: 2, vpp: 2}",
+        "algorithm.prompts=5"},
        "E263",
        "interleaving needs micro-batches (5) divisible by pp (2)"},
       // 7,615,616,512 parameters x 2 B / 4 = 3.55 GiB in 0.8 x 100 MiB.
