@@ -90,6 +90,10 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::geglu, 1, 1, 1, 1, FlopRule::per_element, 9},
     {OpKind::geglu_backward, 2, 2, 1, 1, FlopRule::per_element, 9},
     {OpKind::softcap, 1, 1, 1, 1, FlopRule::per_element, 3},
+    {OpKind::layer_norm, 3, 4, 2, 3, FlopRule::per_element, 8},
+    {OpKind::layer_norm_backward, 4, 4, 3, 3, FlopRule::per_element, 14},
+    {OpKind::gelu, 1, 1, 1, 1, FlopRule::per_element, 8},
+    {OpKind::gelu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -218,6 +222,23 @@ std::string check_bias(const Op& op) {
   return x == op.outputs[0] && x.rank == 2 && bias.rank == 1 && bias.shape[0] == x.shape[1]
              ? ""
              : "needs rows to add to and one bias for each of their columns";
+}
+
+/// A norm of rows, with a weight and a bias of their width.
+std::string check_layer_norm(const Op& op) {
+  const bool backward = op.kind == OpKind::layer_norm_backward;
+  const Tensor &x = op.inputs[backward ? 1 : 0], &rstd = backward ? op.inputs[3] : op.outputs[1];
+  const auto as_wide = [&](const Tensor& t) { return t.rank == 1 && t.shape[0] == x.shape[1]; };
+  const auto same = [&](const Tensor& t) { return t.rank == 2 && t.shape == x.shape; };
+  bool fits = x.rank == 2 && rstd.rank == 1 && rstd.shape[0] == x.shape[0] && same(op.outputs[0]);
+  if (backward) {
+    fits = fits && same(op.inputs[0]) && as_wide(op.inputs[2]) && as_wide(op.outputs[1]) && as_wide(op.outputs[2]);
+  } else {
+    const bool adds = op.num_operands() > 3;
+    fits = fits && as_wide(op.inputs[1]) && as_wide(op.inputs[2]) && adds == (op.outputs.size() > 2) &&
+           (!adds || (same(op.inputs[3]) && same(op.outputs[2])));
+  }
+  return fits ? "" : "needs rows, and a weight and a bias for each of their columns";
 }
 
 /// An embedding's table (or its gradient) has a row for each id that it answers for.
@@ -469,6 +490,7 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::split_heads) return check_head_parts(op, op.inputs[0], op.outputs[0]);
   if (op.kind == OpKind::merge_heads) return check_head_parts(op, op.outputs[0], op.inputs[0]);
   if (op.kind == OpKind::add_bias) return check_bias(op);
+  if (op.kind == OpKind::layer_norm || op.kind == OpKind::layer_norm_backward) return check_layer_norm(op);
   if ((op.kind == OpKind::softcap || op.has(Attr::softcap)) && !(op.real(Attr::softcap, 0.0) > 0.0))
     return "caps at no positive number";
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";

@@ -73,6 +73,11 @@
 //   geglu              gate_up[T,2I] -> act[T,I] gelu(gate) up, gelu by tanh
 //   geglu_backward     dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
 //   softcap            x[T,V] -> x               c tanh(x / c)                             softcap: c
+//   layer_norm         x[T,H], w[H], b[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)   eps; mean and deviation are of
+//                                                the row that is normed
+//   layer_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H], db[H]          residual: dx +=; accumulate: dw, db +=
+//   gelu               x[T,I] -> y[T,I]          by tanh
+//   gelu_backward      dy[T,I], x[T,I] -> dx[T,I]
 //   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
 //                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim
 //   merge_heads        y[W,T,Q'] -> x[T,Q]       split_heads backwards; KV heads that several parts have are summed, fp32

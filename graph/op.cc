@@ -84,6 +84,10 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::geglu, "geglu", OpClass::compute},
     {OpKind::geglu_backward, "geglu_backward", OpClass::compute},
     {OpKind::softcap, "softcap", OpClass::compute},
+    {OpKind::layer_norm, "layer_norm", OpClass::compute},
+    {OpKind::layer_norm_backward, "layer_norm_backward", OpClass::compute},
+    {OpKind::gelu, "gelu", OpClass::compute},
+    {OpKind::gelu_backward, "gelu_backward", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

@@ -99,6 +99,10 @@ enum class OpKind : std::uint8_t {
   geglu,
   geglu_backward,
   softcap,
+  layer_norm,
+  layer_norm_backward,
+  gelu,
+  gelu_backward,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

@@ -17,17 +17,18 @@ class RolloutRank {
       : model_(model), tp_(tp), rank_(rank), heads_(heads_of_rank(model, tp, rank)), parameters_(model) {}
 
   std::vector<LocalWeight> weights() {
-    weights_.push_back(vocabulary_slice("embedding", ParamRole::embedding));
+    weights_.push_back(table_slice("embedding", ParamRole::embedding));
+    if (model_.learned_positions) weights_.push_back(table_slice("position_embedding", ParamRole::position_embedding));
     for (int layer = 0; layer < model_.layers; ++layer) add_layer(layer);
-    replicate("final_norm", -1, ParamRole::final_norm);
-    if (parameters_.find(-1, ParamRole::lm_head)) weights_.push_back(vocabulary_slice("lm_head", ParamRole::lm_head));
+    norm("final_norm", -1, ParamRole::final_norm, ParamRole::final_norm_bias);
+    if (parameters_.find(-1, ParamRole::lm_head)) weights_.push_back(table_slice("lm_head", ParamRole::lm_head));
     return std::move(weights_);
   }
 
  private:
   void add_layer(int layer) {
     const std::string prefix = fmt::format("layers.{}.", layer);
-    replicate(prefix + "input_norm", layer, ParamRole::input_norm);
+    norm(prefix + "input_norm", layer, ParamRole::input_norm, ParamRole::input_norm_bias);
     weights_.push_back(
         packed_heads(prefix + "qkv", layer, model_.hidden, {ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj}));
     if (parameters_.find(layer, ParamRole::q_bias)) {
@@ -41,10 +42,18 @@ class RolloutRank {
     weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query)));
     if (model_.o_bias) replicate(prefix + "o_bias", layer, ParamRole::o_bias);
     if (model_.output_norms) replicate(prefix + "attention_out_norm", layer, ParamRole::attention_out_norm);
-    replicate(prefix + "post_norm", layer, ParamRole::post_norm);
+    norm(prefix + "post_norm", layer, ParamRole::post_norm, ParamRole::post_norm_bias);
     if (model_.output_norms) replicate(prefix + "mlp_out_norm", layer, ParamRole::mlp_out_norm);
     if (model_.moe) return add_experts(prefix, layer);
     const Range intermediate = even_range(model_.intermediate, tp_, rank_);
+    if (!model_.gated_mlp) {
+      weights_.push_back(row_slice(prefix + "up", layer, ParamRole::up_proj, model_.hidden, intermediate));
+      if (model_.mlp_bias)
+        weights_.push_back(row_slice(prefix + "up_bias", layer, ParamRole::up_bias, 1, intermediate));
+      weights_.push_back(column_slice(prefix + "down", layer, ParamRole::down_proj, intermediate));
+      if (model_.mlp_bias) replicate(prefix + "down_bias", layer, ParamRole::down_bias);
+      return;
+    }
     weights_.push_back(WeightBuilder(prefix + "gate_up", layer, model_.hidden)
                            .add(parameters_.at(layer, ParamRole::gate_proj), intermediate, 0, down_by(intermediate))
                            .add(parameters_.at(layer, ParamRole::up_proj), intermediate, 0, down_by(intermediate))
@@ -88,12 +97,24 @@ class RolloutRank {
         .build();
   }
 
-  LocalWeight vocabulary_slice(std::string name, ParamRole role) const {
-    const std::int64_t rows = ceil_div(model_.vocab, tp_);
+  LocalWeight row_slice(std::string name, int layer, ParamRole role, std::int64_t cols, Range rows) const {
+    return WeightBuilder(std::move(name), layer, cols).add(parameters_.at(layer, role), rows, 0, down_by(rows)).build();
+  }
+
+  /// Of the vocabulary's rows, or the positions'.
+  LocalWeight table_slice(std::string name, ParamRole role) const {
+    const ParamSpec& table = parameters_.at(-1, role);
+    const std::int64_t rows = ceil_div(table.shape[0], tp_);
     return WeightBuilder(std::move(name), -1, model_.hidden)
-        .add(parameters_.at(-1, role), chunk_range(model_.vocab, tp_, rank_), 0, {.rows = rows})
+        .add(table, chunk_range(table.shape[0], tp_, rank_), 0, {.rows = rows})
         .pad_to(rows)
         .build();
+  }
+
+  /// With its bias, where the model has them.
+  void norm(const std::string& name, int layer, ParamRole weight, ParamRole bias) {
+    replicate(name, layer, weight);
+    if (model_.layer_norm) replicate(name + "_bias", layer, bias);
   }
 
   void replicate(std::string name, int layer, ParamRole role) {
@@ -125,9 +146,8 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
 
 std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
-  if (model.mla || !model.gated_mlp || model.learned_positions || model.layer_norm || model.mlp_bias) {
-    return fmt::format("{} is not a Llama-like decoder", model.name);
-  }
+  if (model.mla) return fmt::format("the attention of {} is latent", model.name);
+  if (model.mlp_bias && (model.gated_mlp || model.moe)) return fmt::format("{} has biases in a gated MLP", model.name);
   if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
   if (model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);

@@ -11,17 +11,21 @@
 namespace hotbunk {
 
 /// One weight buffer of one rollout rank, row-major (rows, cols); a vector is (n, 1).
-/// Names: "embedding", "final_norm", "lm_head" and, per layer N, "layers.N." +
-///   input_norm                (hidden, 1)                replicated
+/// Names: "embedding", "position_embedding", "final_norm", "final_norm_bias", "lm_head" and, per layer N, "layers.N." +
+///   input_norm, input_norm_bias  (hidden, 1)             replicated; the bias where norms have one
 ///   qkv                       (q + 2 kv rows, hidden)    [query heads; key heads; value heads of this rank]
 ///   qkv_bias                  (q + 2 kv rows, 1)         where the model has it
 ///   q_norm, k_norm            (head_dim, 1)              where the model has them; replicated
 ///   o                         (hidden, q rows)           column slice
 ///   o_bias                    (hidden, 1)                where the model has it; replicated
 ///   attention_out_norm, mlp_out_norm  (hidden, 1)        where the model has them; replicated
-///   post_norm                 (hidden, 1)                replicated
+///   post_norm, post_norm_bias  (hidden, 1)               as input_norm
 ///   gate_up                   (2 intermediate / tp, hidden)  [gate rows; up rows of this rank]
 ///   down                      (hidden, intermediate / tp)    column slice
+/// in an MLP without a gate, in the place of gate_up:
+///   up                        (intermediate / tp, hidden)    row slice
+///   up_bias                   (intermediate / tp, 1)     where the model has it; row slice
+///   down_bias                 (hidden, 1)                where the model has it; replicated; behind down
 /// and with E experts, in the place of gate_up and down, an expert's inner width being I:
 ///   router                    (E, hidden)                replicated
 ///   experts_gate_up           (E 2 I / tp, hidden)       for each expert [gate rows; up rows of this rank]
@@ -49,11 +53,12 @@ struct HeadRanges {
 HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 
 /// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
-///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; gated MLP.
+///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0.
 std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
-/// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source.
+/// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are
+/// learned positions.
 /// Throws InternalError where why_not_rollout_tp gives a reason.
 std::vector<LocalWeight> rollout_weights(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 

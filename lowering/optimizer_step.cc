@@ -23,7 +23,7 @@ std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bo
   if (p.step.repeat < tensor) return Family::kv_sharers;
   const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
                         p.role == R::k_bias || p.role == R::v_bias;
-  if (p.role == R::o_bias) return std::nullopt;
+  if (p.role == R::o_bias || p.role == R::down_bias) return std::nullopt;
   return of_heads || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
 }
 

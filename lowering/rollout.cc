@@ -80,10 +80,16 @@ std::string weight_of(const Weight& w) {
   switch (w.first) {
     case ParamRole::embedding:
       return "embedding";
+    case ParamRole::position_embedding:
+      return "position_embedding";
     case ParamRole::final_norm:
       return "final_norm";
+    case ParamRole::final_norm_bias:
+      return "final_norm_bias";
     case ParamRole::input_norm:
       return "input_norm";
+    case ParamRole::input_norm_bias:
+      return "input_norm_bias";
     case ParamRole::q_proj:
       return "qkv";
     case ParamRole::q_bias:
@@ -98,14 +104,22 @@ std::string weight_of(const Weight& w) {
       return "o_bias";
     case ParamRole::post_norm:
       return "post_norm";
+    case ParamRole::post_norm_bias:
+      return "post_norm_bias";
     case ParamRole::attention_out_norm:
       return "attention_out_norm";
     case ParamRole::mlp_out_norm:
       return "mlp_out_norm";
     case ParamRole::gate_proj:
       return "gate_up";
+    case ParamRole::up_proj:
+      return "up";
+    case ParamRole::up_bias:
+      return "up_bias";
     case ParamRole::down_proj:
       return "down";
+    case ParamRole::down_bias:
+      return "down_bias";
     case ParamRole::router:
       return "router";
     case ParamRole::expert_gate:

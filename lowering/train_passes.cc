@@ -249,6 +249,8 @@ void TrainPasses::embedding_backward(const WholeUnit& root, const WholeUnit& d_r
   // left.
   if (!state_.accumulates() && !(s_.model.tie_embeddings && state_.part().last))
     b_.emit(OpKind::zero, streams::compute, "train.embedding.zero", {}, {d_root.tensor(b_, R::embedding)});
+  if (!state_.accumulates() && s_.model.learned_positions)
+    b_.emit(OpKind::zero, streams::compute, "train.positions.zero", {}, {d_root.tensor(b_, R::position_embedding)});
   model_.embedding_backward(root, d_root, gradient);
 }
 

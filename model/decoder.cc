@@ -16,7 +16,23 @@ ResidualStream stream_into(Forward& f) {
   return {h, f.input("stream.added", Width::hidden)};
 }
 
+std::optional<Weight> bias_of(bool there, Weight bias) { return there ? std::optional(bias) : std::nullopt; }
+
+/// A norm of the residual stream.
+Forward::Normed stream_norm(Forward& f, const ModelSpec& model, const char* op, ResidualStream in, bool adds,
+                            Weight weight, Weight bias, const char* normed, const char* sum) {
+  const auto residual = adds ? std::optional(in.z) : std::nullopt;
+  if (model.layer_norm) return f.layer_norm(op, in.h, residual, weight, bias, normed, sum);
+  return f.rms_norm(op, in.h, residual, weight, normed, sum, model.norm_offset);
+}
+
 ValueId dense_mlp(Forward& f, const ModelSpec& model, ValueId x) {
+  const std::optional<Weight> up_bias = bias_of(model.mlp_bias, R::up_bias),
+                              down_bias = bias_of(model.mlp_bias, R::down_bias);
+  if (!model.gated_mlp) {
+    const ValueId up = f.linear("up_proj", x, "up", Width::inner, R::up_proj, up_bias);
+    return f.linear("down_proj", f.gelu("gelu", up, "activated"), "mlp_out", Width::hidden, R::down_proj, down_bias);
+  }
   const ValueId gate_up = f.linear("gate_up_proj", x, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
   const ValueId activated =
       model.geglu ? f.geglu("geglu", gate_up, "activated") : f.swiglu("swiglu", gate_up, "activated");
@@ -28,27 +44,26 @@ ValueId output_norm(Forward& f, const ModelSpec& model, const std::string& name,
   return f.rms_norm(name, y, std::nullopt, weight, name + "ed", name + ".in", model.norm_offset).normed;
 }
 
-std::optional<Weight> bias_of(bool there, Weight bias) { return there ? std::optional(bias) : std::nullopt; }
-
 }  // namespace
 
 DecoderLayer decoder_layer(const ModelSpec& model, bool first, std::int64_t window) {
   DecoderLayer layer;
   Forward& f = layer.forward;
   layer.in = stream_into(f);
-  const auto entered = f.rms_norm("input_norm", layer.in.h, first ? std::nullopt : std::optional(layer.in.z),
-                                  R::input_norm, "normed1", "x", model.norm_offset);
+  const auto entered =
+      stream_norm(f, model, "input_norm", layer.in, !first, R::input_norm, R::input_norm_bias, "normed1", "x");
 
   ValueId qkv = f.linear("qkv_proj", entered.normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
                          bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
   if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
-  qkv = f.rope("rope", qkv);
+  if (!model.learned_positions) qkv = f.rope("rope", qkv);
   const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
   const ValueId attended = f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
   ValueId y = f.linear("o_proj", attended, "attention_out", Width::hidden, R::o_proj, bias_of(model.o_bias, R::o_bias));
   if (model.output_norms) y = output_norm(f, model, "attention_out_norm", y, R::attention_out_norm);
 
-  const auto behind = f.rms_norm("post_norm", entered.sum, y, R::post_norm, "normed2", "h", model.norm_offset);
+  const auto behind =
+      stream_norm(f, model, "post_norm", {entered.sum, y}, true, R::post_norm, R::post_norm_bias, "normed2", "h");
   ValueId z = model.moe ? expert_mlp(f, behind.normed) : dense_mlp(f, model, behind.normed);
   if (model.output_norms) z = output_norm(f, model, "mlp_out_norm", z, R::mlp_out_norm);
   layer.out = {behind.sum, z};
@@ -64,15 +79,16 @@ DecoderLayers::DecoderLayers(const ModelSpec& model) : model_(model) {
 DecoderEmbedding decoder_embedding(const ModelSpec& model) {
   DecoderEmbedding out;
   const double factor = model.scaled_embedding ? std::sqrt(static_cast<double>(model.hidden)) : 1.0;
-  out.embedded = out.forward.embedding("embedding", "embedded", R::embedding, factor);
+  out.embedded = out.forward.embedding("embedding", "embedded", R::embedding, factor,
+                                       bias_of(model.learned_positions, R::position_embedding));
   return out;
 }
 
 DecoderEnd decoder_end(const ModelSpec& model) {
   DecoderEnd end;
   end.in = stream_into(end.forward);
-  const auto left = end.forward.rms_norm("final_norm", end.in.h, end.in.z, R::final_norm, "final_normed", "final_x",
-                                         model.norm_offset);
+  const auto left = stream_norm(end.forward, model, "final_norm", end.in, true, R::final_norm, R::final_norm_bias,
+                                "final_normed", "final_x");
   end.x = left.sum, end.normed = left.normed;
   return end;
 }

@@ -1,4 +1,4 @@
-// The decoder: Llama, Mistral, Qwen2, Qwen3, Gemma-2; with experts (model/experts.h) Mixtral, Qwen3-MoE.
+// The decoder: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma-2; with experts (model/experts.h) Mixtral, Qwen3-MoE.
 #pragma once
 #include "model/forward.h"
 

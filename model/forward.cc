@@ -11,24 +11,37 @@ ValueId Forward::make(std::string name, Width width, Content content) {
 
 ValueId Forward::input(std::string name, Width width) { return make(std::move(name), width); }
 
-ValueId Forward::embedding(std::string op, std::string out, Weight table, double factor) {
+ValueId Forward::embedding(std::string op, std::string out, Weight table, double factor,
+                           std::optional<Weight> positions) {
   const ValueId y = make(std::move(out), Width::hidden);
   ForwardOp found{OpKind::embedding, std::move(op), {}, {table}, {y}};
+  if (positions) found.weights.push_back(*positions);
   if (factor != 1.0) found.attrs.emplace_back(Attr::factor, factor);
   ops_.push_back(std::move(found));
   return y;
 }
 
-Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
-                                  std::string normed, std::string sum, double offset) {
-  const Width width = value(x).width;
+Forward::Normed Forward::norm(ForwardOp op, std::optional<ValueId> residual, std::string normed, std::string sum) {
+  const Width width = value(op.inputs[0]).width;
   const ValueId rstd = make(normed + ".rstd", Width::one, Content::statistic), y = make(std::move(normed), width),
                 added = make(std::move(sum), width);
-  ForwardOp norm{OpKind::rms_norm, std::move(op), {x}, {weight}, {y, rstd, added}};
-  if (residual) norm.inputs.push_back(*residual);
-  if (offset != 0.0) norm.attrs.emplace_back(Attr::offset, offset);
-  ops_.push_back(std::move(norm));
+  op.outputs = {y, rstd, added};
+  if (residual) op.inputs.push_back(*residual);
+  ops_.push_back(std::move(op));
   return {y, added};
+}
+
+Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
+                                  std::string normed, std::string sum, double offset) {
+  ForwardOp of{OpKind::rms_norm, std::move(op), {x}, {weight}, {}};
+  if (offset != 0.0) of.attrs.emplace_back(Attr::offset, offset);
+  return norm(std::move(of), residual, std::move(normed), std::move(sum));
+}
+
+Forward::Normed Forward::layer_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
+                                    Weight bias, std::string normed, std::string sum) {
+  return norm({OpKind::layer_norm, std::move(op), {x}, {weight, bias}, {}}, residual, std::move(normed),
+              std::move(sum));
 }
 
 ValueId Forward::linear(std::string op, ValueId x, std::string out, Width width, Weight matrix,
@@ -63,7 +76,7 @@ ValueId Forward::attention(std::string op, ValueId x, std::string out, const Att
   return y;
 }
 
-ValueId Forward::gated(OpKind kind, std::string op, ValueId x, std::string out) {
+ValueId Forward::activation(OpKind kind, std::string op, ValueId x, std::string out) {
   const bool of_experts = value(x).width == Width::expert_gate_up;
   const ValueId y = make(std::move(out), of_experts ? Width::expert_inner : Width::inner);
   ops_.push_back({kind, std::move(op), {x}, {}, {y}});

@@ -54,13 +54,13 @@ struct Weight {
 };
 
 /// What kind an op is of says what its values are, as in the op catalogue, parameters and the caller's feeds aside:
-///   embedding   -> y
-///   rms_norm    x, (residual) -> normed, rstd, sum       without a residual the sum is x itself
+///   embedding   -> y                                     by ids, and with a second table by positions: the sum of both
+///   rms_norm, layer_norm   x, (residual) -> normed, rstd, sum       without a residual the sum is x itself
 ///   linear      x -> y
 ///   qk_norm     x -> y, rstd
 ///   rope        x -> x
 ///   attention   x -> y, lse
-///   swiglu, geglu   x -> y
+///   swiglu, geglu, gelu   x -> y
 ///   route           logits -> weights, experts
 ///   expert_sort     experts -> rows, offsets
 ///   dispatch        x, rows -> y
@@ -88,24 +88,30 @@ class Forward {
   /// What the caller gives.
   ValueId input(std::string name, Width);
 
-  /// `factor`: of what the table has.
-  ValueId embedding(std::string op, std::string out, Weight table, double factor = 1.0);
+  /// `factor`: of what the table has. `positions`: a table of learned ones.
+  ValueId embedding(std::string op, std::string out, Weight table, double factor = 1.0,
+                    std::optional<Weight> positions = {});
   struct Normed {
     ValueId normed, sum;
   };
   /// `offset`: what is added to the weight.
   Normed rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, std::string normed,
                   std::string sum, double offset = 0.0);
+  Normed layer_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, Weight bias, std::string normed,
+                    std::string sum);
   ValueId linear(std::string op, ValueId x, std::string out, Width, Weight matrix, std::optional<Weight> bias = {});
   ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k);
   /// In place.
   ValueId rope(std::string op, ValueId x);
   ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {});
   ValueId swiglu(std::string op, ValueId x, std::string out) {
-    return gated(OpKind::swiglu, std::move(op), x, std::move(out));
+    return activation(OpKind::swiglu, std::move(op), x, std::move(out));
   }
   ValueId geglu(std::string op, ValueId x, std::string out) {
-    return gated(OpKind::geglu, std::move(op), x, std::move(out));
+    return activation(OpKind::geglu, std::move(op), x, std::move(out));
+  }
+  ValueId gelu(std::string op, ValueId x, std::string out) {
+    return activation(OpKind::gelu, std::move(op), x, std::move(out));
   }
 
   /// Which experts each token takes.
@@ -124,7 +130,8 @@ class Forward {
 
  private:
   ValueId make(std::string name, Width, Content = Content::computed);
-  ValueId gated(OpKind, std::string op, ValueId x, std::string out);
+  Normed norm(ForwardOp, std::optional<ValueId> residual, std::string normed, std::string sum);
+  ValueId activation(OpKind, std::string op, ValueId x, std::string out);
 
   std::vector<ForwardValue> values_;
   std::vector<ForwardOp> ops_;

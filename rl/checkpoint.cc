@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -21,6 +22,7 @@
 #include "spec/json_read.h"
 #include "spec/model_config.h"
 #include "spec/safetensors.h"
+#include "spec/stored_parameter.h"
 
 namespace hotbunk {
 namespace {
@@ -140,12 +142,15 @@ struct TensorStream {
   std::vector<TensorEntry> entries;
   std::optional<SafetensorsWriter> writer;
   std::size_t next = 0;
+  std::vector<std::byte> whole;  // of the next tensor, as far as its parameters have come
+  std::int64_t covered = 0;      // its elements that have
 };
 
 struct CheckpointWriter::State {
   fs::path folder, partial;
   TrainingState training;
   TensorStream model, optimizer;
+  std::map<std::string, StoredParameter> stored;  // by parameter; moments are stored as they are
   bool placed = false;
 };
 
@@ -169,12 +174,16 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
       const auto slot = static_cast<Slot>(op->integer(Attr::slot));
       const bool weights = slot == Slot::exported;
       const std::string name = op.name();
-      (weights ? state->model : state->optimizer)
-          .entries.push_back(
-              {weights ? name : moment_name(name, slot), op->inputs[0].dtype, parameters.at(name).shape});
+      const ParamSpec& parameter = parameters.at(name);
+      if (!weights) {
+        state->optimizer.entries.push_back({moment_name(name, slot), op->inputs[0].dtype, parameter.shape});
+        return;
+      }
+      const StoredParameter& at = state->stored[name] = stored(model, parameter);
+      if (at.first == 0) state->model.entries.push_back({at.tensor, op->inputs[0].dtype, at.shape});
     });
-  HB_CHECK(state->model.entries.size() == parameters.size() && state->optimizer.entries.size() == 2 * parameters.size(),
-           "{} of {} parameters and {} of their moments exported", state->model.entries.size(), parameters.size(),
+  HB_CHECK(state->stored.size() == parameters.size() && state->optimizer.entries.size() == 2 * parameters.size(),
+           "{} of {} parameters and {} of their moments exported", state->stored.size(), parameters.size(),
            state->optimizer.entries.size());
   state->folder = folder;
   state->training = std::move(training);
@@ -203,27 +212,35 @@ Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> sour
   const std::string name = op.name();
   const bool weights = slot == Slot::exported;
   TensorStream& stream = weights ? state_->model : state_->optimizer;
+  const StoredParameter* at = weights ? &state_->stored.at(name) : nullptr;
   HB_CHECK(stream.next < stream.entries.size() &&
-               stream.entries[stream.next].name == (weights ? name : moment_name(name, slot)),
+               stream.entries[stream.next].name == (weights ? at->tensor : moment_name(name, slot)),
            "'{}' out of order", name);
-  const TensorEntry& entry = stream.entries[stream.next++];
+  const TensorEntry& entry = stream.entries[stream.next];
   const std::int64_t width = size_of(entry.dtype);
   std::int64_t elements = 1;
   for (std::int64_t extent : entry.shape) elements *= extent;
-  std::vector<std::byte> whole(static_cast<std::size_t>(elements * width));
-  std::int64_t covered = 0;
+  stream.whole.resize(static_cast<std::size_t>(elements * width));
+  const auto copy = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+    const std::int64_t bytes = count * width;
+    HB_CHECK(from >= 0 && from * width + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
+                 to * width + bytes <= static_cast<std::int64_t>(stream.whole.size()),
+             "a box of {} lies outside its tensor", name);
+    std::memcpy(stream.whole.data() + to * width, source.data() + from * width, static_cast<std::size_t>(bytes));
+    stream.covered += count;
+  };
   for (const Box& box : boxes_of(*op, {}))  // from what was gathered, which is the same on every rank
     for (std::int64_t i = 0; i < box.rows; ++i) {
-      const std::int64_t from = (box.src_offset + i * box.src_pitch) * width;
-      const std::int64_t to = (box.dst_offset + i * box.dst_pitch) * width;
-      const std::int64_t bytes = box.cols * width;
-      HB_CHECK(from >= 0 && from + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
-                   to + bytes <= static_cast<std::int64_t>(whole.size()),
-               "a box of {} lies outside its tensor", name);
-      std::memcpy(whole.data() + to, source.data() + from, static_cast<std::size_t>(bytes));
-      covered += box.cols;
+      const std::int64_t from = box.src_offset + i * box.src_pitch, to = box.dst_offset + i * box.dst_pitch;
+      if (at == nullptr) copy(from, to, box.cols);
+      else if (!at->transposed) copy(from, at->element(to), box.cols);
+      else
+        for (std::int64_t j = 0; j < box.cols; ++j) copy(from + j, at->element(to + j), 1);
     }
-  HB_CHECK(covered == elements, "{} of {} elements of {} exported", covered, elements, entry.name);
+  HB_CHECK(stream.covered <= elements, "{} of {} elements of {} exported", stream.covered, elements, entry.name);
+  if (stream.covered < elements) return {};  // what stands behind it in the tensor comes next
+  const std::vector<std::byte> whole = std::exchange(stream.whole, {});
+  stream.covered = 0, ++stream.next;
   if (Status ok = check_numbers(entry, whole); !ok) return ok;
   return stream.writer->write(whole);
 }

@@ -87,7 +87,8 @@ ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std:
       seed_(static_cast<std::uint64_t>(seed)) {
   for (ParamSpec& p : parameters_of(model)) {
     std::string name = p.name;
-    parameters_.emplace(std::move(name), std::move(p));
+    StoredParameter at = stored(model, p);
+    parameters_.emplace(std::move(name), Parameter{std::move(p), std::move(at)});
   }
 }
 
@@ -97,21 +98,24 @@ Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64
   auto checkpoint = Checkpoint::open(model.weights_path);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   if (Status ok = checkpoint->check_against(model); !ok) return fail(std::move(ok.error()));
-  for (const ParamSpec& p : parameters_of(model))
-    if (Status ok = check_finite(*checkpoint->find(p.name)); !ok) return fail(std::move(ok.error()));
+  for (const ParamSpec& p : parameters_of(model)) {
+    const StoredParameter at = stored(model, p);
+    if (at.first > 0) continue;  // seen with what stands before it in the tensor
+    if (Status ok = check_finite(*checkpoint->require(at)); !ok) return fail(std::move(ok.error()));
+  }
   return ParameterSource(model, seed, std::move(*checkpoint));
 }
 
 void ParameterSource::read_range(const std::string& name, std::int64_t first, std::span<float> out) const {
   const auto found = parameters_.find(name);
   HB_CHECK(found != parameters_.end(), "the plan loads '{}', which the model does not have", name);
-  const ParamSpec& p = found->second;
+  const ParamSpec& p = found->second.spec;
   HB_CHECK(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= p.numel(), "{} [{}, +{}) of {}", name, first,
            out.size(), p.numel());
   if (checkpoint_) {
-    const auto tensor = checkpoint_->require(name, p.shape);
+    const auto tensor = checkpoint_->require(found->second.stored);
     HB_CHECK(tensor.has_value(), "'{}' was there when the checkpoint was opened", name);
-    copy_as_f32(*tensor, first, out);
+    copy_as_f32(*tensor, found->second.stored, first, out);
     return;
   }
   switch (init_of(p.role)) {

@@ -38,7 +38,11 @@ class ParameterSource {
 
  private:
   ParameterSource(const ModelSpec&, std::int64_t seed, std::optional<Checkpoint>);
-  std::map<std::string, ParamSpec, std::less<>> parameters_;
+  struct Parameter {
+    ParamSpec spec;
+    StoredParameter stored;
+  };
+  std::map<std::string, Parameter, std::less<>> parameters_;
   std::optional<Checkpoint> checkpoint_;
   double init_range_ = 0.02;
   float one_ = 1.0f;  // the weight of a norm that multiplies by 1

@@ -30,8 +30,8 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
+                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -62,6 +62,11 @@ class Case:
     lengths: tuple[int, ...]
     precisions: bool = False  # also store logits of the bf16 model and fp64 logits
     config_v4: bool = False  # also store config.json in transformers 4's spelling
+    eps: float = OPTIMIZER["eps"]
+
+    @property
+    def optimizer(self):
+        return OPTIMIZER | {"eps": self.eps}
 
 
 def common(**keys):
@@ -141,6 +146,11 @@ def cases():
             query_pre_attn_scalar=6, attn_logit_softcapping=4.0, final_logit_softcapping=6.0,
             tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(19, 6, 22, 11)),
+        # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
+        # that keeps AdamW from making steps of it.
+        Case("gpt2-tiny", GPT2Config(**common(
+            vocab_size=69, n_embd=36, n_inner=44, n_layer=3, n_head=4, n_positions=45)),
+            lengths=(17, 5, 21, 14), eps=1e-3),
     ]
 
 
@@ -153,19 +163,24 @@ def build(config, rng):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
-            if "norm" in name:  # Gemma's multiply by 1 + weight
+            if "norm" in name or (".ln_" in name and name.endswith(".weight")):  # Gemma's multiply by 1 + weight
                 parameter.copy_((0.0 if config.model_type == "gemma2" else 1.0) + NORM_STD * noise)
             elif name.endswith(".bias"):
                 parameter.copy_(BIAS_STD * noise)
             else:
-                parameter.copy_((EMBEDDING_STD if "embed_tokens" in name else LINEAR_STD) * noise)
+                parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
     return model
+
+
+def rotary_of(model):
+    """None: positions are learned."""
+    return model.model.rotary_emb if hasattr(model, "model") else None
 
 
 def load(folder, dtype=torch.float32):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
-    if model.model.rotary_emb.inv_freq.dtype != torch.float32:
+    if rotary_of(model) and rotary_of(model).inv_freq.dtype != torch.float32:
         raise RuntimeError("transformers no longer keeps inv_freq in fp32; the bf16 goldens would mean something else")
     return model
 
@@ -299,6 +314,38 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
     return torch.cat([forward(ids) for ids in sequences])
 
 
+def plain_gpt2_logits(weights, config, sequences):
+    """As plain_logits, of GPT-2. Matrices are stored (in, out), those of q, k and v as one."""
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        deviation = (centred.pow(2).mean(-1, keepdim=True) + config.layer_norm_epsilon).sqrt()
+        return centred / deviation * weights[name + ".weight"] + weights[name + ".bias"]
+
+    def linear(x, name):
+        return x @ weights[name + ".weight"] + weights[name + ".bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    def forward(ids_L):
+        length = len(ids_L)
+        future_LL = torch.ones(length, length, dtype=torch.bool).triu(1)
+        x_LD = weights["transformer.wte.weight"][ids_L.long()] + weights["transformer.wpe.weight"][:length]
+        for i in range(config.n_layer):
+            layer = f"transformer.h.{i}"
+            qkv = linear(norm(x_LD, layer + ".ln_1"), layer + ".attn.c_attn").chunk(3, dim=-1)
+            q_LHE, k_LHE, v_LHE = (t.unflatten(-1, (config.n_head, -1)) for t in qkv)
+            scores_HLL = torch.einsum("qhe,khe->hqk", q_LHE, k_LHE) / math.sqrt(config.n_embd / config.n_head)
+            weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
+            x_LD = x_LD + linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), layer + ".attn.c_proj")
+            inner = gelu(linear(norm(x_LD, layer + ".ln_2"), layer + ".mlp.c_fc"))
+            x_LD = x_LD + linear(inner, layer + ".mlp.c_proj")
+        return norm(x_LD, "transformer.ln_f") @ weights["transformer.wte.weight"].T
+
+    return torch.cat([forward(ids) for ids in sequences])
+
+
 def next_token_logprobs(logits, tokens, cu_seqlens):
     """(T - S): log p(token t+1 | tokens <= t) for every position but the last of each sequence, in packed order."""
     last = cu_seqlens[1:].long() - 1
@@ -307,10 +354,10 @@ def next_token_logprobs(logits, tokens, cu_seqlens):
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0][keep]
 
 
-def train(parameters, logits_of, tokens, cu_seqlens):
+def train(parameters, logits_of, tokens, cu_seqlens, o):
     """NUM_STEPS AdamW steps on one batch. Returns the first step's gradients, losses and pre-clip norms per step, and
-    the loss after the last step. `parameters` (name → tensor) are updated in place; decay applies to all of them."""
-    o = OPTIMIZER
+    the loss after the last step. `parameters` (name → tensor) are updated in place by the optimizer `o`; decay applies to
+    all of them."""
     optimizer = torch.optim.AdamW(parameters.values(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                                   weight_decay=o["weight_decay"], foreach=False)
     sequences, losses, norms, first_grads = split(tokens, cu_seqlens), [], [], None
@@ -355,29 +402,30 @@ def gap(value, reference):
     return ((value.double() - reference.double()).abs().max() / reference.double().abs().max()).item()
 
 
-def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
+def compute(case, folder, tokens, cu_seqlens, prompts):
     """Everything golden about the model saved in `folder`: (tensors for golden.safetensors, values for golden.json)."""
     model, sequences = load(folder), split(tokens, cu_seqlens)
-    inv_freq = model.model.rotary_emb.inv_freq.clone()
-    amplitude = model.model.rotary_emb.attention_scaling
+    rotary = rotary_of(model)
+    inv_freq = rotary.inv_freq.clone() if rotary else None
     generated, margin = generate(model, prompts)
     with torch.no_grad():
         logits = hf_logits(model, sequences)
         logprobs = next_token_logprobs(logits, tokens, cu_seqlens)
     parameters = dict(model.named_parameters())  # a tied tensor comes once, as model.embed_tokens.weight
     start = {name: p.detach().clone() for name, p in parameters.items()}
-    grads, losses, norms, final = train(parameters, lambda s: hf_logits(model, s), tokens, cu_seqlens)
+    grads, losses, norms, final = train(parameters, lambda s: hf_logits(model, s), tokens, cu_seqlens, case.optimizer)
 
     wide = {name: p.double().requires_grad_() for name, p in start.items()}
     margins = []
-    plain = lambda s: plain_logits(wide, model.config, inv_freq.double(), amplitude, s, margins)
+    plain = lambda s: (plain_logits(wide, model.config, inv_freq.double(), rotary.attention_scaling, s, margins)
+                       if rotary else plain_gpt2_logits(wide, model.config, s))
     with torch.no_grad():
         logits_f64 = plain(sequences)
         plain([torch.tensor(p + g) for p, g in zip(prompts, generated)])
-    grads_f64, losses_f64, norms_f64, final_f64 = train(wide, plain, tokens, cu_seqlens)
+    grads_f64, losses_f64, norms_f64, final_f64 = train(wide, plain, tokens, cu_seqlens, case.optimizer)
 
-    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens, "inv_freq": inv_freq, "logits": logits,
-               "logprobs": logprobs}
+    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens, "logits": logits, "logprobs": logprobs}
+    tensors |= {"inv_freq": inv_freq} if rotary else {}
     files = lambda named: as_in_files({name: t.detach() for name, t in named.items()}, model.config)
     grads, grads_f64, after, after_f64, start = map(files, (grads, grads_f64, parameters, wide, start))
     tensors |= {f"grad.{name}": g for name, g in grads.items()}
@@ -385,7 +433,7 @@ def compute(folder, tokens, cu_seqlens, prompts, with_precisions):
     floors = {"logits": gap(logits, logits_f64), "grads": max(gap(grads[n], grads_f64[n]) for n in grads)}
     moved = {n: (after_f64[n] - start[n].double()) for n in start}  # fp64 update of each tensor
     floors["updates"] = {n: ((after[n].double() - after_f64[n]).norm() / moved[n].norm()).item() for n in start}
-    if with_precisions:
+    if case.precisions:
         with torch.no_grad():
             tensors["logits_bf16"] = hf_logits(load(folder, torch.bfloat16), sequences).float()
         tensors["logits_f64"] = logits_f64
@@ -433,7 +481,7 @@ def write_case(case, out):
         tokens, cu_seqlens = draw_tokens(rng, case.config.vocab_size, case.lengths)
         prompts = [rng.integers(0, case.config.vocab_size, size=n).tolist() for n in PROMPT_LENGTHS]
         save_model(model, folder)
-        tensors, values = compute(folder, tokens, cu_seqlens, prompts, case.precisions)
+        tensors, values = compute(case, folder, tokens, cu_seqlens, prompts)
         taken = all(t.any() for name, t in tensors.items() if name.startswith("grad."))  # by each expert some token
         if (taken and values["generation"]["min_margin"] >= MIN_MARGIN
                 and max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR
@@ -450,7 +498,7 @@ def write_case(case, out):
         "num_parameters": sum(math.prod(s) for s in parameters.values()), "parameters": parameters,
         "input": {"lengths": case.lengths, "num_tokens": sum(case.lengths),
                   "num_predicted": sum(case.lengths) - len(case.lengths)},
-        "optimizer": OPTIMIZER | {"num_steps": NUM_STEPS, "decay_applies_to": "all parameters",
+        "optimizer": case.optimizer | {"num_steps": NUM_STEPS, "decay_applies_to": "all parameters",
                                   "clip": "global L2 norm: every gradient times min(1, max_grad_norm / (norm + 1e-6))"},
         **values})
     if case.config_v4:
@@ -471,8 +519,7 @@ def check_case(case, out):
     """Recomputes from the files alone. Returns complaints; other CPUs round differently, so floats get a tolerance."""
     folder, complaints = out / case.name, []
     stored, golden = load_file(folder / "golden.safetensors"), json.loads((folder / "golden.json").read_text())
-    tensors, values = compute(folder, stored["input_ids"], stored["cu_seqlens"], golden["generation"]["prompts"],
-                              case.precisions)
+    tensors, values = compute(case, folder, stored["input_ids"], stored["cu_seqlens"], golden["generation"]["prompts"])
     if set(tensors) != set(stored):
         complaints.append(f"names differ: {sorted(set(tensors) ^ set(stored))}")
     start = load_file(folder / "model.safetensors")

@@ -10,6 +10,16 @@
 namespace hotbunk {
 namespace {
 
+bool is_norm(OpKind k) { return k == OpKind::rms_norm || k == OpKind::layer_norm; }
+OpKind backward_of_norm(OpKind k) {
+  return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
+}
+OpKind backward_of_activation(OpKind k) {
+  return k == OpKind::swiglu  ? OpKind::swiglu_backward
+         : k == OpKind::geglu ? OpKind::geglu_backward
+                              : OpKind::gelu_backward;
+}
+
 /// The sum that a norm is of.
 ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
 
@@ -30,10 +40,12 @@ std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const
 std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::rms_norm:
+    case OpKind::layer_norm:
       return {sum_of(op), op.outputs[1]};
     case OpKind::linear:
     case OpKind::swiglu:
     case OpKind::geglu:
+    case OpKind::gelu:
       return {op.inputs[0]};
     case OpKind::qk_norm:
       return {op.inputs[0], op.outputs[1]};
@@ -53,7 +65,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
 
 /// Elementwise, or nearly so: cheap to compute again.
 bool is_elementwise(OpKind k) {
-  return k == OpKind::rms_norm || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::dispatch;
+  return is_norm(k) || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::gelu || k == OpKind::dispatch;
 }
 
 }  // namespace
@@ -63,9 +75,11 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::embedding: {
       const Tensor y = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, y);
       with_attrs(with_vocabulary(emit(op.kind, op.name, {to_.weight(op.weights[0]), to_.ids()}, {found}), s_), op);
+      if (op.weights.size() > 1) add_positions(op, found);
       return sum_into_stream(to_, s_, op.name, found, y);
     }
     case OpKind::rms_norm:
+    case OpKind::layer_norm:
       return norm(op);
     case OpKind::linear:
       return linear(op);
@@ -84,6 +98,7 @@ void ForwardWriter::write(const ForwardOp& op) {
       return attention(op);
     case OpKind::swiglu:
     case OpKind::geglu:
+    case OpKind::gelu:
       emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
       return;
     case OpKind::route:
@@ -115,11 +130,20 @@ Tensor ForwardWriter::all_tokens_of(ValueId id) {
   return gathered_[id] = all_tokens(to_, s_, f_.value(id).name, at(id));
 }
 
+/// The positions' table is cut over the ranks as the vocabulary's is: what both leave is one sum over them.
+void ForwardWriter::add_positions(const ForwardOp& op, const Tensor& found) {
+  const std::string& name = f_.value(op.outputs[0]).name;
+  const Tensor learned = to_.make(name + ".positions", found.dtype, {found.shape[0], found.shape[1]});
+  with_positions(emit(op.kind, op.name + ".positions", {to_.weight(op.weights[1]), to_.positions()}, {learned}), s_);
+  emit(OpKind::add, op.name + ".add", {found, learned}, {found});
+}
+
 void ForwardWriter::norm(const ForwardOp& op) {
   const ValueId sum = sum_of(op);
   const bool kept = is_there(values_, sum), adds = !kept && op.inputs.size() > 1;
   if (!kept && !adds) values_[static_cast<std::size_t>(sum)] = at(op.inputs[0]);
-  std::vector<Tensor> inputs = {adds ? at(op.inputs[0]) : at(sum), to_.weight(op.weights[0])};
+  std::vector<Tensor> inputs = {adds ? at(op.inputs[0]) : at(sum)};
+  for (const Weight& w : op.weights) inputs.push_back(to_.weight(w));
   if (adds) inputs.push_back(at(op.inputs[1]));
   std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
   if (adds) outputs.push_back(make(sum));
@@ -168,9 +192,14 @@ void BackwardWriter::write(const ForwardOp& op) {
       Op& scatter = with_vocabulary(
           emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}), s_);
       with_attrs(with(scatter, Attr::accumulate, std::int64_t{1}), op);
+      if (op.weights.size() == 1) return;
+      Op& learned = emit(OpKind::embedding_backward, op.name + ".positions.backward", {to_.positions(), d},
+                         {to_.gradient(op.weights[1])});
+      with(with_positions(learned, s_), Attr::accumulate, std::int64_t{1});
       return;
     }
     case OpKind::rms_norm:
+    case OpKind::layer_norm:
       return norm(op);
     case OpKind::linear:
       return linear(op);
@@ -198,10 +227,10 @@ void BackwardWriter::write(const ForwardOp& op) {
       return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
     case OpKind::swiglu:
-    case OpKind::geglu: {
+    case OpKind::geglu:
+    case OpKind::gelu: {
       const Tensor d = make(op.inputs[0]);
-      emit(op.kind == OpKind::swiglu ? OpKind::swiglu_backward : OpKind::geglu_backward, op.name + ".backward",
-           {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+      emit(backward_of_activation(op.kind), op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
       return;
     }
     case OpKind::route:
@@ -240,8 +269,10 @@ void BackwardWriter::norm(const ForwardOp& op) {
   const bool adds = is_there(gradients_, sum);
   const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
   const Tensor d_sum = adds ? gradient(sum) : make(sum);
-  Op& n = emit(OpKind::rms_norm_backward, op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
-               {d_sum, to_.gradient(op.weights[0])});
+  std::vector<Tensor> outputs = {d_sum};
+  for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
+  Op& n = emit(backward_of_norm(op.kind), op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
+               std::move(outputs));
   with_attrs(with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_), op);
   for (ValueId in : op.inputs) gradient_of(in) = d_sum;
 }
@@ -290,7 +321,7 @@ void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values
       runs[i] = std::ranges::any_of(results, [&](ValueId id) { return missing.contains(id); });
       if (!runs[i]) continue;
       for (ValueId id : results) missing.erase(id);
-      if (op.kind == OpKind::rms_norm && is_there(values, sum_of(op))) continue;  // from the sum
+      if (is_norm(op.kind) && is_there(values, sum_of(op))) continue;  // from the sum
       for (ValueId id : op.inputs)
         if (!is_there(values, id)) missing.insert(id);
     }
@@ -315,7 +346,7 @@ std::vector<ValueId> kept_values(const Forward& f, const TensorSharding& s, Reco
     for (const ForwardOp& op : f.ops())
       if (is_elementwise(op.kind))
         std::erase_if(kept, [&](ValueId id) {
-          return std::ranges::count(op.outputs, id) && (op.kind != OpKind::rms_norm || id != sum_of(op));
+          return std::ranges::count(op.outputs, id) && (!is_norm(op.kind) || id != sum_of(op));
         });
   return kept;
 }

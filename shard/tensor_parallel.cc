@@ -97,13 +97,20 @@ Op& with_rope(Op& op, const ModelSpec& model) {
   return scaling.attention_factor != 1.0 ? with(op, Attr::rope_amplitude, scaling.attention_factor) : op;
 }
 
-Op& with_vocabulary(Op& op, const TensorSharding& s) {
-  const std::int64_t rows = ceil_div(s.model.vocab, s.tp.ranks);
+namespace {
+
+Op& with_table(Op& op, const TensorSharding& s, std::int64_t ids) {
+  const std::int64_t rows = ceil_div(ids, s.tp.ranks);
   with(with(op, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, rows);
   if (s.tp.ranks == 1) return op;
   op.group = s.tp.group;  // each rank answers for its own rows
-  return with(with(op, Attr::vocab_stride, rows), Attr::vocab, s.model.vocab);
+  return with(with(op, Attr::vocab_stride, rows), Attr::vocab, ids);
 }
+
+}  // namespace
+
+Op& with_vocabulary(Op& op, const TensorSharding& s) { return with_table(op, s, s.model.vocab); }
+Op& with_positions(Op& op, const TensorSharding& s) { return with_table(op, s, s.model.max_position); }
 
 Tensor all_tokens(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& x) {
   if (!s.tp.cuts_tokens()) return x;

@@ -6,7 +6,9 @@
 //   columns   every rank its heads, or its    qkv, attended, gate_up, activated
 //             part of the MLP's inner width,
 //             or of each expert's
-//   summands  every rank a summand            what o_proj, down_proj, experts and a vocabulary's part leave
+//   summands  every rank a summand            what o_proj, down_proj, experts and a vocabulary's part leave, or a part
+//   of
+//                                             the learned positions
 //
 // Every rank routes all tokens, by all of the router, and has its columns of every expert, or all of some experts: then
 // it computes the rows of its own, and adds nothing for others. What goes back through the
@@ -74,6 +76,8 @@ Op& with_rope(Op&, const ModelSpec&);
 /// Adds the part of the vocabulary that an embedding's table, or logits, answer for on this rank (graph/catalogue.h:
 /// vocab_rows).
 Op& with_vocabulary(Op&, const TensorSharding&);
+/// The same of the positions that have a learned embedding.
+Op& with_positions(Op&, const TensorSharding&);
 
 /// All tokens of rows of the residual stream [T/n,H], for an op that takes them all: the tensor itself where every rank
 /// has them.

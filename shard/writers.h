@@ -18,6 +18,7 @@ class ForwardWriter {
   void write(const ForwardOp&);
 
  private:
+  void add_positions(const ForwardOp&, const Tensor& found);
   void norm(const ForwardOp&);
   void attention(const ForwardOp&);
   void linear(const ForwardOp&);

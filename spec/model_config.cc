@@ -428,6 +428,17 @@ class ConfigReader {
     m.qkv_bias = m.o_bias = m.mlp_bias = true;
     m.gated_mlp = false;
     m.learned_positions = m.layer_norm = true;
+    const std::string activation = text("activation_function", "gelu_new");
+    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")  // one function by two names
+      report("E412", "activation_function",
+             fmt::format("activation \"{}\" is not known for this architecture", activation.substr(0, 50)), {},
+             "the MLP of this family uses gelu_new");
+    if (!boolean("scale_attn_weights", true))
+      report("E412", "scale_attn_weights", "attention without the scale of 1/sqrt(head_dim) is not known");
+    if (boolean("scale_attn_by_inverse_layer_idx", false))
+      report("E412", "scale_attn_by_inverse_layer_idx", "attention scaled by the layer's number is not known");
+    if (boolean("add_cross_attention", false))
+      report("E412", "add_cross_attention", "attention to an encoder is not known");
     if (m.hidden % m.heads != 0)
       report("E413", "n_head", "hidden size is no multiple of the attention heads",
              {fmt::format("n_embd {} % n_head {} = {}", m.hidden, m.heads, m.hidden % m.heads)});
@@ -551,6 +562,9 @@ const std::vector<std::string>& config_keys() {
                                                 "n_inner",
                                                 "layer_norm_epsilon",
                                                 "activation_function",
+                                                "scale_attn_weights",
+                                                "scale_attn_by_inverse_layer_idx",
+                                                "add_cross_attention",
                                                 "torch_dtype",
                                                 "dtype",
                                                 "use_cache",

@@ -309,17 +309,24 @@ Result<TensorView> Checkpoint::require(std::string_view name, std::span<const st
   return *view;
 }
 
-Result<std::vector<float>> Checkpoint::load_parameter(std::string_view name,
-                                                      std::span<const std::int64_t> shape) const {
-  auto view = require(name, shape);
+Result<TensorView> Checkpoint::require(const StoredParameter& stored) const {
+  constexpr std::string_view base = "transformer.";
+  const std::string_view name = stored.tensor;
+  const bool without = find(name) == nullptr && name.starts_with(base) && find(name.substr(base.size())) != nullptr;
+  return require(without ? name.substr(base.size()) : name, stored.shape);
+}
+
+Result<std::vector<float>> Checkpoint::load_parameter(const ModelSpec& model, const ParamSpec& parameter) const {
+  const StoredParameter at = stored(model, parameter);
+  auto view = require(at);
   if (!view) return fail(view.error());
   if (view->dtype == DType::i32 || view->dtype == DType::i64 || view->dtype == DType::u8)
-    return fail(
-        file_problem("E403", *view->file,
-                     fmt::format("tensor \"{}\" holds {}, weights are floating point", name, name_of(view->dtype))));
+    return fail(file_problem(
+        "E403", *view->file,
+        fmt::format("tensor \"{}\" holds {}, weights are floating point", view->name, name_of(view->dtype))));
   if (auto finite = check_finite(*view); !finite) return fail(finite.error());
-  std::vector<float> values(static_cast<std::size_t>(view->numel()));
-  copy_as_f32(*view, 0, values);
+  std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
+  copy_as_f32(*view, at, 0, values);
   return values;
 }
 
@@ -327,8 +334,9 @@ Status Checkpoint::check_against(const ModelSpec& model) const {
   Diagnostics problems;
   for (const auto& p : parameters_of(model)) {
     if (problems.size() >= 20) break;
-    if (auto view = require(p.name, p.shape); !view)
-      problems.insert(problems.end(), view.error().begin(), view.error().end());
+    const StoredParameter at = stored(model, p);
+    if (at.first > 0) continue;  // behind another in one tensor
+    if (auto view = require(at); !view) problems.insert(problems.end(), view.error().begin(), view.error().end());
   }
   if (!problems.empty()) return fail(std::move(problems));
   return {};
@@ -377,6 +385,12 @@ void copy_as_f32(const TensorView& view, std::int64_t first, std::span<float> ou
       break;
   }
   HB_CHECK(false, "tensor {} holds {}, not floating point", view.name, name_of(view.dtype));
+}
+
+void copy_as_f32(const TensorView& view, const StoredParameter& stored, std::int64_t first, std::span<float> out) {
+  if (!stored.transposed) return copy_as_f32(view, stored.element(first), out);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    copy_as_f32(view, stored.element(first + static_cast<std::int64_t>(i)), out.subspan(i, 1));
 }
 
 Status check_finite(const TensorView& view) {

@@ -15,6 +15,7 @@
 #include "base/diagnostic.h"
 #include "base/dtype.h"
 #include "spec/model.h"
+#include "spec/stored_parameter.h"
 
 namespace hotbunk {
 
@@ -49,9 +50,13 @@ class Checkpoint {
   /// The tensor, or E406 (missing, with the nearest name) or E407 (another shape).
   Result<TensorView> require(std::string_view name, std::span<const std::int64_t> shape) const;
 
-  /// A whole parameter converted to fp32; also E403 (integers are no weights) and E408 (NaN or infinite: which
-  /// element).
-  Result<std::vector<float>> load_parameter(std::string_view name, std::span<const std::int64_t> shape) const;
+  /// The tensor that has a parameter, with the same errors. Files of a base model leave out the "transformer." in front
+  /// of its names, as GPT-2's do.
+  Result<TensorView> require(const StoredParameter&) const;
+
+  /// A whole parameter, as it is in memory, converted to fp32; also E403 (integers are no weights) and E408 (NaN or
+  /// infinite: which element of the tensor).
+  Result<std::vector<float>> load_parameter(const ModelSpec&, const ParamSpec&) const;
 
   /// Names and shapes of every parameter of the model (E406, E407), all of them collected. Tied heads may be present.
   Status check_against(const ModelSpec&) const;
@@ -65,6 +70,9 @@ class Checkpoint {
 
 /// Elements [first, first + out.size()) converted to fp32 (from fp32, bf16, fp16 or fp64). The range must lie inside.
 void copy_as_f32(const TensorView&, std::int64_t first, std::span<float> out);
+
+/// The same of a parameter's elements, out of the tensor that has it.
+void copy_as_f32(const TensorView&, const StoredParameter&, std::int64_t first, std::span<float> out);
 
 /// E408 naming the tensor and the first element that is NaN or infinite; integers always pass.
 Status check_finite(const TensorView&);

@@ -460,10 +460,11 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  const auto families = {ModelFamily::llama,   ModelFamily::qwen2,     ModelFamily::qwen3, ModelFamily::mistral,
-                         ModelFamily::mixtral, ModelFamily::qwen3_moe, ModelFamily::gemma2};
+  const auto families = {ModelFamily::llama,   ModelFamily::qwen2,     ModelFamily::qwen3,  ModelFamily::mistral,
+                         ModelFamily::mixtral, ModelFamily::qwen3_moe, ModelFamily::gemma2, ModelFamily::gpt2};
   need(std::ranges::count(families, m.family) > 0,
-       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe and gemma2 are executed", name_of(m.family));
+       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, gemma2 and gpt2 are executed",
+       name_of(m.family));
   need(!m.moe || m.moe->balance_loss == 0.0,
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);

@@ -159,6 +159,23 @@ void run_rms_norm_backward(const KernelCall& c) {
                    matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)), write_mode(c),
                    extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), offset(c));
 }
+void run_layer_norm(const KernelCall& c) {
+  const std::int64_t T = extent(c, in(c, 0), 0), H = extent(c, in(c, 0), 1);
+  Matrix x = matrix(c, in(c, 0));
+  if (c.op.num_operands() > 3) {
+    const Matrix sum = matrix(c, out(c, 2));
+    copy(c.context, x.data, sum.data, in(c, 0).bytes(c.sizes));
+    add(c.context, sum, matrix(c, in(c, 3)), T, H);
+    x = sum;
+  }
+  layernorm_forward(c.context, x, vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
+                    T, H, eps(c));
+}
+void run_layer_norm_backward(const KernelCall& c) {
+  layernorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
+                     matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)),
+                     data<float>(c, out(c, 2)), write_mode(c), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+}
 void run_qk_norm(const KernelCall& c) {
   qk_norm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)),
                   data<float>(c, out(c, 1)), extent(c, in(c, 0), 0), heads(c), eps(c));
@@ -226,6 +243,15 @@ void run_geglu_backward(const KernelCall& c) {
   const Tensor& d_act = in(c, 0);
   kernels::geglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)), num_rows(c, d_act),
                           row_width(c, d_act));
+}
+void run_gelu(const KernelCall& c) {
+  const Tensor& y = out(c, 0);
+  gelu_forward(c.context, matrix(c, in(c, 0)), matrix(c, y), num_rows(c, y), row_width(c, y));
+}
+void run_gelu_backward(const KernelCall& c) {
+  const Tensor& dx = out(c, 0);
+  kernels::gelu_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, dx), num_rows(c, dx),
+                         row_width(c, dx));
 }
 float cap(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::softcap, 0.0)); }
 void run_softcap(const KernelCall& c) {
@@ -460,7 +486,11 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::add_bias, run_add_bias},
                                       Registration{OpKind::geglu, run_geglu},
                                       Registration{OpKind::geglu_backward, run_geglu_backward},
-                                      Registration{OpKind::softcap, run_softcap}};
+                                      Registration{OpKind::softcap, run_softcap},
+                                      Registration{OpKind::layer_norm, run_layer_norm},
+                                      Registration{OpKind::layer_norm_backward, run_layer_norm_backward},
+                                      Registration{OpKind::gelu, run_gelu},
+                                      Registration{OpKind::gelu_backward, run_gelu_backward}};
 
 }  // namespace
 

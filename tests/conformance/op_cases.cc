@@ -171,6 +171,37 @@ void add_norms(std::vector<OpCase>& out, DType x) {
                  {4, 5},
                  {},
                  {}});
+  const Operand of_norm{"w", x, {H}, one}, bias{"b", x, {H}, itself};
+  out.push_back({OpKind::layer_norm,
+                 {{"x", x, {T, H}, wave}, of_norm, bias, to_write("y", x, {T, H}), to_write("rstd", DType::f32, {T})},
+                 {0, 1, 2},
+                 {3, 4},
+                 {{Attr::eps, 1e-5}},
+                 {}});
+  out.push_back({OpKind::layer_norm,
+                 {{"x", x, {T, H}, whole},
+                  of_norm,
+                  bias,
+                  {"r", x, {T, H}, itself},
+                  to_write("y", x, {T, H}),
+                  to_write("rstd", DType::f32, {T}),
+                  to_write("sum", x, {T, H})},
+                 {0, 1, 2, 3},
+                 {4, 5, 6},
+                 {{Attr::eps, 1e-5}},
+                 {}});
+  out.push_back({OpKind::layer_norm_backward,
+                 {{"dy", x, {T, H}, wave},
+                  {"x", x, {T, H}, whole},
+                  of_norm,
+                  {"rstd", DType::f32, {T}, one},
+                  to_write("dx", x, {T, H}),
+                  to_write("dw", DType::f32, {H}),
+                  to_write("db", DType::f32, {H})},
+                 {0, 1, 2, 3},
+                 {4, 5, 6},
+                 {},
+                 {}});
   out.push_back({OpKind::qk_norm,
                  {{"x", x, {T, Q}, wave},
                   {"qw", x, {d}, one},
@@ -251,6 +282,13 @@ void add_activations(std::vector<OpCase>& out, DType x) {
   out.push_back({OpKind::geglu, {{"gate_up", x, {T, 2 * I}, wave}, to_write("act", x, {T, I})}, {0}, {1}, {}, {}});
   out.push_back({OpKind::geglu_backward,
                  {{"dact", x, {T, I}, wave}, {"gate_up", x, {T, 2 * I}, wave}, to_write("dgate_up", x, {T, 2 * I})},
+                 {0, 1},
+                 {2},
+                 {},
+                 {}});
+  out.push_back({OpKind::gelu, {{"x", x, {T, I}, wave}, to_write("y", x, {T, I})}, {0}, {1}, {}, {}});
+  out.push_back({OpKind::gelu_backward,
+                 {{"dy", x, {T, I}, wave}, {"x", x, {T, I}, wave}, to_write("dx", x, {T, I})},
                  {0, 1},
                  {2},
                  {},

@@ -89,6 +89,38 @@ TEST_CASE("geglu forward and backward, odd widths, backward in place") {
   CHECK(act.at(0, 1) == 0.0);
 }
 
+TEST_CASE("gelu forward and backward, odd widths, backward in place") {
+  KernelContext ctx(2);
+  Random rng(46);
+  const auto gelu = [](double x) {
+    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+  };
+  for (DType dtype : kFloatTypes)
+    for (std::int64_t T : {0, 1, 33})
+      for (std::int64_t i : {1, 31, 200}) {
+        CAPTURE(name_of(dtype), T, i);
+        const Tensor x = Tensor::random(dtype, T, i, i + 3, rng, 3.0), dy = Tensor::random(dtype, T, i, i + 1, rng);
+        Tensor y(dtype, T, i, i + 2), of_dy = dy, of_x = x;
+        gelu_forward(ctx, x.matrix(), y.matrix(), T, i);
+        check_close(
+            y, [&](auto t, auto j) { return gelu(x.at(t, j)); }, kF32Tolerance);
+        const auto derivative = [&](auto t, auto j) {
+          const double h = 1e-5;  // finite difference
+          return dy.at(t, j) * (gelu(x.at(t, j) + h) - gelu(x.at(t, j) - h)) / (2 * h);
+        };
+        gelu_backward(ctx, of_dy.matrix(), x.matrix(), of_dy.matrix(), T, i);
+        check_close(of_dy, derivative, kF32Tolerance);
+        gelu_backward(ctx, dy.matrix(), of_x.matrix(), of_x.matrix(), T, i);
+        check_close(of_x, derivative, kF32Tolerance);
+      }
+  Tensor extreme(DType::f32, 1, 2);  // saturated: exact, not NaN
+  extreme.set(0, 0, 200.0), extreme.set(0, 1, -200.0);
+  Tensor y(DType::f32, 1, 2);
+  gelu_forward(ctx, extreme.matrix(), y.matrix(), 1, 2);
+  CHECK(y.at(0, 0) == 200.0);
+  CHECK(y.at(0, 1) == 0.0);
+}
+
 TEST_CASE("softcap bends what is near the cap and keeps what is small") {
   KernelContext ctx(2);
   Random rng(45);

@@ -100,6 +100,23 @@ TEST_CASE("With a window attention counts at most as many pairs as fit there") {
   CHECK(!check_op(windowed(back, 0)).empty());
 }
 
+TEST_CASE("LayerNorm has a weight and a bias as wide as its rows, and a sum where it adds") {
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(12)}), w = tensor(1, bf16_type, {fixed(12)}),
+               rstd = tensor(2, fp32_type, {tokens(8)}), narrow = tensor(3, bf16_type, {fixed(11)}),
+               dw = tensor(4, fp32_type, {fixed(12)});
+  const Op alone = op(OpKind::layer_norm, {x, w, w}, {x, rstd}),
+           adds = op(OpKind::layer_norm, {x, w, w, x}, {x, rstd, x}),
+           back = op(OpKind::layer_norm_backward, {x, x, w, rstd}, {x, dw, dw});
+  for (const Op& good : {alone, adds, back}) CHECK(check_op(good).empty());
+  CHECK(op_bytes(adds, run, here) == 4 * (5 * 12 * 2) + 2 * (12 * 2) + 5 * 4);  // 5 tokens: x, r, y and their sum
+  CHECK(op_flops(back, run) == 14 * 5 * 12);
+  CHECK(!check_op(op(OpKind::layer_norm, {x, w, narrow}, {x, rstd})).empty());
+  CHECK(!check_op(op(OpKind::layer_norm, {x, w, w, x}, {x, rstd})).empty());
+  CHECK(!check_op(op(OpKind::layer_norm_backward, {x, x, w, rstd}, {x, dw, rstd})).empty());
+  // An activation reads and writes its rows.
+  CHECK(op_bytes(op(OpKind::gelu_backward, {x, x}, {x}), run, here) == 3 * (5 * 12 * 2));
+}
+
 TEST_CASE("Lookups move the rows they touch, not the table") {
   const Tensor table = tensor(0, fp32_type, {fixed(1000), fixed(3)}), ids = tensor(1, int32_type, {tokens(8)}),
                y = tensor(2, fp32_type, {tokens(8), fixed(3)});

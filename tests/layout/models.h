@@ -42,4 +42,16 @@ inline ModelSpec tiny_mixtral() {
   return m;
 }
 
+/// 15 positions: 8 and 7 over 2 ranks.
+inline ModelSpec tiny_gpt2() {
+  ModelSpec m = tiny_llama();
+  m.name = "tiny-gpt2";
+  m.family = ModelFamily::gpt2;
+  m.heads = m.kv_heads = 6;
+  m.max_position = 15;
+  m.gated_mlp = false;
+  m.tie_embeddings = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = m.layer_norm = true;
+  return m;
+}
+
 }  // namespace hotbunk::test

@@ -55,6 +55,25 @@ TEST_CASE("A rank of an engine has its columns of every expert, expert by expert
   CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4) == "expert intermediate size 10 does not divide over tp 4");
 }
 
+TEST_CASE("A rank of an engine has its rows of learned positions, and of an MLP without a gate, by hand") {
+  const std::vector<LocalWeight> all = rollout_weights(test::tiny_gpt2(), 2, 1);
+  const LocalWeight& positions = weight(all, "position_embedding");
+  CHECK((positions.rows == 8 && positions.cols == 24));
+  CHECK(positions.sources.at(0).parameter == "transformer.wpe.weight");
+  CHECK(positions.sources.at(0).piece == Piece{8, 15, 0, 24, 0, 24});
+  CHECK(positions.sources.at(0).step == TensorStep{.rows = 8});
+  // Query, key and value heads 3 … 5 of 4 rows each.
+  const LocalWeight& qkv = weight(all, "layers.1.qkv");
+  REQUIRE(qkv.sources.size() == 3);
+  CHECK(qkv.sources[1].parameter == "transformer.h.1.attn.c_attn.k.weight");
+  CHECK(qkv.sources[1].piece == Piece{12, 24, 0, 24, 12 * 24, 24});
+  CHECK(weight(all, "layers.0.up").sources.at(0).piece == Piece{20, 40, 0, 24, 0, 24});
+  CHECK(weight(all, "layers.0.up_bias").sources.at(0).piece == Piece{20, 40, 0, 1, 0, 1});
+  CHECK(weight(all, "layers.0.down").sources.at(0).piece == Piece{0, 24, 20, 40, 0, 20});
+  for (const char* whole : {"layers.0.down_bias", "layers.0.o_bias", "layers.1.input_norm_bias", "final_norm_bias"})
+    CHECK(weight(all, whole).sources.at(0).piece == Piece{0, 24, 0, 1, 0, 1});
+}
+
 TEST_CASE("Rollout weights of a small Llama on rank 1 of 2, by hand") {
   // 8 query heads, 2 KV heads of 4 rows: rank 1 holds query heads 4..8 (rows 16..32) and KV head 1 (rows 4..8).
   const std::vector<LocalWeight> all = rollout_weights(test::tiny_llama(), 2, 1);

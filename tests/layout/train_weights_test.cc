@@ -49,6 +49,19 @@ TEST_CASE("FSDP units of a small Llama, by hand") {
   CHECK(param(units[1], ParamRole::k_proj).shard == Range{6, 8});
 }
 
+TEST_CASE(
+    "Learned positions are cut over tensor-parallel ranks as the vocabulary is; biases behind a sum are repeated") {
+  const std::vector<ShardedUnit> units = train_units(test::tiny_gpt2(), 2, 1, 0);
+  const UnitParam &table = param(units[0], ParamRole::embedding),
+                  &positions = param(units[0], ParamRole::position_embedding);
+  CHECK((table.rows == 19 && table.step.rows == 19));  // of 37
+  CHECK((positions.rows == 8 && positions.whole_rows == 15 && positions.step.rows == 8 && positions.step.repeat == 1));
+  CHECK(positions.full_offset == 19 * 24);
+  CHECK(param(units[1], ParamRole::up_bias).step == TensorStep{.rows = 20});
+  CHECK(param(units[1], ParamRole::down_bias).step.repeat == 2);
+  CHECK(param(units[1], ParamRole::post_norm_bias).step.repeat == 2);
+}
+
 TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padded space") {
   // k_proj of 8 rows over 5 ranks: 2 rows each, rank 4 owns none.
   const std::vector<ShardedUnit> units = train_units(test::tiny_llama(), 1, 5, 4);

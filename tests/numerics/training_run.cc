@@ -87,13 +87,23 @@ class ProbingDriver final : public Driver {
   Driver& inner_;
 };
 
-/// The units' gradient shards (of one rank: whole) by parameter; rows without a prediction taken out of the log-probs.
+/// The units' gradient shards (of one rank: whole) by tensor of the model's file; rows without a prediction taken out
+/// of the log-probs.
 std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map<std::string, std::vector<float>> raw) {
   std::map<std::string, std::vector<float>> out;
+  std::map<std::string, StoredParameter> stored_in_file;
+  for (const ParamSpec& p : parameters_of(g.model)) stored_in_file.emplace(p.name, stored(g.model, p));
   for (const ShardedUnit& unit : train_units(g.model, 1, 1, 0)) {
     const auto& grad = raw.at("train." + unit.name + ".grad");
-    for (const UnitParam& p : unit.params)
-      out["grad." + p.parameter].assign(grad.begin() + p.shard_offset, grad.begin() + p.shard_offset + p.elements());
+    for (const UnitParam& p : unit.params) {
+      const StoredParameter& at = stored_in_file.at(p.parameter);
+      auto& tensor = out["grad." + at.tensor];
+      std::int64_t elements = 1;
+      for (const std::int64_t extent : at.shape) elements *= extent;
+      tensor.resize(static_cast<std::size_t>(elements));
+      for (std::int64_t i = 0; i < p.elements(); ++i)
+        tensor[static_cast<std::size_t>(at.element(i))] = grad[static_cast<std::size_t>(p.shard_offset + i)];
+    }
   }
   out["logits"] = std::move(raw.at("logits"));
   const auto& logps = raw.at("logps");
@@ -184,8 +194,13 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
   result.losses = metrics["losses"].get<std::vector<double>>();
   result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
   const Checkpoint after = value(Checkpoint::open(folder / "step_5"));
-  for (const ParamSpec& p : parameters_of(g.model))
-    result.after5[p.name] = value(after.load_parameter(p.name, p.shape));
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    const StoredParameter at = stored(g.model, p);
+    const TensorView view = value(after.require(at));
+    auto& values = result.after5[at.tensor];
+    values.resize(static_cast<std::size_t>(view.numel()));
+    copy_as_f32(view, 0, values);
+  }
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ Scenario golden_scenario(const Golden&, std::int64_t ranks);
 
 struct TrainingResult {
   std::vector<double> losses, grad_norms;            // by step
-  std::map<std::string, std::vector<float>> after5;  // every parameter after five steps
-  /// Of the first step, one rank only: "logits", "logps", "grad.<parameter>".
+  std::map<std::string, std::vector<float>> after5;  // every tensor of the model's file after five steps
+  /// Of the first step, one rank only: "logits", "logps", "grad.<tensor of the file>".
   std::map<std::string, std::vector<float>> probes;
 };
 

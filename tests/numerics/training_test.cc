@@ -42,8 +42,9 @@ void check_training(const Golden& g, const TrainingResult& r) {
 
 void check_gradients(const Golden& g, const TrainingResult& r) {
   for (const ParamSpec& p : parameters_of(g.model)) {
-    CAPTURE(p.name);
-    CHECK(relative_error(r.probes.at("grad." + p.name), g.tensor("grad." + p.name)) <= gradient_bound);
+    const std::string name = "grad." + stored(g.model, p).tensor;
+    CAPTURE(p.name, name);
+    CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= gradient_bound);
   }
 }
 
@@ -92,7 +93,7 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
   for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
-                           "mistral-window", "gemma2-tiny"}) {
+                           "mistral-window", "gemma2-tiny", "gpt2-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -166,6 +167,9 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"mistral-window", 2, 2},
                         {"gemma2-tiny", 2, 2},
                         {"gemma2-tiny", 4, 1, TrainEngine::ddp},
+                        {"gpt2-tiny", 2, 1},
+                        {"gpt2-tiny", 2, 2, TrainEngine::zero1},
+                        {"gpt2-tiny", 4, 1},
                         {"mixtral-tiny", 2, 1},
                         {"mixtral-tiny", 4, 1, TrainEngine::ddp},
                         {"qwen3-moe-tiny", 2, 2},
@@ -212,7 +216,9 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"llama-yarn-bias", {1, 1}, 2, 1},
                          {"mistral-window", {1, 1}, 1, 2},
                          {"gemma2-tiny", {1, 2}, 1, 2},
-                         {"gemma2-tiny", {1, 1, 1}, 2, 1, TrainEngine::zero1}})
+                         {"gemma2-tiny", {1, 1, 1}, 2, 1, TrainEngine::zero1},
+                         {"gpt2-tiny", {2, 1}, 1, 2},
+                         {"gpt2-tiny", {1, 2}, 2, 1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
       const Golden g = Golden::load(way.model);
@@ -368,7 +374,9 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"llama-yarn-bias", 2, 2, 1},
                          {"mistral-window", 4, 1, 1},
                          {"gemma2-tiny", 2, 1, 2},
-                         {"gemma2-tiny", 2, 2, 1, 2}})
+                         {"gemma2-tiny", 2, 2, 1, 2},
+                         {"gpt2-tiny", 4, 1, 1},
+                         {"gpt2-tiny", 2, 2, 1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
       const Golden g = Golden::load(way.model);

@@ -98,6 +98,10 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
                           .more = ", sliding_window: 20, query_pre_attn_scalar: 6, attn_logit_softcapping: 2.0, "
                                   "final_logit_softcapping: 5.0"}),
                    long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+  add("GPT-2",
+      with(roomy, {"model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_inner: 40, n_positions: 256, "
+                   "vocab_size: 33, initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}",
+                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
   add("biases everywhere in attention, yarn",
       with(roomy, {model({.more = ", attention_bias: true, rope_scaling: {rope_type: yarn, factor: 4.0, "
                                   "original_max_position_embeddings: 16}"})}));

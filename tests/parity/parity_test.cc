@@ -245,7 +245,7 @@ TEST_CASE("and so with experts") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
-TEST_CASE("and so with biases behind sums, windows, and Gemma-2's norms and caps") {
+TEST_CASE("and so with biases behind sums, windows, Gemma-2's norms and caps, and GPT-2") {
   const std::vector<std::string> yarn = {"model.attention_bias=true",
                                          "model.rope_scaling={rope_type: yarn, factor: 4.0, "
                                          "original_max_position_embeddings: 16}"},
@@ -253,7 +253,11 @@ TEST_CASE("and so with biases behind sums, windows, and Gemma-2's norms and caps
                                             "model.sliding_window=4"},
                                  gemma = {"model.model_type=gemma2", "model.architectures=[Gemma2ForCausalLM]",
                                           "model.sliding_window=4", "model.tie_word_embeddings=true",
-                                          "model.query_pre_attn_scalar=6"};
+                                          "model.query_pre_attn_scalar=6"},
+                                 gpt = {
+                                     "model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_inner: 40, "
+                                     "n_positions: 30, vocab_size: 33, initializer_range: 0.1, bos_token_id: 1, "
+                                     "eos_token_id: 2}"};
   struct Way {
     const std::vector<std::string>& model;
     const char* engine;
@@ -270,7 +274,11 @@ TEST_CASE("and so with biases behind sums, windows, and Gemma-2's norms and caps
                          {gemma, "fsdp2", 4, 1, 1, 1, 1, "none", "bf16"},
                          {gemma, "fsdp2", 2, 2, 1, 1, 2, "selective", "fp32", true},
                          {gemma, "ddp", 1, 2, 2, 1, 4, "full", "bf16"},
-                         {gemma, "zero2", 1, 2, 1, 2, 2, "none", "bf16"}}) {
+                         {gemma, "zero2", 1, 2, 1, 2, 2, "none", "bf16"},
+                         {gpt, "fsdp2", 4, 1, 1, 1, 1, "none", "fp32"},
+                         {gpt, "fsdp2", 2, 2, 1, 1, 2, "selective", "bf16", true},
+                         {gpt, "zero1", 1, 2, 2, 1, 4, "full", "bf16"},
+                         {gpt, "fsdp2", 1, 2, 1, 2, 2, "selective", "fp32"}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(sets.end(),
                 {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.dp={}", way.dp),

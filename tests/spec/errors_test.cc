@@ -99,7 +99,7 @@ std::string run_weights(std::istream& in) {
   if (const auto status = checkpoint->check_against(*model); !status) return render(status.error());
   std::string all;
   for (const auto& p : parameters_of(*model)) {
-    const auto values = checkpoint->load_parameter(p.name, p.shape);
+    const auto values = checkpoint->load_parameter(*model, p);
     if (!values) all += render(values.error());
   }
   return all;

@@ -107,6 +107,49 @@ TEST_CASE("a GPT-2 config in its own spelling gives the published 124,439,808 pa
   CHECK(parameter_count(*model) == 124439808);
 }
 
+TEST_CASE("GPT-2's matrices are read turned, and q, k and v out of one tensor, under either prefix") {
+  // Hidden 4, 2 heads of 2: c_attn (4, 12) holds q in columns 0…3, k in 4…7, v in 8…11.
+  const auto model = model_from_text(R"({"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 2, "n_inner": 3,
+    "vocab_size": 5, "n_positions": 6})",
+                                     "config.json", "m");
+  REQUIRE(model);
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("hotbunk-gpt2-{}", ::getpid());
+  for (const std::string prefix : {"transformer.", ""}) {
+    INFO(prefix);
+    std::vector<TensorEntry> entries;
+    std::vector<float> numbers;  // element i of each tensor is i
+    for (const ParamSpec& p : parameters_of(*model)) {
+      const StoredParameter at = stored(*model, p);
+      if (at.first > 0) continue;
+      entries.push_back({prefix + at.tensor.substr(12), DType::f32, at.shape});
+      std::int64_t n = 1;
+      for (const std::int64_t extent : at.shape) n *= extent;
+      for (std::int64_t i = 0; i < n; ++i) numbers.push_back(static_cast<float>(i));
+    }
+    auto writer = SafetensorsWriter::create(folder / "model.safetensors", entries);
+    REQUIRE(writer);
+    REQUIRE(writer->write(std::as_bytes(std::span(numbers))));
+    REQUIRE(writer->finish());
+    const auto checkpoint = Checkpoint::open(folder);
+    REQUIRE(checkpoint);
+    CHECK(checkpoint->check_against(*model));
+    std::map<std::string, std::vector<float>> read;
+    for (const ParamSpec& p : parameters_of(*model)) {
+      const auto values = checkpoint->load_parameter(*model, p);
+      REQUIRE(values);
+      read[p.name] = *values;
+    }
+    const auto& k = read.at("transformer.h.0.attn.c_attn.k.weight");
+    CHECK(std::vector<float>(k.begin(), k.begin() + 5) == std::vector<float>{4, 16, 28, 40, 5});  // row 0, then row 1
+    CHECK(read.at("transformer.h.0.attn.c_attn.v.bias") == std::vector<float>{8, 9, 10, 11});
+    // c_fc (4, 3): its row 2 is column 2.
+    const auto& up = read.at("transformer.h.0.mlp.c_fc.weight");
+    CHECK(std::vector<float>(up.begin() + 8, up.end()) == std::vector<float>{2, 5, 8, 11});
+    CHECK(read.at("transformer.wpe.weight").at(7) == 7);
+  }
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("a config survives the writer, for every catalogued model") {
   for (const auto& name : catalog_names("models")) {
     INFO(name);
@@ -141,15 +184,16 @@ TEST_CASE("transformers 4 and 5 spell one model") {
 
 TEST_CASE("names and shapes are those of checkpoints written by transformers") {
   for (const char* name : {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied",
-                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny"}) {
+                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny"}) {
     INFO(name);
     const auto model = load_model(golden / name);
     REQUIRE(model);
     CHECK(model->weights_path == (golden / name).string());
     const auto checkpoint = Checkpoint::open(golden / name);
     REQUIRE(checkpoint);
-    const auto parameters = parameters_of(*model);
-    CHECK(parameters.size() == checkpoint->tensors().size());
+    std::set<std::string> tensors;  // of which GPT-2 packs q, k and v into one
+    for (const ParamSpec& p : parameters_of(*model)) tensors.insert(stored(*model, p).tensor);
+    CHECK(tensors.size() == checkpoint->tensors().size());
     const auto status = checkpoint->check_against(*model);
     INFO((status ? "" : render(status.error())));
     CHECK(status);

@@ -153,6 +153,34 @@ void geglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
   gated_backward(ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); });
 }
 
+void gelu_forward(KernelContext& ctx, ConstMatrix x, Matrix y, std::int64_t T, std::int64_t i) {
+  HB_CHECK(x.dtype == y.dtype, "gelu: {} to {}", name_of(x.dtype), name_of(y.dtype));
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(2 * i), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const E* from = row<E>(x, t);
+        E* to = row<E>(y, t);
+        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(to + j, gelu(ld(from + j)).value); });
+      }
+    });
+  });
+}
+void gelu_backward(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dx, std::int64_t T, std::int64_t i) {
+  HB_CHECK(x.dtype == dy.dtype && x.dtype == dx.dtype, "gelu_backward: mixed dtypes");
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(3 * i), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const E *at = row<E>(x, t), *d = row<E>(dy, t);
+        E* to = row<E>(dx, t);
+        for_vectors(i, [&](std::int64_t j, auto ld, auto st)
+                           HB_FORCE_INLINE { st(to + j, ld(d + j) * gelu(ld(at + j)).slope); });
+      }
+    });
+  });
+}
+
 void softcap(KernelContext& ctx, float* x, std::int64_t n, float cap) {
   const float inverse = 1.0f / cap;
   parallel_for(ctx, n, kGrain, [&](std::int64_t begin, std::int64_t end) {

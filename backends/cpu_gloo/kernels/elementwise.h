@@ -18,6 +18,11 @@ void geglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_t
 void geglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                     std::int64_t i);
 
+/// y[t,j] = gelu(x[t,j]), the same function without a gate.  x, y: [T, i].
+void gelu_forward(KernelContext&, ConstMatrix x, Matrix y, std::int64_t T, std::int64_t i);
+/// dx[T, i] from dy[T, i]; may be either input.
+void gelu_backward(KernelContext&, ConstMatrix dy, ConstMatrix x, Matrix dx, std::int64_t T, std::int64_t i);
+
 /// x[i] = cap · tanh(x[i] / cap) of n fp32.
 void softcap(KernelContext&, float* x, std::int64_t n, float cap);
 

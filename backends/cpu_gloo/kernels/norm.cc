@@ -1,6 +1,7 @@
 #include "backends/cpu_gloo/kernels/norm.h"
 
 #include <algorithm>
+#include <array>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
@@ -39,6 +40,51 @@ HB_INLINE void backward_row(const E* x, const W* w, float offset, float rstd, co
     const Vf xv = ld(x + j), dv = ld(dy + j);
     if (dw) st(dw + j, ld(dw + j) + dv * xv * rstd);
     Vf g = dv * (ld(w + j) + offset) * rstd - xv * c;
+    if (accumulate) g += ld(dx + j);
+    st(dx + j, g);
+  });
+}
+
+template <class E>
+HB_INLINE float mean_of(const E* x, std::int64_t n) {
+  Vf sum{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { sum += ld(x + j); });
+  return sum_lanes(sum) / static_cast<float>(n);
+}
+
+/// 1/√(mean((x − mean)²) + eps) of one row.
+template <class E>
+HB_INLINE float inverse_deviation(const E* x, float mean, std::int64_t n, float eps) {
+  static constexpr auto kOnes = [] {
+    std::array<float, kLanes> ones{};
+    ones.fill(1.0f);
+    return ones;
+  }();
+  Vf sum{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE {
+    const Vf v = (ld(x + j) - mean) * ld(kOnes.data());  // nothing behind the row's end
+    sum += v * v;
+  });
+  return 1.0f / std::sqrt(sum_lanes(sum) / static_cast<float>(n) + eps);
+}
+
+/// One row of layernorm_backward.
+template <class E, class W>
+HB_INLINE void layernorm_backward_row(const E* x, const W* w, float rstd, const E* dy, E* dx, bool accumulate,
+                                      float* dw, float* db, std::int64_t n) {
+  const float mean = mean_of(x, n);
+  Vf sum{}, dot{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE {
+    const Vf g = ld(dy + j) * ld(w + j);
+    sum += g, dot += g * (ld(x + j) - mean);
+  });
+  const float by = 1.0f / static_cast<float>(n);
+  const float of_mean = sum_lanes(sum) * by, of_deviation = sum_lanes(dot) * by * rstd;
+  for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+    const Vf normed = (ld(x + j) - mean) * rstd, dv = ld(dy + j);
+    st(dw + j, ld(dw + j) + dv * normed);
+    st(db + j, ld(db + j) + dv);
+    Vf g = (dv * ld(w + j) - of_mean - normed * of_deviation) * rstd;
     if (accumulate) g += ld(dx + j);
     st(dx + j, g);
   });
@@ -134,6 +180,47 @@ void rmsnorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const fl
     });
   });
   if (dw) grad.finish(dw, dw_write, 0, h);
+}
+
+void layernorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, ConstVector b, Matrix y, float* rstd,
+                       std::int64_t T, std::int64_t h, float eps) {
+  HB_CHECK(x.dtype == y.dtype && w.dtype == b.dtype, "layernorm: mixed dtypes");
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(w.dtype, [&](auto w_tag) {
+      const auto *weight = static_cast<const decltype(w_tag)*>(w.data),
+                 *bias = static_cast<const decltype(w_tag)*>(b.data);
+      parallel_for(ctx, T, rows_grain(3 * h), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          const E* from = row<E>(x, t);
+          E* to = row<E>(y, t);
+          const float mean = mean_of(from, h), r = rstd[t] = inverse_deviation(from, mean, h, eps);
+          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+            st(to + j, (ld(from + j) - mean) * r * ld(weight + j) + ld(bias + j));
+          });
+        }
+      });
+    });
+  });
+}
+
+void layernorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
+                        Write dx_write, float* dw, float* db, Write dw_write, std::int64_t T, std::int64_t h) {
+  HB_CHECK(x.dtype == dy.dtype && x.dtype == dx.dtype, "layernorm_backward: mixed dtypes");
+  BlockedWeightGrad grad(ctx, T, 2 * h);
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    with_float_type(w.dtype, [&](auto w_tag) {
+      const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
+      grad.run(ctx, T, [&](std::int64_t begin, std::int64_t end, float* sum) {
+        for (std::int64_t t = begin; t < end; ++t)
+          layernorm_backward_row(row<E>(x, t), weight, rstd[t], row<E>(dy, t), row<E>(dx, t),
+                                 dx_write == Write::accumulate, sum, sum + h, h);
+      });
+    });
+  });
+  grad.finish(dw, dw_write, 0, h);
+  grad.finish(db, dw_write, h, h);
 }
 
 void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, Matrix out,

@@ -1,4 +1,4 @@
-// RMSNorm over rows, and over the heads of packed qkv rows (Qwen3's QK-norm).
+// RMSNorm and LayerNorm over rows, and over the heads of packed qkv rows (Qwen3's QK-norm).
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
 #include "backends/cpu_gloo/kernels/heads.h"
@@ -19,6 +19,16 @@ void add_rmsnorm_forward(KernelContext&, Matrix hidden, ConstMatrix delta, Const
 /// dw is summed in fixed blocks of tokens: same bits for every number of threads. dx may be dy.
 void rmsnorm_backward(KernelContext&, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
                       Write dx_write, float* dw, Write dw_write, std::int64_t T, std::int64_t h, float offset = 0.0f);
+
+/// y[t] = (x[t] − mean(x[t])) · rstd[t] · w + b,  rstd[t] = 1/√(mean((x[t] − mean(x[t]))²) + eps).  Shapes and dtypes
+/// as of rmsnorm_forward; w, b: [h], of one dtype. y may be x.
+void layernorm_forward(KernelContext&, ConstMatrix x, ConstVector w, ConstVector b, Matrix y, float* rstd,
+                       std::int64_t T, std::int64_t h, float eps);
+
+/// With x̂ = (x − mean(x))·rstd:  dx (+)= rstd·(dy·w − mean(dy·w) − x̂·mean(dy·w·x̂)),  dw (+)= Σ_t dy·x̂,  db (+)= Σ_t dy.
+/// dw, db: fp32 [h], summed as rmsnorm_backward does, both as `dw_write` says. dx may be dy.
+void layernorm_backward(KernelContext&, ConstMatrix x, ConstVector w, const float* rstd, ConstMatrix dy, Matrix dx,
+                        Write dx_write, float* dw, float* db, Write dw_write, std::int64_t T, std::int64_t h);
 
 /// RMSNorm of every q head (weight q_norm[d]) and k head (k_norm[d]) of packed rows qkv[T, (a+2k)·d], to `out` of the
 /// same shape, v copied; out may be qkv. rstd: fp32 [T, a+k].
