@@ -147,7 +147,7 @@ struct TaskSpec {
 
 /// How a real run is driven.
 struct RunSpec {
-  double timeout_s = 600.0;  // a rank that is waited for may do nothing for so long; 0 = for ever
+  double timeout_s = 600.0;       // a rank that is waited for may do nothing for so long; 0 = for ever
   bool checkpoint_async = false;  // checkpoints on the way are put on disk while the next steps train
   bool operator==(const RunSpec&) const = default;
 };
