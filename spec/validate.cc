@@ -190,6 +190,9 @@ class Validator {
     if (t.vpp > 1 && t.pp == 1)
       report("E212", "train.layout.vpp", "virtual stages need a pipeline", {fmt::format("vpp {}, pp 1", t.vpp)},
              "set vpp to 1, or pp above 1");
+    if (t.vpp > 1 && s_.train.pipeline_schedule == "zero-bubble")
+      report("E212", "train.pipeline_schedule", "zero-bubble (ZB-H1) has one chunk a stage",
+             {fmt::format("vpp {}", t.vpp)}, "set train.layout.vpp to 1, or train.pipeline_schedule to interleaved");
     const auto& split = s_.train.pipeline_split;
     if (split.empty()) {
       if (layers % chunks == 0) return;
@@ -477,8 +480,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
   need(t.cp == 1, "training parallelism other than dp, ulysses, tp, pp and ep = tp");
   const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
-  need(!defers || t.vpp == 1,
-       "train.pipeline_schedule zero-bubble with train.layout.vpp {}: ZB-H1 has one chunk a stage", t.vpp);
   need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
        "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "
        "ones; ddp and zero1 have these",

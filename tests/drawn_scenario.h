@@ -81,11 +81,13 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> tensor{1, 1};
   for (std::int64_t t = 2; t <= tp; ++t)
     if (tp % t == 0) tensor.push_back(t);
-  const std::int64_t train_tp = one_of(tensor), layers = in(1, 8);
-  std::vector<std::int64_t> stages{1};
-  for (std::int64_t p = 2; p <= std::min(layers, world / train_tp); ++p)
+  const std::int64_t train_tp = one_of(tensor), some_layers = in(1, 8);
+  std::vector<std::int64_t> stages{1, 1};
+  for (std::int64_t p = 2; p <= std::min(some_layers, world / train_tp); ++p)
     if (world / train_tp % p == 0) stages.push_back(p);
   const std::int64_t pp = one_of(stages), data = world / train_tp / pp;
+  const std::int64_t vpp = pp > 1 ? one_of<std::int64_t>({1, 1, 2, 3}) : 1, chunks = pp * vpp,
+                     layers = std::max(some_layers, chunks);
   const bool experts = in(0, 3) == 0;
   const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
   const DrawnModel model = draw_model(tp, experts, whole_experts ? train_tp : 1, layers);
@@ -95,15 +97,12 @@ inline std::string draw_scenario() {
         why_not_ulysses(model.heads / train_tp, std::max<std::int64_t>(1, model.kv_heads / train_tp), u).empty())
       sharers.push_back(u);
   const std::int64_t ulysses = one_of(sharers);
-  std::vector<std::int64_t> virtual_stages{1};
-  for (std::int64_t v = 2; pp > 1 && v <= layers / pp; ++v) virtual_stages.push_back(v);
-  const std::int64_t vpp = one_of(virtual_stages), chunks = pp * vpp;
-  const auto engine = one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"});
-  std::vector<std::string> schedules{"1f1b", "gpipe", "zero-bubble"};
-  // Where it executes it is drawn as often as all others.
-  if (pp > 1 && vpp == 1 && (engine == "ddp" || engine == "zero1")) schedules.insert(schedules.end(), 3, "zero-bubble");
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
+  const bool defers = pp > 1 && vpp == 1 && coin();  // weight gradients
+  const auto engine = defers ? one_of<std::string>({"ddp", "zero1"})
+                             : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
+             schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
   const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
@@ -116,7 +115,7 @@ inline std::string draw_scenario() {
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
       engine, data / ulysses, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : 1,
-      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups), one_of(schedules),
+      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());

@@ -238,6 +238,7 @@ TEST_CASE("The picture of a pipeline, and the share of its time that is a bubble
       const auto theory = static_cast<double>(stages - 1) / static_cast<double>(m);
       CHECK(of_ideal({.stages = stages}) == Approx(theory));
       CHECK(of_ideal({.stages = stages, .schedule = PipelineSchedule::gpipe}) == Approx(theory));
+      CHECK(of_ideal({.stages = stages, .chunks = 2, .schedule = PipelineSchedule::gpipe}) == Approx(theory / 2));
       CHECK(of_ideal({.stages = stages, .chunks = 2}) == Approx(theory / 2));
       CHECK(of_ideal({.stages = stages, .chunks = 3}) == Approx(theory / 3));
       CHECK(of_ideal({.stages = stages, .chunks = 4}) == Approx(theory / 4));

@@ -454,7 +454,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
-          "pool=true pp=1f1b pp=gpipe pp=none pp=zero-bubble prefetch=0 prefetch=1 recompute=0 recompute=1 recompute=2 "
+          "pool=true pp=1f1b pp=gpipe pp=interleaved pp=none pp=zero-bubble prefetch=0 prefetch=1 recompute=0 "
+          "recompute=1 recompute=2 "
           "reference=false "
           "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
           "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 ulysses=false ulysses=true "
@@ -632,8 +633,6 @@ TEST_CASE("What is not lowered is refused with the reason") {
     return why_not_lowered(tiny(2, 1, sets));
   };
   CHECK_THAT(deferring({}), Catch::Contains("zero-bubble with train.engine fsdp2") && Catch::Contains("ddp and zero1"));
-  CHECK_THAT(deferring({"train.engine=ddp", "train.layout.vpp=2"}),
-             Catch::Contains("zero-bubble with train.layout.vpp 2"));
   CHECK(deferring({"train.engine=ddp"}).empty());
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
