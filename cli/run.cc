@@ -212,6 +212,11 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
   if (world.size() > 1) world.barrier("all is read");
+  const auto backend = make_backend(**driver, start.first_step() - 1 + o.span_steps);
+  if (auto s = check_supported(job.plan, *backend); !s) {  // by every rank: once is enough to say it
+    world.leave();
+    return first ? report_errors(s.error()) : exit_bad_input;
+  }
   if (first) {
     if (auto s = begin_in_folder(folder, job, "measured", takes(o, start, folder.root)); !s)
       return report_errors(s.error());
@@ -220,7 +225,6 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
                  printable_line((folder.checkpoints() / name).string()));
     if (auto s = outputs->open(folder); !s) return report_errors(s.error());
   }
-  const auto backend = make_backend(**driver, start.first_step() - 1 + o.span_steps);
   RunOptions options{.steps = static_cast<std::int32_t>(job.scenario.steps),
                      .local_ranks = {static_cast<Rank>(world.rank())},
                      .first_step = start.first_step()};

@@ -71,6 +71,9 @@ struct RunOptions {
   std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
+/// E601: the first op of the plan that the backend does not execute.
+Status check_supported(const Plan&, const Backend&);
+
 /// The sessions (exec/session.h) of the local ranks' roles from the prologue to the epilogue's end; they ask the Driver
 /// for blocks and sizes and turn each op into one Device call. A failure carries rank, phase and op. Refuses (E601) ops
 /// the backend does not support.

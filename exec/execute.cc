@@ -10,14 +10,11 @@
 #include "exec/session.h"
 
 namespace hotbunk {
-namespace {
 
 Status check_supported(const Plan& plan, const Backend& backend) {
-  std::map<OpKind, bool> asked;
   for (const Program& program : plan.programs)
     for (const Body& body : program.bodies)
-      for (const Op& op : body.ops) {
-        if (!asked.emplace(op.kind, true).second) continue;
+      for (const Op& op : body.ops)
         if (const Capability c = backend.supports(op); !c.supported)
           return fail(
               Diagnostic{.code = "E601",
@@ -25,9 +22,10 @@ Status check_supported(const Plan& plan, const Backend& backend) {
                          .where = {},
                          .notes = {fmt::format("first asked for by '{}' of {}", op.name, body.name)},
                          .help = "choose another backend, or a layout without this op"});
-      }
   return {};
 }
+
+namespace {
 
 /// A session for each role of which the process plays ranks. Next is always the one whose walk is least far, so that no
 /// driver and no queue holds many iterations. Where a sync waits for ranks of another role, they must be in another

@@ -153,4 +153,9 @@ TEST_CASE("what a backend has not is refused before anything runs") {
   refused("--backend cuda-fake --fake-fault cuLaunchKernel", 2, "E708");
   refused("--fake-fault cuLaunchKernel:1", 2, "E707");
   refused("--backend cuda-fake --transport shm", 2, "E707");
+  // Layers with a window behind one without: it is no kind of op that is asked for, but every op.
+  refused(
+      "--backend cuda-fake --set model.model_type=mistral --set 'model.architectures=[MistralForCausalLM]' "
+      "--set model.sliding_window=3 --set 'model.layer_types=[full_attention, sliding_attention]'",
+      2, "E601");
 }
