@@ -87,8 +87,16 @@ Status replace_in_two_steps(const fs::path& partial, const fs::path& folder) {
   return {};
 }
 
-/// `partial` takes the name of `folder` in one step.
+/// `partial` takes the name of `folder` in one step. What has that name and is no folder is somebody's own.
 Status put_in_place(const fs::path& partial, const fs::path& folder) {
+  std::error_code ec;
+  if (const auto there = fs::symlink_status(folder, ec).type();
+      there != fs::file_type::not_found && there != fs::file_type::directory)
+    return fail(Diagnostic{.code = "E103",
+                           .message = "a file has the checkpoint's name",
+                           .where = {folder.string()},
+                           .notes = {},
+                           .help = "move it away"});
   const auto rename = [&](unsigned flags) {
     return ::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, folder.c_str(), flags) == 0;
   };
