@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Golden data for promise P3: tiny random models run by Hugging Face transformers on torch's CPU path.
 
+Long for the families: each has its config, its formulas in fp64 and its draw of weights, and they share the rest.
+
 One folder per model under --out. tests/golden/README.md says what each file holds, with shapes.
 
     make_goldens.py --out tests/golden            write every folder (the same bytes each time on one machine)

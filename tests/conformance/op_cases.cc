@@ -1,3 +1,4 @@
+// Cases of ops for every backend: long because every kind of op has one.
 #include "tests/conformance/op_cases.h"
 
 #include <cmath>

@@ -1,4 +1,5 @@
 // P3: what one rank computes agrees with Hugging Face transformers, and every way of computing it agrees as well.
+// Long for the layouts, which are held to the same goldens by the same few helpers.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
