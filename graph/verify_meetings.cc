@@ -63,6 +63,7 @@ bool joins_roles(const Plan& plan, GroupId family) {
 
 /// Where a role hands over, all do, each in one direction, and they have nothing else with one another there.
 void check_handings(const Plan& plan, const std::vector<std::vector<Handing>>& handings, Faults& faults) {
+  std::map<std::tuple<std::int32_t, GroupId, StreamId>, std::size_t> phase_of;  // giver, family, stream
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
     const auto& of_roles = handings[p];
     if (std::ranges::count(of_roles, Handing::nothing) == std::ssize(of_roles)) continue;
@@ -80,6 +81,11 @@ void check_handings(const Plan& plan, const std::vector<std::vector<Handing>>& h
     for (const Program& program : plan.programs)
       for (const Block& block : program.phases[p])
         each_listed_op(program, block, [&](const Op& op) {
+          if (op.hands_over() && op.integer(Attr::gives) == 1) {
+            const auto at = phase_of.try_emplace(std::tuple(program.role, op.group, op.stream), p).first;
+            if (at->second != p)  // what is given is told apart by how often
+              fault(fmt::format("and so does phase {}, over the same group and stream", plan.phases[at->second].name));
+          }
           if (is_communication(op.kind) && !op.hands_over() && joins_roles(plan, op.group))
             fault(fmt::format("and meet in {} '{}'", name_of(op.kind), op.name));
         });

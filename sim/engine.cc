@@ -308,12 +308,13 @@ void Engine::arrive(QueueId q) {
 
 Rank Engine::lacks(QueueId q, std::uint32_t id) const {
   const Handover& handover = handovers_.at(id);
-  const auto times = [&](Rank r) {
-    const auto at = handover.times.find(r);
-    return at == handover.times.end() ? 0 : at->second;
+  const auto times = [](const std::map<Rank, std::int64_t>& of, Rank r) {
+    const auto at = of.find(r);
+    return at == of.end() ? 0 : at->second;
   };
+  const std::int64_t taken = times(handover.taken, rank_of(q));
   for (const Rank r : groups_[id / max_streams].players)
-    if (plan_.role_of(r) != plan_.role_of(rank_of(q)) && times(r) <= times(rank_of(q))) return r;
+    if (plan_.role_of(r) != plan_.role_of(rank_of(q)) && times(handover.given, r) <= taken) return r;
   return -1;
 }
 
@@ -321,11 +322,11 @@ Rank Engine::lacks(QueueId q, std::uint32_t id) const {
 void Engine::hand_over(QueueId q, std::uint32_t id) {
   Handover& handover = handovers_[id];
   const auto takes_time = [&](QueueId each) {
-    ++handover.times[rank_of(each)];
     streams_[each].start = now_;
     begin_timed(each, streams_[each].queue.front().value, Occupies::stream);
   };
   if (info(q, streams_[q].queue.front()).op->integer(Attr::gives) != 0) {
+    ++handover.given[rank_of(q)];
     takes_time(q);
   } else {
     streams_[q].at = At::meeting;
@@ -334,6 +335,7 @@ void Engine::hand_over(QueueId q, std::uint32_t id) {
   }
   std::erase_if(handover.waiting, [&](QueueId waiting) {
     if (lacks(waiting, id) >= 0) return false;
+    ++handover.taken[rank_of(waiting)];
     count_busy(waiting, 0, -1);
     takes_time(waiting);
     return true;

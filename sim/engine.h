@@ -135,7 +135,7 @@ class Engine {
   };
   /// What roles hand over in a group, by stream: how often each has given or taken, and who waits to take.
   struct Handover {
-    std::map<Rank, std::int64_t> times;
+    std::map<Rank, std::int64_t> given, taken;
     std::vector<QueueId> waiting;
   };
   /// Of groups that are alike only one meets: the players of its members, each once.

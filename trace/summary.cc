@@ -313,13 +313,17 @@ double busiest_seconds(const Plan& plan, const Trace& trace) {
   return static_cast<double>(most) * ns;
 }
 
-/// Where roles walk at their own pace, no rank sees all of an iteration: one follows another as their last phases do.
+/// Where roles walk at their own pace, no rank sees all of an iteration: one follows another as their last phases do,
+/// but for those that a role plays some iterations later.
 IterationPace pace_of_roles(const Plan& plan, const Scenario& scenario, const Trace& trace) {
   std::int64_t begin = std::numeric_limits<std::int64_t>::max();
   std::map<std::int32_t, std::int64_t> ends;
-  for (const PhaseSpan& p : trace.phases)
-    if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration)
+  for (const PhaseSpan& p : trace.phases) {
+    const PhaseInfo& info = plan.phases[static_cast<std::size_t>(p.phase)];
+    const Player* const player = info.player(plan.role_of(p.rank));
+    if (info.when == When::iteration && player != nullptr && player->steps_back == 0)
       begin = std::min(begin, p.start_ns), ends[p.step] = std::max(ends[p.step], p.end_ns);
+  }
   if (ends.empty()) return {};
   const double first = static_cast<double>(ends.begin()->second - begin) * ns;
   if (scenario.algorithm.max_staleness == 0)

@@ -223,8 +223,8 @@ void PricedPlanWriter::sync(std::int32_t phase, bool from_host, Part part) {
             always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
   communicate(OpKind::all_gather, streams::gather,
               !hands_over() ? "world"
-              : part.trains ? "trainers"
-                            : "engines",
+              : part.trains ? "trainer"
+                            : "engine",
               "sync.gather", staging, always(sync_.moving, sync_.bytes_received));
   if (hands_over() && part.trains) hand_over("sync.given", staging, true);
   Op& load = priced(OpKind::priced, streams::compute, "sync.load", staging, always(0.0));

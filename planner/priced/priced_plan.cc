@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "base/check.h"
 #include "base/format.h"
@@ -69,10 +68,7 @@ void PricedPlanWriter::add_families() {
     add(cut(same, p.expert_shard_ranks(), "train_expert_shard", "train_expert_replicas"));
   }
   if (point_.samples()) add_engine_families();
-  if (hands_over())  // who gives and who takes have nothing else with one another
-    for (const auto& [name, first, last] :
-         {std::tuple("trainers", std::int64_t{0}, mesh.size()), std::tuple("engines", mesh.size(), world)})
-      plan_.groups.push_back({name, {{all.begin() + first, all.begin() + last}}});
+  if (hands_over()) plan_.groups.push_back({"trainer", {{all.begin(), all.begin() + mesh.size()}}});
 }
 
 /// How many iterations the engines may be ahead of the trainer.
@@ -104,6 +100,7 @@ void PricedPlanWriter::add_engine_families() {
   add("engine_tp_cp", r.tp * r.cp, 1);
   add("engine_experts", r.ep, 1);
   add("engine_pp", r.pp, r.tp * r.cp);
+  if (hands_over()) add("engine", each, 1);  // which takes weights by itself
 }
 
 GroupId PricedPlanWriter::family(std::string_view name) const {

@@ -354,7 +354,7 @@ TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what
 
 namespace {
 
-/// The 7B on two sets of eight GPUs, so many steps, with these responses.
+/// The 7B on two sets of eight GPUs, so many steps, with so many prompts and these responses.
 struct Apart {
   PricedJob job;
   RlPrice price;
@@ -369,12 +369,13 @@ struct Apart {
   }
 };
 
-Apart play_apart(int staleness, int steps, const std::string& responses) {
-  const auto s = load_scenario(
-      std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml",
-      {"placement=disaggregated", "cluster.nodes=2", "train.offload=none", "rollout.sleep=false",
-       fmt::format("steps={}", steps), "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
-       "workload.response_tokens=" + responses, fmt::format("algorithm.max_staleness={}", staleness)});
+Apart play_apart(int staleness, int steps, int prompts, const std::string& responses) {
+  const auto s =
+      load_scenario(std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml",
+                    {"placement=disaggregated", "cluster.nodes=2", "train.offload=none", "rollout.sleep=false",
+                     fmt::format("steps={}", steps), fmt::format("algorithm.prompts={}", prompts),
+                     "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
+                     "workload.response_tokens=" + responses, fmt::format("algorithm.max_staleness={}", staleness)});
   if (!s) FAIL(render(s.error()));
   const auto pricer = ScenarioPricer::make(*s, catalog_root());
   REQUIRE(pricer.has_value());
@@ -398,7 +399,7 @@ Apart play_apart(int staleness, int steps, const std::string& responses) {
 TEST_CASE("on GPUs of their own, engines wait for the trainer or roll out beside it") {
   for (const int staleness : {0, 1, 2, 4}) {
     INFO("max_staleness " << staleness);
-    const Apart played = play_apart(staleness, 9, "{mean: 1024, max: 1024, distribution: fixed}");
+    const Apart played = play_apart(staleness, 9, 128, "{mean: 1024, max: 1024, distribution: fixed}");
     const auto trained = played.trained();
     REQUIRE(trained.size() == 9);
     // In the steady state one training follows another by an iteration's time: the sum of the phases on policy, else
@@ -418,7 +419,7 @@ TEST_CASE("what engines are ahead evens out lengths that scatter") {
   std::map<int, double> took;  // by staleness: the last training's end
   double trainer_seconds = 0.0, engine_seconds = 0.0;
   for (const int staleness : {1, 2, 4}) {
-    const Apart played = play_apart(staleness, steps, "{mean: 900, max: 8192}");
+    const Apart played = play_apart(staleness, steps, 64, "{mean: 600, max: 8192, cv: 0.7}");
     // What each side does by itself, from the stays of each rank; a stay's waiting is for the other side.
     std::map<Rank, std::map<std::int32_t, double>> rollout;
     std::map<std::int32_t, double> training, sending, loading;
@@ -463,7 +464,7 @@ TEST_CASE("what engines are ahead evens out lengths that scatter") {
     CHECK(std::abs(took[staleness] / trainer - 1.0) < 0.01);
   }
   CAPTURE(took[1], took[2], took[4], trainer_seconds, engine_seconds);
-  CHECK(took[2] < 0.99 * took[1]);
-  CHECK(took[4] <= took[2]);
+  CHECK(took[2] < 0.97 * took[1]);
+  CHECK(took[4] < 0.995 * took[2]);
   CHECK(took[4] > trainer_seconds);
 }

@@ -166,7 +166,7 @@ namespace {
 /// What takes as many ns as its block has tokens, and other things as said.
 struct ByTokens final : OpCost {
   Prices fixed;
-  explicit ByTokens(Prices prices) : fixed(std::move(prices)) {}
+  explicit ByTokens(Prices others) : fixed(std::move(others)) {}
   std::int64_t nanoseconds(const Plan& plan, Rank r, const Op& o, const Args& args) const override {
     return o.name == "rollout" || o.name == "train" ? args.sizes.tokens : fixed.nanoseconds(plan, r, o, args);
   }
@@ -194,7 +194,7 @@ Op barrier(const std::string& name, bool gives) {
 Plan handing_over(std::int32_t ahead) {
   const auto timed = [](const char* name) {
     Op o = kernel(name, streams::control);
-    o.outputs = {tensor(0, tokens(512))};
+    o.outputs = {tensor(0, {512, tokens_extent})};
     return o;
   };
   const std::vector<std::string> phases = {"rollout", "samples", "sync", "train"};
@@ -312,6 +312,12 @@ TEST_CASE("the verifier finds hand-overs that cannot be") {
   CHECK_THAT(faults([&](Plan& p) { attr_of(p, 1, 1) = std::int64_t{0}; }), Catch::Contains("none gives"));
   CHECK_THAT(faults([&](Plan& p) { attr_of(p, 1, 1) = std::int64_t{2}; }), Catch::Contains("gives is 0 or 1"));
   CHECK_THAT(faults([&](Plan& p) { p.programs[0].phases[1].clear(); }), Catch::Contains("trainer does neither"));
+  CHECK_THAT(faults([&](Plan& p) {
+               p.phases.push_back(p.phases[1]);
+               p.phases.back().name = "more samples";
+               for (Program& program : p.programs) program.phases.push_back(program.phases[1]);
+             }),
+             Catch::Contains("so does phase samples, over the same group and stream"));
   // The weights of a training that waits for the samples of the rollout that waits for them.
   CHECK_THAT(faults([&](Plan& p) { std::swap(p.phases[2].players[0].steps_back, p.phases[2].players[1].steps_back); }),
              Catch::Contains("roles wait for one another for ever"));
