@@ -86,7 +86,7 @@ class PricedDraws : private test::DrawnNumbers {
         "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, old_logprobs: "
         "{}, max_staleness: {}}}\n",
         in(0, 4) == 0 ? "ppo" : "grpo", world * of<std::int64_t>({2, 4}), samples, mini_batches, flag(), flag(),
-        apart ? in(0, 1) : 0);
+        apart ? in(0, 3) : 0);
     return text + fmt::format(
                       "workload: {{prompt_tokens: {{mean: {0}, max: {0}, distribution: fixed}}, response_tokens: "
                       "{{mean: {1}, max: {1}, distribution: fixed}}}}\n",
