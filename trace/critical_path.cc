@@ -163,12 +163,15 @@ class Builder {
   /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
   /// after the wait started.
   void events() {
-    std::map<std::string_view, std::int32_t> numbers;  // of names that spans have, each once in a trace
-    for (const std::size_t i : spans_) numbers.emplace(name(trace_.spans[i]), trace_.spans[i].name);
+    std::map<std::string_view, std::int32_t> numbers;  // of names: the first that says so
+    std::vector<std::int32_t> number_of;               // by Trace::names
+    for (const std::string& text : trace_.names)
+      number_of.push_back(numbers.emplace(text, static_cast<std::int32_t>(number_of.size())).first->second);
     using Key = std::tuple<std::int16_t, std::int32_t>;  // phase, name
     // By rank that has spans; in order of start, which is that of end on a stream.
     std::map<Rank, std::map<Key, std::vector<Vertex>>> by_name;
-    for (Vertex v = 0; v < spans_.size(); ++v) by_name[span(v).rank][{span(v).phase, span(v).name}].push_back(v);
+    for (Vertex v = 0; v < spans_.size(); ++v)
+      by_name[span(v).rank][{span(v).phase, number_of[static_cast<std::size_t>(span(v).name)]}].push_back(v);
     std::vector<std::vector<std::vector<NumberedPairs>>> pairs;  // [program][phase][block]
     for (const Program& program : plan_.programs) {
       auto& of_program = pairs.emplace_back();
@@ -204,10 +207,10 @@ class Builder {
   using Names = std::array<std::string, 2>;
   /// Those of the ops on both sides of each event of a block.
   using EventPairs = std::vector<std::pair<Names, Names>>;
-  /// The same as Span::name has them; -1: no span has that name.
+  /// The same by number; -1: nothing in the trace has that name.
   using NameNumbers = std::array<std::int32_t, 2>;
   using NumberedPairs = std::vector<std::pair<NameNumbers, NameNumbers>>;
-  /// Without those of which one side has no span.
+  /// Without those of which one side has none.
   static NumberedPairs numbered(const EventPairs& pairs, const std::map<std::string_view, std::int32_t>& numbers) {
     const auto numbers_of = [&](const Names& names) {
       NameNumbers out{-1, -1};
