@@ -312,7 +312,7 @@ TEST_CASE("the folder of many ranks no two of which are alike is small too") {
                   "workload.response_tokens.mean=128 --set workload.response_tokens.max=512 --out {}",
                   source_folder, out.string()));
   REQUIRE(r.code == 0);
-  CHECK_THAT(r.out, Catch::Contains("of 1,024 ranks no two of which are alike") && Catch::Contains("--ops RANK"));
+  CHECK_THAT(r.out, Catch::Contains("ranks no two of which are alike") && Catch::Contains("--ops RANK"));
   std::uintmax_t bytes = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(out)) bytes += entry.file_size();
   CHECK(bytes < 25'000'000);
