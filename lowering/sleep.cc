@@ -70,17 +70,24 @@ void lower_transition(ProgramBuilder& b, const ShiftBuffers& all, const JobPhase
   if (p.sleeps.reference)
     put_to_sleep(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference,
                  all.keeps_host);
+  if (p.sleeps.params && all.communicators >= 0)
+    drop(b, phase, "communicators", {all.communicators}, b.buffer(all.communicators).section);
   if (p.sleeps.params)
     put_to_sleep(b, phase, "params", all.params, sections::train_params, sections::host_params, all.keeps_host);
   if (p.wakes.params)
     wake_up(b, phase, "params", all.params, sections::train_params, sections::host_params, all.keeps_host);
+  if (p.wakes.params && all.communicators >= 0)
+    wake_empty(b, phase, "communicators", {all.communicators}, b.buffer(all.communicators).section);
   if (p.wakes.reference)
     wake_up(b, phase, "reference", all.reference, sections::train_reference, sections::host_reference, all.keeps_host);
   if (p.wakes.moments)
     wake_up(b, phase, "moments", all.moments, sections::train_optimizer, sections::host_optimizer, all.keeps_host);
   if (all.kv < 0) return;
   const bool backed_up = !all.weights.empty() && all.weights[0].host >= 0;
-  if (p.sleeps.kv) drop(b, phase, "kv", {all.kv}, sections::kv_cache);
+  if (p.sleeps.kv) {
+    drop(b, phase, "kv", {all.kv}, sections::kv_cache);
+    if (all.graphs >= 0) drop(b, phase, "graphs", {all.graphs}, b.buffer(all.graphs).section);
+  }
   if (p.sleeps.weights) {
     if (backed_up)
       put_to_sleep(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights, all.keeps_host);
@@ -93,7 +100,10 @@ void lower_transition(ProgramBuilder& b, const ShiftBuffers& all, const JobPhase
       wake_up(b, phase, "weights", all.weights, sections::rollout_weights, sections::host_weights, all.keeps_host);
     else wake_empty(b, phase, "weights", on_device(all.weights), sections::rollout_weights);
   }
-  if (p.wakes.kv) wake_empty(b, phase, "kv", {all.kv}, sections::kv_cache);
+  if (p.wakes.kv) {
+    wake_empty(b, phase, "kv", {all.kv}, sections::kv_cache);
+    if (all.graphs >= 0) wake_empty(b, phase, "graphs", {all.graphs}, b.buffer(all.graphs).section);
+  }
   if (p.phase == PlanPhase::flush) {
     // New where it lies: what it held is nobody's to read, and no memory moves.
     b.begin_block(phase, "kv");

@@ -16,6 +16,8 @@ struct ShiftBuffers {
   std::vector<Backup> params, moments, reference;  // of training
   std::vector<Backup> weights;                     // of the rollout; without copies they are dropped and mapped anew
   BufferId kv = -1;                                // -1: nothing is rolled out
+  // Come and go with the parameters, with the cache, in sections of their own; -1: none do.
+  BufferId communicators = -1, graphs = -1;
   /// The host's sections stay mapped (pinned pools); else they are there only while something sleeps in them.
   bool keeps_host = false;
 };

@@ -200,7 +200,8 @@ std::string_view name_of(GpuProcess p) {
 }
 
 GpuProcess process_of(const Section& s) {
-  if (s.name == "rollout_weights" || s.name == "kv_cache" || s.name == "host_weights") return GpuProcess::engine;
+  if (s.name == "rollout_weights" || s.name == "kv_cache" || s.name == "host_weights" || s.name == "graphs")
+    return GpuProcess::engine;
   if (s.name.starts_with("train_") || s.name.starts_with("host_")) return GpuProcess::trainer;
   return GpuProcess::both;
 }

@@ -30,8 +30,10 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
-  // A process on a CPU has no device context, and its communicators are its own threads.
-  if (s.cluster.gpu.is_cpu) frame->context_bytes = frame->communicator_bytes = {0.0, "none on a CPU"};
+  // A process on a CPU has no device context and no graphs, and its communicators are its own threads.
+  if (s.cluster.gpu.is_cpu)
+    frame->context_bytes = frame->communicator_bytes = frame->vllm.graph_bytes =
+        frame->sglang.graph_bytes = {0.0, "none on a CPU"};
   return std::unique_ptr<ScenarioPricer>(new ScenarioPricer(s, CostModel(std::move(*hardware), s.cluster), *frame));
 }
 

@@ -75,6 +75,8 @@ CostNode shift_moment(std::string name, std::string why, const ShiftMoment& m, d
                   bytes_of("training's other state", m.optimizer,
                            "moments, master copies beside the shards, a critic, a reference"),
                   bytes_of("rollout's weights", m.weights), bytes_of("kv_cache", m.kv),
+                  bytes_of("captured graphs", m.graphs, "the engine's"),
+                  bytes_of("training's communicators", m.communicators, "there with its parameters and for a sync"),
                   bytes_of("buckets", m.staging, "the sync's staging"),
                   bytes_of("overhead", overhead, std::string(why_of(Category::overhead)))});
 }
@@ -112,12 +114,12 @@ std::string cache_note(const RlSetting& s, const RolloutPoint& r) {
 CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice& price, const RlModel::Parts& of) {
   const RolloutPrice& r = of.rollout;
   const double own = r.weight_bytes + r.pool_bytes + r.activation_bytes, left = price.rollout_bytes - own;
-  const double communicators = s.rl().communicators(p.rollout);
+  const double communicators = s.rl().communicators(p.rollout), graphs = s.rl().graphs();
   const double context =
       p.placement == PlacementMode::colocated ? of.train.overhead_bytes : s.train().framework().context_bytes.value;
   const RlSetting& set = s.rl().setting();
   // Where the engine lacks room, what it lacks is no state of training's.
-  double awake = left - context - communicators, lacking = 0.0;
+  double awake = left - context - communicators - graphs, lacking = 0.0;
   if (!r.fits) {
     const double rest = p.placement == PlacementMode::colocated
                             ? price_shift(p.transition, s.rl().shift_bytes(p, of.train, r, 0.0)).rollout_rest
@@ -141,6 +143,7 @@ CostNode rollout_bytes(const ScenarioPricer& s, const RlPoint& p, const RlPrice&
        node_of("beside the engine", p.sleeps() ? "of what sleeps only contexts" : "", left, 0,
                {bytes_of("training's state", awake, "awake"),
                 bytes_of("contexts and communicators", context + communicators),
+                bytes_of("captured graphs", graphs, "the engine's decode steps"),
                 bytes_of("not there", lacking,
                          r.start_lacking_bytes > 0 ? "what the engine asks for at its start beyond what is free"
                                                    : "of what one sequence of the longest length needs")})});

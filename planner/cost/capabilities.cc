@@ -116,7 +116,8 @@ Result<EngineProfile> read_engine(const std::filesystem::path& path) {
   EngineProfile out;
   const std::vector<EngineNumber> numbers = {{"decode_sequence_seconds", &out.decode_sequence_seconds},
                                              {"decode_node_seconds", &out.decode_node_seconds},
-                                             {"eager_kernel_seconds", &out.eager_kernel_seconds}};
+                                             {"eager_kernel_seconds", &out.eager_kernel_seconds},
+                                             {"graph_bytes", &out.graph_bytes}};
   Diagnostics errors;
   for (const YamlEntry& entry : root->entries) {
     if (entry.key == "schema" || entry.key == "name") continue;

@@ -42,7 +42,9 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"eager_activations", &f.eager_activations},
           {"selective_products", &f.selective_products},
           {"dummy_weight_grads", &f.dummy_weight_grads},
-          {"sleeps_gradients", &f.sleeps_gradients}};
+          {"sleeps_gradients", &f.sleeps_gradients},
+          {"rebuilds_communicators", &f.rebuilds_communicators},
+          {"sleeps_graphs", &f.sleeps_graphs}};
 }
 
 std::vector<Number> numbers_of(FrameworkProfile& f) {

@@ -54,6 +54,7 @@ struct EngineProfile {
   Sourced decode_sequence_seconds{0.0, "none"};  // of its host, for each running sequence
   Sourced decode_node_seconds{0.0, "none"};      // for each layer and node beyond the first
   Sourced eager_kernel_seconds{0.0, "none"};     // of its host for a kernel that no graph holds (rollout.eager)
+  Sourced graph_bytes{0.0, "none"};              // of its captured graphs, on top of the pool; none under rollout.eager
 };
 
 struct FrameworkProfile {
@@ -114,7 +115,10 @@ struct FrameworkProfile {
   // What an RL iteration takes beyond its passes, fitted by scripts/fit_profiles.py (docs/validation.md).
   Sourced iteration_seconds{0.0, "none"};  // data, collation, metrics, hand-overs: of an iteration
   // Host memory of a rank beside what sleeps (docs/planner-prices.md, "Host memory").
-  bool sleeps_gradients = false;            // gradients' buffers go to the host with the rest and come back
+  bool sleeps_gradients = false;  // gradients' buffers go to the host with the rest and come back
+  // Training's communicators go when its parameters do; they are there again with them, and for a weight update.
+  bool rebuilds_communicators = false;
+  bool sleeps_graphs = false;               // the engine's captured graphs go and come back with its KV cache
   Sourced host_weight_copies{0.0, "none"};  // pinned copies of a rank's low-precision weights that stay
   Sourced host_process_bytes{0.0, "none"};  // of the processes of a rank: interpreter, libraries, driver
   // Whole models, in low precision, that a rank has in host memory while it loads its own; of a node in one process.

@@ -82,9 +82,9 @@ void PricedPlanWriter::rollout(std::int32_t phase) {
     b().begin_call(fmt::format("rollout.{}", name), fmt::format("{}.", name));
     const BufferId work = b().transient(fmt::format("{}.activations", name), DType::u8,
                                         whole_bytes(rollout_.activation_bytes), Category::activations);
-    const BufferId communicators = b().transient(fmt::format("{}.communicators", name), DType::u8,
-                                                 whole_bytes(rl_.communicators(r)), Category::overhead);
-    steps(std::vector<BufferId>{work, communicators});
+    const BufferId overhead = b().transient(fmt::format("{}.overhead", name), DType::u8,
+                                            whole_bytes(rl_.engine_overhead(r)), Category::overhead);
+    steps(std::vector<BufferId>{work, overhead});
   };
   // A token's pairs are the keys that it sees: a decode step of n sequences has n times the held ones.
   block("prefill", [&](const std::vector<BufferId>& work) {
@@ -186,7 +186,8 @@ void PricedPlanWriter::exchange(std::int32_t phase) {
 
 /// What a weight update holds beside the engine's weights while it goes on: the bucket that is brought up, where the
 /// parameters sleep; that bucket's parameters gathered in full; the same flattened, to be handed over; of a rank that
-/// hands over by itself its part. Together what RlModel::staging_bytes and the upload take.
+/// hands over by itself its part. Together what RlModel::staging_bytes and the upload take; beside them the
+/// communicators that are there for it alone.
 std::vector<BufferId> PricedPlanWriter::sync_staging(bool from_host) {
   std::vector<BufferId> out;
   const auto add = [&](const char* name, double size, bool always = false) {
@@ -194,6 +195,9 @@ std::vector<BufferId> PricedPlanWriter::sync_staging(bool from_host) {
       out.push_back(b().transient(fmt::format("sync.{}", name), DType::u8, whole_bytes(size), Category::communication));
   };
   if (from_host) add("uploaded", std::min(point_.bucket_bytes, train_.params));
+  if (from_host && train_.communicators > 0.0)  // rebuilt for as long as the update takes
+    out.push_back(
+        b().transient("sync.communicators", DType::u8, whole_bytes(train_.communicators), Category::overhead));
   double left = staging_;
   for (const char* name : {"gathered", "flattened"}) {
     const double bucket = sync_.peak_bytes / 2.0;

@@ -198,11 +198,14 @@ void PricedPlanWriter::add_train_buffers(const SleepParts& sleepers) {
     host_state_ = bytes("host.train", rest, Category::optimizer, sections::host_resident);
 }
 
-/// What a trainer's process holds beside its context, where the plan's overhead is of both roles.
+/// What a trainer's process holds beside its context, where the plan's overhead is of both roles or where it goes when
+/// the parameters do.
 void PricedPlanWriter::add_communicators() {
-  const double bytes_beside = step_.overhead_bytes - model_.framework().context_bytes.value;
+  const double bytes_beside =
+      apart() ? step_.overhead_bytes - model_.framework().context_bytes.value : train_.communicators;
   if (bytes_beside >= 1.0)
-    communicators_ = bytes("train.communicators", bytes_beside, Category::overhead, sections::train_params);
+    shifts_.communicators =
+        bytes("train.communicators", bytes_beside, Category::overhead, priced_sections::train_communicators);
 }
 
 void PricedPlanWriter::add_rollout_buffers(const SleepParts& sleepers) {
@@ -210,12 +213,14 @@ void PricedPlanWriter::add_rollout_buffers(const SleepParts& sleepers) {
   keep(shifts_.weights, "rollout.weights", rollout_.weight_bytes, Category::params, sections::rollout_weights,
        backed_up ? std::optional(sections::host_weights) : std::nullopt);
   shifts_.kv = bytes("rollout.kv_cache", rollout_.pool_bytes, Category::kv_cache, sections::kv_cache);
+  if (const double graphs = rl_.sleeping_graphs(); graphs >= 1.0)
+    shifts_.graphs = bytes("rollout.graphs", graphs, Category::overhead, priced_sections::graphs);
 }
 
 void PricedPlanWriter::load(std::int32_t phase) {
   b().begin_block(phase, "load");
-  for (SectionId s :
-       {sections::train_params, sections::train_optimizer, sections::train_reference, sections::host_resident})
+  for (SectionId s : {sections::train_params, sections::train_optimizer, sections::train_reference,
+                      priced_sections::train_communicators, sections::host_resident})
     b().map(s);
   if (shifts_.keeps_host)
     for (SectionId s :
@@ -225,7 +230,7 @@ void PricedPlanWriter::load(std::int32_t phase) {
     for (const Backup& m : *part) b().alloc(m.device);
   for (BufferId id : {host_state_, host_reference_})
     if (id >= 0) b().alloc(id, streams::host);
-  if (communicators_ >= 0) b().alloc(communicators_);
+  if (shifts_.communicators >= 0) b().alloc(shifts_.communicators);
   priced(OpKind::priced, streams::compute, "load", {}, always(0.0)).outputs = state();
 }
 
@@ -234,8 +239,10 @@ void PricedPlanWriter::start(std::int32_t phase) {
   b().begin_block(phase, "start");
   b().map(sections::rollout_weights);
   b().map(sections::kv_cache);
+  b().map(priced_sections::graphs);
   for (const Backup& m : shifts_.weights) b().alloc(m.device);
   b().alloc(shifts_.kv);
+  if (shifts_.graphs >= 0) b().alloc(shifts_.graphs);
   priced(OpKind::priced, streams::compute, "start", {}, always(0.0)).outputs = all_of(shifts_.weights, &Backup::device);
 }
 
@@ -278,11 +285,13 @@ std::vector<Tensor> PricedPlanWriter::all_of(const std::vector<Backup>& part, Bu
 /// Of a role, or of both in one.
 Program PricedPlanWriter::program(Part part, std::int64_t stage) {
   builder_.emplace(plan_.phases);
+  for (const char* name : {"train_communicators", "graphs"})
+    builder_->draft().sections.push_back({name, Space::device});
   stage_ = stage;
   if (pipelined()) train_ = rl_.stage_side(point_.train, layers_, stage, step_);
   shifts_ = {.params = {}, .moments = {}, .reference = {}, .weights = {}, .keeps_host = !setting().own_engine};
-  host_state_ = host_reference_ = communicators_ = -1;
-  if (apart() && part.trains) add_communicators();
+  host_state_ = host_reference_ = -1;
+  if (part.trains) add_communicators();
   const JobPhases phases = apart() ? JobPhases() : JobPhases(scenario_);
   if (part.trains) add_train_buffers(phases.sleepers());
   if (part.serves && point_.samples()) add_rollout_buffers(phases.sleepers());
@@ -312,7 +321,7 @@ PricedJob PricedPlanWriter::write() {
   plan_.device_capacity_bytes = std::llround(setting().device_bytes);
   plan_.host_capacity_bytes =
       scenario_.cluster.host_memory_bytes / std::max<std::int64_t>(1, scenario_.cluster.ranks_per_node());
-  plan_.overhead_bytes = whole_bytes(apart() ? model_.framework().context_bytes.value : step_.overhead_bytes);
+  plan_.overhead_bytes = whole_bytes(apart() ? model_.framework().context_bytes.value : train_.overhead_bytes);
   plan_.streams = plan_streams();
   if (pipelined()) plan_.streams.push_back({"pipeline", StreamKind::communication});
   add_families();

@@ -33,6 +33,12 @@ inline std::vector<PricePoint> always(double seconds, double payload_bytes = 0.0
   return {{.seconds = seconds, .payload_bytes = payload_bytes}};
 }
 
+/// What a priced plan has behind program_sections(): no op of ours holds communicators or graphs.
+namespace priced_sections {
+inline constexpr SectionId train_communicators{11};
+inline constexpr SectionId graphs{12};
+}  // namespace priced_sections
+
 class PricedPlanWriter {
  public:
   PricedPlanWriter(const Scenario& scenario, const RlModel& rl, const RlPoint& point)
@@ -177,7 +183,7 @@ class PricedPlanWriter {
   Plan plan_;
   std::optional<ProgramBuilder> builder_;
   ShiftBuffers shifts_;
-  BufferId host_state_ = -1, host_reference_ = -1, communicators_ = -1;
+  BufferId host_state_ = -1, host_reference_ = -1;
 };
 
 }  // namespace hotbunk

@@ -75,6 +75,10 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true).total();
   if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false).total();
   out.overhead_bytes = t.overhead_bytes;
+  if (const FrameworkProfile& f = train_.framework(); f.rebuilds_communicators) {
+    out.communicators = std::max(0.0, t.overhead_bytes - f.context_bytes.value);
+    out.overhead_bytes -= out.communicators;
+  }
   out.host_bytes = t.host_bytes;
   // What persists: the parameters that a sync reads, and beside them moments and separate master copies. A reference
   // model is held as the parameters are, in their dtype.
@@ -140,6 +144,8 @@ ShiftBytes RlModel::shift_bytes(const RlPoint& p, const TrainSide& train, const 
           .optimizer = train.optimizer + train.critic + train.reference,
           .weights = rollout.weight_bytes,
           .kv = rollout.pool_bytes,
+          .communicators = train.communicators,
+          .graphs = sleeping_graphs(),
           .keeps_weights = setting_.keeps_weights,
           .staging = staging,
           .host_staging = std::min(p.bucket_bytes, train.params)};
@@ -154,8 +160,8 @@ ShiftsSeconds RlModel::shifts_seconds(const RolloutPoint& r, const ShiftShape& s
   if (shift.mapped > 0.0) {
     const double training = std::max(0.0, train.total_bytes - train.persistent());
     work = setting_.own_engine ? shape.moves({held.staging, rollout.activation_bytes, training, training, training})
-                               : shape.moves({.sync = held.staging + (shift.sync_from_host ? held.host_staging : 0.0),
-                                              .rollout = rollout.activation_bytes + communicators(r),
+                               : shape.moves({.sync = shift.sync_from_host ? held.staged_from_host() : held.staging,
+                                              .rollout = rollout.activation_bytes + engine_overhead(r),
                                               .reference = train.reference_work,
                                               .old_logprobs = train.old_work,
                                               .train = std::max(training, train.values_work)},
@@ -184,7 +190,7 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
   const double overhead = train.overhead_bytes;
   out.train_bytes = train.fullest_bytes() + shift.train_rest;
   out.rollout_bytes = rollout.weight_bytes + rollout.pool_bytes + rollout.activation_bytes + shift.rollout_rest +
-                      overhead + communicators(p.rollout);
+                      overhead + engine_overhead(p.rollout) + held.graphs;
   out.sync_bytes = shift.sync_bytes + overhead;
   out.wake_bytes = shift.wake_bytes + overhead;
   out.host_bytes = host_bytes(p, train, shift);

@@ -141,17 +141,18 @@ struct TrainSide {
   // What log-prob passes work in, on the fullest stage: of the reference with the model where that comes up for it, of
   // what is trained, of the critic. 0: there is none.
   double reference_work = 0, old_work = 0, values_work = 0;
-  double persistent() const { return params + optimizer + critic + reference + overhead_bytes; }
+  double persistent() const { return params + optimizer + critic + reference + communicators + overhead_bytes; }
   /// Of optimizer steps and log-prob passes.
   double fullest_bytes() const {
     return std::max(total_bytes, persistent() + std::max({reference_work, old_work, values_work}));
   }
   double params = 0, optimizer = 0, reference = 0;  // persistent shards of one rank on the device, in bytes
   double critic = 0;                                // PPO: all that persists of the critic, which sleeps as moments do
-  double swapped_reference = 0;                     // on the host, brought up for its pass
-  double slept_gradients = 0;                       // on the host where training sleeps
-  double host_copies = 0;                           // of the weights, pinned, beside what sleeps
-  double streamed_source = 0;                       // what a sync reads, where it lives on the host for ever
+  double communicators = 0;      // those that go with the parameters; all others are in overhead_bytes
+  double swapped_reference = 0;  // on the host, brought up for its pass
+  double slept_gradients = 0;    // on the host where training sleeps
+  double host_copies = 0;        // of the weights, pinned, beside what sleeps
+  double streamed_source = 0;    // what a sync reads, where it lives on the host for ever
 };
 
 /// Seconds of the forward passes of all micro-batches through the slowest stage of one model. Bubble: of the other
@@ -267,6 +268,11 @@ class RlModel {
   double narrow_bytes(const RolloutPoint&) const;
   /// Of the engine itself, beside the process's context; bytes.
   double communicators(const RolloutPoint&) const;
+  /// Of the engine's captured graphs, bytes; `asleep`: where they go with its cache.
+  double graphs() const { return setting_.eager ? 0.0 : engine_profile().graph_bytes.value; }
+  double sleeping_graphs() const { return train_.framework().sleeps_graphs ? graphs() : 0.0; }
+  /// What the engine holds while it works, beside weights, cache, activations and what sleeps with the cache; bytes.
+  double engine_overhead(const RolloutPoint& r) const { return communicators(r) + graphs() - sleeping_graphs(); }
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
   ForwardSeconds forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
   /// Tokens trained in an iteration, prompts and responses.

@@ -113,14 +113,15 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
 }
 
 double RlModel::apart_bytes(const RolloutPoint& r, const RolloutPrice& p) const {
-  return p.weight_bytes + p.pool_bytes + p.activation_bytes + train_.framework().context_bytes.value + communicators(r);
+  return p.weight_bytes + p.pool_bytes + p.activation_bytes + train_.framework().context_bytes.value +
+         communicators(r) + graphs();
 }
 
 /// Where a pool shrinks, all stages hold fewer tokens: none of those with the fewest layers loses more than the rule
 /// takes, others may.
 double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& alone, double rest,
                                     double overhead) const {
-  const double bytes = alone.slim_bytes + communicators(p);
+  const double bytes = alone.slim_bytes + communicators(p) + graphs();
   const double leftovers = rest + std::max(0.0, overhead - train_.framework().context_bytes.value);
   const double shrinks = setting_.engine == RolloutEngine::hotbunk  ? 0.0
                          : setting_.engine == RolloutEngine::sglang ? p.memory_fraction

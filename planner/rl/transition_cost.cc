@@ -85,9 +85,10 @@ bool no_worse(const Footprint& a, const Footprint& b) {
 ShiftMoment moment_of(TransitionStep s, const OnDevice& a, const OnDevice& b, const ShiftBytes& z) {
   ShiftMoment m;
   if (a.params || b.params) m.params = z.params;
+  if (a.params || b.params || s == sync) m.communicators = z.communicators;
   if (a.optimizer() || b.optimizer()) m.optimizer = z.optimizer;
   if (a.weights || b.weights) m.weights = z.weights;
-  if (a.kv || b.kv) m.kv = z.kv;
+  if (a.kv || b.kv) m.kv = z.kv, m.graphs = z.graphs;
   if (s == sync) m.staging = z.staging + (a.params ? 0.0 : z.host_staging);
   return m;
 }
@@ -105,29 +106,32 @@ ShiftMoment fullest_moment(const TransitionOrder& order, const ShiftBytes& z, bo
 
 ShiftPrice price_shift(const TransitionOrder& order, const ShiftBytes& z) {
   ShiftPrice out;
-  const auto bytes = [&](bool p, bool o, bool w, bool k) {
-    return (p ? z.params : 0.0) + (o ? z.optimizer : 0.0) + (w ? z.weights : 0.0) + (k ? z.kv : 0.0);
+  const auto on_host = [&](bool p, bool o, bool w) {
+    return (p ? z.params : 0.0) + (o ? z.optimizer : 0.0) + (w ? z.weights : 0.0);
+  };
+  const auto on_device = [&](bool p, bool o, bool w, bool k) {
+    return (p ? z.with_params() : 0.0) + (o ? z.optimizer : 0.0) + (w ? z.weights : 0.0) + (k ? z.with_kv() : 0.0);
   };
   walk(order, [&](TransitionStep s, const OnDevice& a, const OnDevice& b) {
     const double moment = moment_of(s, a, b, z).total();
     if (s == sync) out.sync_from_host = !a.params;
-    if (s == rollout) out.rollout_rest = bytes(a.params, a.optimizer(), false, false);
+    if (s == rollout) out.rollout_rest = on_device(a.params, a.optimizer(), false, false);
     else
       (a.rolled_out ? out.wake_bytes : out.sync_bytes) =
           std::max(a.rolled_out ? out.wake_bytes : out.sync_bytes, moment);
     const bool kept = z.keeps_weights;
-    out.asleep = std::max(out.asleep, bytes(!a.params || !b.params, !a.optimizer() || !b.optimizer(),
-                                            kept && !(a.weights && b.weights), false));
+    out.asleep = std::max(out.asleep, on_host(!a.params || !b.params, !a.optimizer() || !b.optimizer(),
+                                              kept && !(a.weights && b.weights)));
     const bool p_down = a.params && !b.params, o_down = a.optimizer() && !b.optimizer(),
                w_down = a.weights && !b.weights;
     const bool p_up = !a.params && b.params, o_up = !a.optimizer() && b.optimizer(), w_up = !a.weights && b.weights;
-    out.down += bytes(p_down, o_down, kept && w_down, false);
-    out.up += bytes(p_up, o_up, kept && w_up, false);
-    out.unmapped += bytes(p_down, o_down, w_down, a.kv && !b.kv);
-    out.mapped += bytes(p_up, o_up, w_up, !a.kv && b.kv);
+    out.down += on_host(p_down, o_down, kept && w_down);
+    out.up += on_host(p_up, o_up, kept && w_up);
+    out.unmapped += on_device(p_down, o_down, w_down, a.kv && !b.kv);
+    out.mapped += on_device(p_up, o_up, w_up, !a.kv && b.kv);
   });
   const OnDevice start = start_of(order);
-  out.train_rest = bytes(false, false, start.weights, start.kv);
+  out.train_rest = on_device(false, false, start.weights, start.kv);
   return out;
 }
 
@@ -217,20 +221,23 @@ WorkMoves ShiftShape::moves(const WorkBytes& work, WorkPlan plan) const {
 }
 
 ShiftPrice ShiftShape::price(const ShiftBytes& z) const {
-  std::array<double, 16> bytes{0.0, z.params, z.optimizer, z.params + z.optimizer};  // of each set
-  for (std::size_t i = 0; i < 4; ++i) bytes[i | weights] = bytes[i] + z.weights;
-  for (std::size_t i = 0; i < 8; ++i) bytes[i | kv] = bytes[i] + z.kv;
+  std::array<double, 16> bytes{}, copies{};  // of each set: on the device, asleep on the host
+  for (const auto& [of, with_params] : {std::pair(&bytes, z.with_params()), std::pair(&copies, z.params)}) {
+    *of = {0.0, with_params, z.optimizer, with_params + z.optimizer};
+    for (std::size_t i = 0; i < 4; ++i) (*of)[i | weights] = (*of)[i] + z.weights;
+    for (std::size_t i = 0; i < 8; ++i) (*of)[i | kv] = (*of)[i] + z.with_kv();
+  }
   const std::uint8_t to_host = z.keeps_weights ? params | optimizer | weights : params | optimizer;
   const auto staged = [&](std::uint8_t set) {
     if ((set & staging) == 0) return bytes[set];
-    return bytes[set & 15] + (z.staging + ((set & host_staging) == 0 ? 0.0 : z.host_staging));
+    return bytes[set & 15] + ((set & host_staging) == 0 ? z.staging : z.staged_from_host());
   };
   ShiftPrice out;
   for (std::uint8_t set : to_sync_) out.sync_bytes = std::max(out.sync_bytes, staged(set));
   for (std::uint8_t set : to_wake_) out.wake_bytes = std::max(out.wake_bytes, staged(set));
-  for (std::uint8_t set : asleep_) out.asleep = std::max(out.asleep, bytes[set & to_host]);
-  for (std::uint8_t set : down_) out.down += bytes[set & to_host];
-  for (std::uint8_t set : up_) out.up += bytes[set & to_host];
+  for (std::uint8_t set : asleep_) out.asleep = std::max(out.asleep, copies[set & to_host]);
+  for (std::uint8_t set : down_) out.down += copies[set & to_host];
+  for (std::uint8_t set : up_) out.up += copies[set & to_host];
   for (std::uint8_t set : unmapped_) out.unmapped += bytes[set];
   for (std::uint8_t set : mapped_) out.mapped += bytes[set];
   out.rollout_rest = bytes[rollout_rest_];

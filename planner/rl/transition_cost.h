@@ -15,16 +15,22 @@ struct ShiftBytes {
   double optimizer = 0;  // moments, master copies beside them, reference
   double weights = 0;    // of the rollout
   double kv = 0;
+  double communicators = 0;    // of training, where they come and go with its parameters; no copy of them is kept
+  double graphs = 0;           // of the engine, where they come and go with its cache
   bool keeps_weights = false;  // sleep level 1: the rollout's weights go to the host and come back
   double staging = 0;          // of the sync, from parameters on the device
-  double host_staging = 0;     // more of it when the sync reads the parameters' host copy
+  double host_staging = 0;     // more of it when the sync reads the parameters' host copy; communicators come beside it
+  /// On the device, with and of what sleeps and wakes with them.
+  double with_params() const { return params + communicators; }
+  double with_kv() const { return kv + graphs; }
+  double staged_from_host() const { return staging + host_staging + communicators; }
 };
 
 /// What is on the device at one moment of the shifts, in bytes.
 struct ShiftMoment {
-  double params = 0, optimizer = 0, weights = 0, kv = 0, staging = 0;
+  double params = 0, optimizer = 0, weights = 0, kv = 0, staging = 0, communicators = 0, graphs = 0;
   TransitionStep at = TransitionStep::sync;  // the step that is under way
-  double total() const { return params + optimizer + weights + kv + staging; }
+  double total() const { return params + optimizer + weights + kv + staging + communicators + graphs; }
 };
 
 struct ShiftPrice {

@@ -25,8 +25,8 @@ bool beats(const Trained& a, const Trained& b) {
   const TrainSide &x = a.side, &y = b.side;
   const auto held = [](const Trained& t) {
     const TrainSide& s = t.side;
-    return std::tie(t.point.optimizer_on_host, s.overhead_bytes, s.params, s.optimizer, s.reference, s.critic,
-                    s.swapped_reference, s.streamed_source);
+    return std::tie(t.point.optimizer_on_host, s.overhead_bytes, s.communicators, s.params, s.optimizer, s.reference,
+                    s.critic, s.swapped_reference, s.streamed_source);
   };
   return a.point < b.point && held(a) == held(b) && x.total_bytes <= y.total_bytes && x.host_bytes <= y.host_bytes &&
          x.train_seconds <= y.train_seconds && x.old_seconds <= y.old_seconds &&

@@ -173,7 +173,8 @@ JointSearch::LeastShift JointSearch::least_shift(const SearchSegment& s, const T
   const auto copy = [&](double moved) { return moved > 0.0 ? cost.host_copy_seconds(moved) : 0.0; };
   const ShiftBytes held{.params = t.side.params,
                         .optimizer = t.side.optimizer + t.side.critic + t.side.reference,
-                        .weights = r.price.weight_bytes};
+                        .weights = r.price.weight_bytes,
+                        .communicators = t.side.communicators};
   const ShiftPrice shift = shape.price(held);
   const double overhead = t.side.overhead_bytes;
   const double rollout = model_.least_rollout_bytes(r.point, r.price, shift.rollout_rest, overhead);

@@ -24,6 +24,7 @@
 #include "tests/drawn_numbers.h"
 #include "tests/paths.h"
 #include "tests/planner/played.h"
+#include "trace/gpu_timeline.h"
 #include "trace/static_memory.h"
 #include "trace/summary.h"
 
@@ -317,6 +318,49 @@ TEST_CASE("log-prob passes hold what they work in: units, a layer's tensors or t
     CHECK(std::abs(static_cast<double>(peak->second.peak_bytes + job->plan.overhead_bytes) - train.persistent() -
                    work) < 4096.0);
   }
+}
+
+TEST_CASE("slime's communicators go with the parameters and come for a sync, captured graphs go with the cache") {
+  const auto s = load_scenario_text(
+      "name: tags\nmodel: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {engine: megatron, layout: {dp: 2, tp: 4}, micro_batch_tokens: 4096, offload: sleep}\n"
+      "profile: slime-megatron\nrollout: {engine: sglang, layout: {tp: 2, dp: 4}, sleep: true}\n"
+      "algorithm: {name: grpo, prompts: 32, samples_per_prompt: 4}\n"
+      "workload: {prompt_tokens: {mean: 256, max: 512}, response_tokens: {mean: 512, max: 2048}}\n",
+      "tags.yaml");
+  REQUIRE(s.has_value());
+  const auto pricer = ScenarioPricer::make(*s, catalog_root());
+  REQUIRE(pricer.has_value());
+  const auto job = priced_job(**pricer);
+  REQUIRE(job.has_value());
+  const FrameworkProfile& frame = (*pricer)->train().framework();
+  // Communicators of the data ranks and of the tensor-parallel ones; what stays is the context.
+  const double communicators = 2 * frame.communicator_bytes.value;
+  CHECK(static_cast<double>(job->plan.overhead_bytes) == frame.context_bytes.value);
+  const RlModel::Parts of = (*pricer)->rl().parts((*pricer)->point());
+  CHECK(of.train.communicators == communicators);
+  const Played result = play(*job, (*pricer)->train().cost());
+  const GpuTimeline timeline = gpu_timeline(job->plan, result.trace, 0);
+  std::vector<std::string> moves;
+  std::map<std::string, double> change;  // of the device by "tag action"
+  std::int64_t before = 0;
+  for (const TimelineStep& step : timeline.steps) {
+    const std::string what = step.tag + " " + std::string(step.action);
+    if (step.tag == "communicators" || step.tag == "graphs" || step.tag == "kv_cache" || step.tag == "parameters")
+      moves.push_back(what), change[what] = static_cast<double>(step.device.total() - before);
+    before = step.device.total();
+    if (step.tag == "sync")  // rebuilt for it
+      CHECK(static_cast<double>(step.peak_device_bytes) ==
+            Approx(of.rollout.weight_bytes + communicators +
+                   (*pricer)->rl().staging_bytes((*pricer)->point(), of.sync) +
+                   std::min((*pricer)->point().bucket_bytes, of.train.params))
+                .epsilon(1e-6));
+  }
+  CHECK(moves == std::vector<std::string>{"communicators dropped", "parameters to host", "kv_cache mapped empty",
+                                          "graphs mapped empty", "kv_cache dropped", "graphs dropped",
+                                          "parameters from host", "communicators mapped empty"});
+  CHECK(change["communicators dropped"] == -communicators);
+  CHECK(change["graphs mapped empty"] == frame.sglang.graph_bytes.value);
 }
 
 TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what they exchange") {
