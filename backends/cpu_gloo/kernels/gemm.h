@@ -5,10 +5,9 @@
 // once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
 //
 // Which path runs (gemm.cc; measured in bench/kernels.cc, docs/benchmarks.md):
-//   forward, fp32              own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
-//   is, forward, T ≤ kSkinnyRows   whichever other rows there are, and however many threads run; so rollout and
-//   training
-//                              compute the same.
+//   forward, fp32, and bf16    own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
+//   with T ≤ kSkinnyRows       is, whichever other rows there are, and however many threads run; so rollout and
+//                              training compute the same.
 //   the other bf16             as bf16_products() says: oneDNN on the machine's own bf16 units, which is not
 //                              row-invariant (its blocking depends on T and on the number of threads); or widened:
 //                              forward the own kernel, the gradients oneDNN in fp32.
