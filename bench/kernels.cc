@@ -84,7 +84,10 @@ void decode_weights(benchmark::State& state) {
   for ([[maybe_unused]] auto _ : state) linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, n, n);
   report_bytes(state, static_cast<double>(n * n * size_of(t)));
 }
-BENCHMARK(decode_weights)->ArgsProduct({{1, 2, 4, 8, 16, 32}, {0, 1}})->ArgNames({"T", "bf16"})->UseRealTime();
+BENCHMARK(decode_weights)
+    ->ArgsProduct({{1, 2, 4, 6, 8, 12, 16, 32, 64}, {0, 1}})
+    ->ArgNames({"T", "bf16"})
+    ->UseRealTime();
 
 /// Args: sequences, length, heads, kv heads, head dim, bf16?, backward?. Work counted: 2 (5 backward) products over the
 /// visible half.

@@ -292,7 +292,8 @@ std::string walked_json(const StepsWalked& walked) {
   const nlohmann::ordered_json json = {{"schema", "hotbunk.run/1"},
                                        {"first_step", walked.first},
                                        {"last_step", walked.last},
-                                       {"stopped", walked.stopped}};
+                                       {"stopped", walked.stopped},
+                                       {"bf16_products", walked.bf16_products}};
   return json_text(json, 1) + "\n";
 }
 
@@ -309,6 +310,8 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
   };
   const std::int64_t first = number("first_step"), last = number("last_step");
   const bool stopped = json->is_object() && json->contains("stopped") && (*json)["stopped"] == true;
+  const bool has_products =
+      json->is_object() && json->contains("bf16_products") && (*json)["bf16_products"].is_string();
   // Without a step of its own: a run that was killed behind its last one, and whose end came later.
   if (first < 1 || last < first - 1 || last > s.steps)
     return fail(Diagnostic{.code = "E113",
@@ -316,7 +319,8 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
                            .where = {file.string()},
                            .notes = {},
                            .help = "the file was changed, or is of another run"});
-  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped};
+  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped,
+                     has_products ? (*json)["bf16_products"].get<std::string>() : ""};
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ int run(bool json) {
   findings.push_back(check_two_ranks());  // first: it forks
   findings.push_back({"cores", fmt::format("{}", machine.cores), machine.cores >= 1, ""});
   findings.push_back({"memory", format_bytes(static_cast<double>(machine.memory_bytes)), machine.memory_bytes > 0, ""});
-  findings.push_back({"bf16 GEMM", kernels::has_amx_bf16() ? "AMX tiles" : "widened to fp32 or AVX-512", true, ""});
+  findings.push_back({"bf16 GEMM", std::string(name_of(kernels::bf16_products())), true, ""});
   findings.push_back(check_arena(false));
   findings.push_back(check_arena(true));
   findings.push_back(check_launch());

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "backends/cpu_gloo/kernels/gemm.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -65,11 +66,17 @@ void say_stop(int signal) {
                signal == SIGINT ? "SIGINT" : "SIGTERM");
 }
 
-StepsWalked steps_walked(const Job& job, const Start& start, const TrainingDriver& driver) {
+/// Ranks that form products in different ways, or another time, compute other bits (docs/benchmarks.md).
+std::string bf16_products(const RunArguments& o) {
+  return o.backend == "cpu" ? std::string(name_of(kernels::bf16_products())) : "";
+}
+
+StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver) {
   const std::int32_t asked = driver.end_step();
   return {.first = start.first_step(),
           .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
-          .stopped = asked > 0};
+          .stopped = asked > 0,
+          .bf16_products = bf16_products(o)};
 }
 
 /// A resumed run goes on in its folder, unless another is named.
@@ -126,7 +133,8 @@ PlanFacts shared_options(const RunArguments& o, int num_ranks, const Start& star
           {"--check", o.check ? "true" : "false"},
           {"--backend", o.backend},
           {"--threads", fmt::format("{}", compute_threads(o, num_ranks))},
-          {"--trace-steps", fmt::format("{}", o.span_steps)}};
+          {"--trace-steps", fmt::format("{}", o.span_steps)},
+          {"bf16 products", bf16_products(o)}};
 }
 
 WorldOptions world_options(const Job& job) {
@@ -245,7 +253,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     // A run that had begun: a file of lines could not be written any more, or --no-fit-check was given.
     return d.code == "E103" || d.code == "E301" ? exit_runtime : code;
   }
-  const StepsWalked walked = steps_walked(job, start, **driver);
+  const StepsWalked walked = steps_walked(o, job, start, **driver);
   const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
   const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, parts) : exit_done;
   world.leave();

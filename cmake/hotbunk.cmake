@@ -81,6 +81,15 @@ function(hotbunk_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
 endfunction()
 
+# hotbunk_test_again(name AS VARIABLE=VALUE): the same program once more, as `name_AS`, with that environment.
+function(hotbunk_test_again name as variable)
+  string(REPLACE "/" "_" target ${name})
+  get_test_property(${name} TIMEOUT timeout)
+  add_test(NAME ${name}_${as} COMMAND ${target}_test)
+  set_tests_properties(
+    ${name}_${as} PROPERTIES TIMEOUT ${timeout} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} ENVIRONMENT ${variable})
+endfunction()
+
 # hotbunk_bench(name [DEPS ...]): bench/<name>.cc with Google Benchmark.
 function(hotbunk_bench name)
   cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})

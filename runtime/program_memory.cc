@@ -5,10 +5,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rounding.h"
 #include "trace/capacity.h"
 
 namespace hotbunk {
 namespace {
+
+// Addresses cost nothing, and what lies equally far from a huge page's begin in two sections changes its place in huge
+// pages too.
+constexpr std::int64_t section_alignment = 2 << 20;
 
 static_assert(arena_num_categories == num_categories);
 
@@ -38,7 +43,7 @@ std::vector<std::int64_t> section_bases(const Program& program) {
   for (const Section& s : program.sections) {
     std::int64_t& end = s.space == Space::device ? device : host;
     bases.push_back(end);
-    end += s.bytes;
+    end += round_up(s.bytes, section_alignment);
   }
   return bases;
 }
@@ -46,14 +51,14 @@ std::vector<std::int64_t> section_bases(const Program& program) {
 ArenaExtent arena_extent(const Plan& plan, const Program& program, Space space) {
   std::int64_t bytes = 0;
   for (const Section& s : program.sections)
-    if (s.space == space) bytes += s.bytes;
+    if (s.space == space) bytes += round_up(s.bytes, section_alignment);
   bytes = std::max(bytes, plan.chunk_bytes);
   const std::int64_t most = mappable_bytes(plan, space);
   return {.reserve_bytes = bytes, .capacity_bytes = most < 0 ? bytes : most};
 }
 
 ProgramMemory::ProgramMemory(const Program& program, std::shared_ptr<ArenaBooks> device,
-                             std::unique_ptr<ArenaBooks> host)
+                             std::shared_ptr<ArenaBooks> host)
     : program_(program), bases_(section_bases(program)), device_(std::move(device)), host_(std::move(host)) {}
 
 std::byte* ProgramMemory::address(SectionId section, std::int64_t offset) const {

@@ -25,7 +25,7 @@ ArenaExtent arena_extent(const Plan&, const Program&, Space);
 class ProgramMemory {
  public:
   /// Both arenas are as large as arena_extent says.
-  ProgramMemory(const Program&, std::shared_ptr<ArenaBooks> device, std::unique_ptr<ArenaBooks> host);
+  ProgramMemory(const Program&, std::shared_ptr<ArenaBooks> device, std::shared_ptr<ArenaBooks> host);
 
   /// So many bytes from the section's base.
   std::byte* address(SectionId, std::int64_t offset) const;
@@ -57,7 +57,7 @@ class ProgramMemory {
   const Program& program_;
   const std::vector<std::int64_t> bases_;
   const std::shared_ptr<ArenaBooks> device_;
-  const std::unique_ptr<ArenaBooks> host_;
+  const std::shared_ptr<ArenaBooks> host_;
   std::int32_t step_ = 0;
   std::int16_t phase_ = -1;  // none yet
   RankMemory windows_;       // by phase, and where the peak was; of the windows that are closed

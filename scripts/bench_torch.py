@@ -7,10 +7,12 @@ time (user + system of the process), which a shared machine disturbs less.
 
     bench_torch.py BUILD_DIR [--rounds 7] [--threads 2] [--only train,decode] [--dtypes fp32,bf16] [--batches 1,8,32]
 
-torch runs eager and compiled (inductor); the faster one counts. bf16: autocast over fp32 weights in training, as hotbunk
+torch runs eager and compiled (inductor), and where jemalloc is there (Debian's libjemalloc2, or --jemalloc FILE) both
+with it too; the fastest counts. bf16: autocast over fp32 weights in training, as hotbunk
 computes with fp32 masters; weights in bf16 in decoding.
 """
 import argparse
+import ctypes.util
 import json
 import math
 import os
@@ -182,8 +184,10 @@ def torch_child(options):
 class Player:
     """A process that works when it is told to."""
 
-    def __init__(self, command):
+    def __init__(self, command, preload=None):
         environment = {**os.environ, "OMP_NUM_THREADS": command[command.index("--threads") + 1]}
+        if preload:
+            environment["LD_PRELOAD"] = preload
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=environment)
         if not self._read().get("ready"):
@@ -205,9 +209,13 @@ class Player:
         self.process.wait()
 
 
-def compare(name, hotbunk, torch_modes, rounds):
+def compare(name, hotbunk, torch_modes, rounds, jemalloc):
     """Median tokens/s of both, and the median over pairs of hotbunk's speed by torch's."""
     players = {"hotbunk": Player(hotbunk), **{mode: Player(command) for mode, command in torch_modes.items()}}
+    if jemalloc:
+        with_it = {f"{mode}, jemalloc": Player(command, jemalloc) for mode, command in torch_modes.items()}
+        torch_modes = torch_modes | with_it
+        players |= with_it
     results = {player: [] for player in players}
     for i in range(rounds):
         order = list(players)
@@ -230,6 +238,14 @@ def compare(name, hotbunk, torch_modes, rounds):
     return row
 
 
+def machine():
+    """The processor's name, and what of it multiplies bf16."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        said = dict([part.strip() for part in line.split(":", 1)] for line in file if ":" in line)
+    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if unit in said.get("flags", "").split()]
+    return f"{said.get('model name', 'unknown processor')}, {os.cpu_count()} cores, {' '.join(units) or 'no AVX2'}"
+
+
 def show(row):
     print(f"{row['case']:<24} {row['hotbunk_tokens_per_wall_second']:>9.0f} tok/s  torch ({row['torch_mode']}) "
           f"{row['torch_tokens_per_wall_second']:>9.0f} tok/s  ratio {row['ratio_wall']:.2f} by wall time, "
@@ -245,6 +261,7 @@ def main():
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--modes", default="eager,compile")
+    parser.add_argument("--jemalloc", metavar="FILE", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--child", choices=["train", "decode"], help=argparse.SUPPRESS)
     parser.add_argument("--mode", help=argparse.SUPPRESS)
@@ -260,6 +277,9 @@ def main():
             cases.append(("train", dtype, 0))
         if "decode" in options.only.split(","):
             cases += [("decode", dtype, int(batch)) for batch in options.batches.split(",")]
+    print(machine(), flush=True)
+    if not options.jemalloc:
+        print("torch without jemalloc: it is not installed here (libjemalloc2)", file=sys.stderr)
     rows = []
     for what, dtype, batch in cases:
         common = ["--dtype", dtype, "--threads", str(options.threads)] + (["--batch", str(batch)] if batch else [])
@@ -268,11 +288,12 @@ def main():
         name = f"{what} {dtype}" + (f" batch {batch}" if batch else "")
         # Decoding is 15 rounds long: from a context of 128 + 16 to 384.
         rounds = options.rounds if what == "train" else min(2 * options.rounds, 15)
-        rows.append(compare(name, [os.path.join(options.build, "bench", f"bench_{what}_step")] + common, torch_modes, rounds))
+        rows.append(compare(name, [os.path.join(options.build, "bench", f"bench_{what}_step")] + common, torch_modes, rounds,
+                            options.jemalloc))
         show(rows[-1])
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": "hotbunk.bench/1", "threads": options.threads, "cases": rows}, file, indent=1)
+            json.dump({"schema": "hotbunk.bench/1", "machine": machine(), "threads": options.threads, "cases": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

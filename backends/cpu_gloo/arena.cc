@@ -19,13 +19,13 @@ namespace {
 
 constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 with 4 KiB base pages
 
-/// Writes to every page, so that each is ours; with MADV_POPULATE_WRITE (Linux 5.14) an exhausted machine is an errno.
-bool populate(std::byte* p, std::int64_t bytes) {
-  if (madvise(p, static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return true;
-  if (errno != EINVAL) return false;
-  for (std::int64_t i = 0; i < bytes; i += arena_chunk_bytes) reinterpret_cast<volatile char*>(p)[i] = 0;
-  return true;
+/// Another address for pages, whose old addresses stay reserved (Linux 5.7; of shared memory 5.13).
+bool remap(std::byte* from, std::byte* to, std::int64_t bytes) {
+  const auto n = static_cast<std::size_t>(bytes);
+  return mremap(from, n, n, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED;
 }
+
+std::int64_t round_down(std::int64_t offset) { return offset / arena_chunk_bytes * arena_chunk_bytes; }
 
 }  // namespace
 
@@ -79,20 +79,41 @@ bool Arena::contains(const void* p) const {
 }
 
 void Arena::provide(std::int64_t begin, std::int64_t end, std::string_view who) {
-  std::byte* p = base_ + begin;
-  const auto bytes = static_cast<std::size_t>(end - begin);
-  if (mprotect(p, bytes, PROT_READ | PROT_WRITE) == 0 && populate(p, end - begin)) return;
-  const int error = errno;
+  const bool later =
+      std::ranges::any_of(filled_later_, [&](const auto& r) { return r.first <= begin && end <= r.second; });
+  bool provided = true;
+  int error = 0;
+  each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
+    if (!provided) return;
+    provided =
+        mprotect(base_ + b, static_cast<std::size_t>(e - b), PROT_READ | PROT_WRITE) == 0 && (later || populate(b, e));
+    error = errno;
+  });
+  if (provided) return;
   release(begin, end);  // its failure adds nothing to this one
   throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for {} (mapped now: {}): {}", options_.name,
                                    bytes_text(end - begin), who, bytes_text(mapped_now()), system_error_text(error)));
 }
 
+/// Touches every page and changes none, so that each is ours; with MADV_POPULATE_WRITE (Linux 5.14) an exhausted
+/// machine is an errno.
+bool Arena::populate(std::int64_t begin, std::int64_t end) {
+  if (madvise(base_ + begin, static_cast<std::size_t>(end - begin), MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;
+  auto* const p = reinterpret_cast<volatile char*>(base_);
+  for (std::int64_t i = begin; i < end; i += arena_chunk_bytes) p[i] = p[i];
+  return true;
+}
+
 bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
-  std::byte* p = base_ + begin;
-  const auto bytes = static_cast<std::size_t>(end - begin);
-  // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them.
-  return madvise(p, bytes, options_.shared ? MADV_REMOVE : MADV_DONTNEED) == 0 && mprotect(p, bytes, PROT_NONE) == 0;
+  bool released = send_home(begin, end);
+  each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
+    const auto bytes = static_cast<std::size_t>(e - b);
+    // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them.
+    released = released && madvise(base_ + b, bytes, options_.shared ? MADV_REMOVE : MADV_DONTNEED) == 0 &&
+               mprotect(base_ + b, bytes, PROT_NONE) == 0;
+  });
+  return released;
 }
 
 void Arena::withdraw(std::int64_t begin, std::int64_t end) {
@@ -100,6 +121,128 @@ void Arena::withdraw(std::int64_t begin, std::int64_t end) {
   const int error = errno;
   throw RuntimeFailure(fmt::format("arena {}: the machine does not take back [{}, {}), {}: {}", options_.name, begin,
                                    end, bytes_text(end - begin), system_error_text(error)));
+}
+
+// --- pages that change their arena -----------------------------------------------------------------------------------
+// A page of shared memory has its place in the file, which peers know: so a page is its home's for good, and elsewhere
+// only on loan. What the kernel then holds under its home's addresses is nothing, and nobody may touch it.
+
+void Arena::fill_later(std::int64_t begin, std::int64_t end) { filled_later_.emplace_back(begin, end); }
+
+void Arena::each_present(std::int64_t begin, std::int64_t end,
+                         const std::function<void(std::int64_t, std::int64_t)>& visit) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> present;
+  {
+    std::lock_guard lock(moves_);
+    auto loan = loans_.upper_bound(begin);
+    if (loan != loans_.begin() && std::prev(loan)->second.end > begin) --loan;
+    for (; loan != loans_.end() && loan->first < end; ++loan) {
+      if (begin < loan->first) present.emplace_back(begin, loan->first);
+      begin = loan->second.end;
+    }
+  }
+  if (begin < end) present.emplace_back(begin, end);
+  for (const auto& [b, e] : present) visit(b, e);
+}
+
+std::int64_t Arena::lent_bytes() const {
+  std::lock_guard lock(moves_);
+  std::int64_t out = 0;
+  for (const auto& [begin, loan] : loans_) out += loan.end - begin;
+  return out;
+}
+
+bool Arena::make_private(std::int64_t begin, std::int64_t end, int protection) {
+  const auto bytes = static_cast<std::size_t>(end - begin);
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  return mmap(base_ + begin, bytes, protection, flags, -1, 0) != MAP_FAILED;
+}
+
+std::int64_t Arena::lend(std::int64_t from, std::int64_t bytes, Arena& to, std::int64_t at, const CopyBytes& copy) {
+  HB_CHECK(is_mapped(from, from + bytes) && to.is_mapped(at, at + bytes), "arena {}: lends [{}, {}), not all is mapped",
+           options_.name, from, from + bytes);
+  HB_CHECK(!to.options_.shared, "arena {} lends to {}, whose pages have a place in a file", options_.name,
+           to.options_.name);
+  std::int64_t begin = round_up(from, arena_chunk_bytes), end = round_down(from + bytes);
+  if ((from - at) % arena_chunk_bytes != 0 || begin >= end || !give(begin, end, to, begin - from + at))
+    begin = end = from;
+  copy_part(*this, from, to, at, begin - from, copy);
+  copy_part(*this, end, to, at + end - from, from + bytes - end, copy);
+  return end - begin;
+}
+
+bool Arena::give(std::int64_t begin, std::int64_t end, Arena& to, std::int64_t at) {
+  const std::scoped_lock lock(moves_, to.moves_);
+  if (!remap(base_ + begin, to.base_ + at, end - begin)) {
+    to.make_private(at, at + end - begin, PROT_READ | PROT_WRITE);  // the kernel may have begun
+    return false;
+  }
+  mprotect(base_ + begin, static_cast<std::size_t>(end - begin), PROT_NONE);  // only a guard
+  loans_[begin] = {end, &to, at};
+  to.guests_[at] = {at + end - begin, this, begin};
+  return true;
+}
+
+std::int64_t Arena::take_back(std::int64_t to, std::int64_t bytes, Arena& holder, std::int64_t at,
+                              const CopyBytes& copy) {
+  HB_CHECK(is_mapped(to, to + bytes) && holder.is_mapped(at, at + bytes),
+           "arena {}: takes [{}, {}) back, not all is mapped", options_.name, to, to + bytes);
+  std::int64_t begin = round_up(to, arena_chunk_bytes), end = round_down(to + bytes);
+  if (!fetch(begin, end, holder, begin - to + at)) begin = end = to;
+  std::int64_t present = 0;
+  each_present(to, to + bytes, [&](std::int64_t b, std::int64_t e) { present += e - b; });
+  HB_CHECK(present == bytes, "arena {}: [{}, {}) was lent in other parts than it comes back", options_.name, to,
+           to + bytes);
+  copy_part(holder, at, *this, to, begin - to, copy);
+  copy_part(holder, at + end - to, *this, end, to + bytes - end, copy);
+  return end - begin;
+}
+
+bool Arena::fetch(std::int64_t begin, std::int64_t end, Arena& holder, std::int64_t at) {
+  const std::scoped_lock lock(moves_, holder.moves_);
+  const auto loan = loans_.find(begin);
+  if (loan == loans_.end() || loan->second.end != end || loan->second.holder != &holder || loan->second.at != at)
+    return false;
+  // What is left at the holder's are addresses of this arena's pages: it gets some of its own.
+  if (!remap(holder.base_ + at, base_ + begin, end - begin) ||
+      !holder.make_private(at, at + end - begin, PROT_READ | PROT_WRITE)) {
+    const int error = errno;
+    throw RuntimeFailure(fmt::format("arena {}: {} at {} do not come back from arena {}: {}", options_.name,
+                                     bytes_text(end - begin), begin, holder.options_.name, system_error_text(error)));
+  }
+  loans_.erase(loan);
+  holder.guests_.erase(at);
+  return true;
+}
+
+bool Arena::send_home(std::int64_t begin, std::int64_t end) {
+  std::vector<std::pair<std::int64_t, Guest>> leaving;
+  {
+    std::lock_guard lock(moves_);
+    for (auto guest = guests_.lower_bound(begin); guest != guests_.end() && guest->second.end <= end; ++guest)
+      leaving.emplace_back(*guest);
+  }
+  for (const auto& [at, guest] : leaving) {
+    const auto bytes = static_cast<std::size_t>(guest.end - at);
+    if ((guest.home->options_.shared && madvise(base_ + at, bytes, MADV_REMOVE) != 0) ||
+        !make_private(at, guest.end, PROT_NONE))
+      return false;
+    const std::scoped_lock lock(moves_, guest.home->moves_);
+    guest.home->loans_.erase(guest.home_begin);
+    guests_.erase(at);
+  }
+  return true;
+}
+
+void Arena::copy_part(Arena& from, std::int64_t begin, Arena& to, std::int64_t at, std::int64_t bytes,
+                      const CopyBytes& copy) {
+  if (bytes == 0) return;
+  if (!to.populate(round_down(at), round_up(at + bytes, arena_chunk_bytes))) {
+    const int error = errno;
+    throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for what is copied there: {}", to.options_.name,
+                                     bytes_text(bytes), system_error_text(error)));
+  }
+  copy(to.at(at), from.at(begin), bytes);
 }
 
 std::int64_t Arena::resident_bytes() const {

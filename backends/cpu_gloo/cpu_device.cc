@@ -22,6 +22,16 @@ ArenaOptions arena_options(const Plan& plan, const Program& program, Space space
           .shared = shared};
 }
 
+std::shared_ptr<Arena> host_arena(const Plan& plan, const Program& program, const MovingCopies& moving) {
+  auto out = std::make_shared<Arena>(arena_options(plan, program, Space::host, false));
+  const std::vector<std::int64_t> bases = section_bases(program);
+  for (const SectionId id : moving.host_sections()) {
+    const std::int64_t base = bases[static_cast<std::size_t>(id)];
+    out->fill_later(base, base + program.section(id).bytes);
+  }
+  return out;
+}
+
 /// Peers' weights are read in place whatever carries the collectives (sync.transport ipc).
 int shared_region(const Plan& plan, CpuWorld& world, const CpuOptions& options, const Arena& arena) {
   return world.size() > 1 && (options.transport != Transport::gloo || reads_peers(plan)) ? world.share(arena) : -1;
@@ -50,8 +60,10 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
       world_(world),
       driver_(driver),
       options_(options),
+      moving_(program_),
       arena_(std::make_shared<Arena>(arena_options(plan, program_, Space::device, world.size() > 1))),
-      memory_(program_, arena_, std::make_unique<Arena>(arena_options(plan, program_, Space::host, false))),
+      host_arena_(host_arena(plan, program_, moving_)),
+      memory_(program_, arena_, host_arena_),
       region_(shared_region(plan, world, options, *arena_)),
       communicators_(plan, rank, options.span_steps, options.scope,
                      [&](std::span<const int> ranks, const std::string& name, StreamId) {
@@ -104,7 +116,11 @@ Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
     record_.note_live(b, memory_.alloc(b));
     if (poison_ && b.bytes() > 0)
       poison_->poison(id, b, [this, b] {
-        std::memset(memory_.address(b.section(), b.offset), 0xff, static_cast<std::size_t>(b.bytes()));  // NaN
+        const Arena& arena = b.space() == Space::device ? *arena_ : *host_arena_;
+        const std::int64_t begin = memory_.address(b.section(), b.offset) - arena.base();
+        arena.each_present(begin, begin + b.bytes(), [&](std::int64_t from, std::int64_t to) {
+          std::memset(arena.at(from), 0xff, static_cast<std::size_t>(to - from));  // NaN
+        });
       });
   });
 }
@@ -224,13 +240,29 @@ Status CpuDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
       return enqueue(id, op, args,
                      [this, phase = record_.where().phase](const KernelCall& call) { return peer_copy(call, phase); });
     default:
-      return enqueue(id, op, args, [](const KernelCall& call) {
+      return enqueue(id, op, args, [this](const KernelCall& call) {
+        if (moving_.contains(call.bound)) {
+          move(call);
+          return std::int64_t{-1};
+        }
         const Tensor& from = call.op.inputs[0];
         kernels::copy(call.context, call.addresses.address(from), call.addresses.address(call.op.outputs[0]),
                       from.bytes(call.sizes));
         return std::int64_t{-1};
       });
   }
+}
+
+void CpuDevice::move(const KernelCall& call) {
+  const Tensor &from = call.op.inputs[0], &to = call.op.outputs[0];
+  const std::byte *at = call.addresses.address(from), *there = call.addresses.address(to);
+  const std::int64_t bytes = from.bytes(call.sizes);
+  const CopyBytes copy = [&](std::byte* t, const std::byte* f, std::int64_t n) {
+    kernels::copy(call.context, f, t, n);
+  };
+  if (call.bound.buffer(from).space() == Space::device)
+    arena_->lend(at - arena_->base(), bytes, *host_arena_, there - host_arena_->base(), copy);
+  else arena_->take_back(there - arena_->base(), bytes, *host_arena_, at - host_arena_->base(), copy);
 }
 
 std::int64_t CpuDevice::peer_copy(const KernelCall& call, std::int16_t phase) {

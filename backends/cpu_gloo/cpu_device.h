@@ -8,6 +8,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "backends/cpu_gloo/moving_copies.h"
 #include "backends/cpu_gloo/op_kernels.h"
 #include "backends/cpu_gloo/poison_order.h"
 #include "runtime/access_order.h"
@@ -59,6 +60,8 @@ class CpuDevice final : public Device {
   /// When the op runs, on its stream's thread: with the counts that are its inputs. Throws RuntimeFailure.
   Sizes sizes_now(const BoundOp&, const Addresses&, Sizes) const;
   Status drain();
+  /// One of moving_: pages change their arena (arena.h).
+  void move(const KernelCall& call);
   /// Bytes that came from other ranks.
   std::int64_t peer_copy(const KernelCall&, std::int16_t phase);
   /// With CpuOptions::check_order: E612 where two accesses have no order.
@@ -71,7 +74,9 @@ class CpuDevice final : public Device {
   CpuWorld& world_;
   Driver* driver_;
   const CpuOptions options_;
+  const MovingCopies moving_;
   const std::shared_ptr<Arena> arena_;  // of the device
+  const std::shared_ptr<Arena> host_arena_;
   ProgramMemory memory_;
   int region_ = -1;  // CpuWorld::share index of the device arena
   PlanCommunicators communicators_;

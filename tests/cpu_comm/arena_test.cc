@@ -164,6 +164,134 @@ TEST_CASE("peaks: in total, by category, at the peak, and by window", "[arena]")
   CHECK(arena.counters().live_peak == 400);
 }
 
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+/// Every byte differs from its neighbours and from the same one of another seed.
+void fill(Arena& arena, std::int64_t begin, std::int64_t bytes, int seed) {
+  for (std::int64_t i = 0; i < bytes; ++i)
+    *arena.at(begin + i) = static_cast<std::byte>((i * 7 + i / 251 + seed) & 0xff);
+}
+bool holds(const Arena& arena, std::int64_t begin, std::int64_t bytes, int seed) {
+  for (std::int64_t i = 0; i < bytes; ++i)
+    if (*arena.at(begin + i) != static_cast<std::byte>((i * 7 + i / 251 + seed) & 0xff)) return false;
+  return true;
+}
+
+TEST_CASE("pages change their arena and come back, and neither copies nor loses a byte", "[arena]") {
+  const bool shared = GENERATE(false, true);
+  Arena home(options(shared, 2048 * chunk, 2048 * chunk)), away(options(false, 4096 * chunk, 4096 * chunk));
+  away.fill_later(512 * chunk, 2048 * chunk);
+  // Two buffers side by side that share a page, the second one up to the middle of another.
+  const std::int64_t first = 600 * chunk + 100, second = 301 * chunk + 64;
+  home.map(0, 1024 * chunk, "device");
+  fill(home, 0, first, 1);
+  fill(home, first, second, 2);
+  away.map(512 * chunk, 1536 * chunk, "host");
+  CHECK(away.resident_bytes() == 0);  // it waits for pages
+  std::int64_t copied = 0;
+  const CopyBytes copy = [&](std::byte* to, const std::byte* from, std::int64_t bytes) {
+    copied += bytes;
+    copy_bytes(to, from, bytes);
+  };
+  CHECK(home.lend(0, first, away, 512 * chunk, copy) == 600 * chunk);
+  // From 100 bytes into page 600 to 164 bytes into page 901: pages 601 to 900.
+  CHECK(home.lend(first, second, away, 512 * chunk + first, copy) == 300 * chunk);
+  CHECK(copied == 100 + (chunk - 100) + 164);
+  CHECK(home.lent_bytes() == 900 * chunk);
+  CHECK(home.resident_bytes() == (1024 - 900) * chunk);
+  CHECK(away.resident_bytes() == 902 * chunk);  // and the two pages of which parts were copied
+  home.unmap(0, 1024 * chunk);
+  CHECK(home.resident_bytes() == 0);
+  CHECK(holds(away, 512 * chunk, first, 1));
+  CHECK(holds(away, 512 * chunk + first, second, 2));
+  std::memset(away.at(512 * chunk + 5000), 99, 10);  // what is written there comes back too
+
+  home.map(0, 1024 * chunk, "device");
+  CHECK(home.resident_bytes() == (1024 - 900) * chunk);
+  CHECK(home.take_back(0, first, away, 512 * chunk, copy) == 600 * chunk);
+  CHECK(home.take_back(first, second, away, 512 * chunk + first, copy) == 300 * chunk);
+  CHECK(home.lent_bytes() == 0);
+  CHECK(home.resident_bytes() == 1024 * chunk);
+  CHECK(*home.at(5009) == std::byte{99});
+  CHECK(*away.at(512 * chunk + 5000) == std::byte{0});  // a page of its own
+  fill(home, 0, first, 1);
+  CHECK(holds(home, 0, first, 1));
+  CHECK(holds(home, first, second, 2));
+  away.unmap(512 * chunk, 1536 * chunk);
+  CHECK(away.resident_bytes() == 0);
+  CHECK(home.resident_bytes() == 1024 * chunk);
+}
+
+TEST_CASE("what lies elsewhere within a page is copied", "[arena]") {
+  const bool shared = GENERATE(false, true);
+  Arena home(options(shared, 8 * chunk, 8 * chunk)), away(options(false, 8 * chunk, 8 * chunk));
+  home.map(0, 8 * chunk, "device");
+  away.map(0, 8 * chunk, "host");
+  fill(home, 0, 3 * chunk, 3);
+  CHECK(home.lend(0, 3 * chunk, away, 64, copy_bytes) == 0);
+  CHECK(home.lend(4 * chunk + 1, chunk, away, 4 * chunk + 1, copy_bytes) == 0);  // no page is whole
+  CHECK(home.lent_bytes() == 0);
+  CHECK(holds(away, 64, 3 * chunk, 3));
+  std::memset(home.at(0), 0, 3 * chunk);
+  CHECK(home.take_back(0, 3 * chunk, away, 64, copy_bytes) == 0);
+  CHECK(holds(home, 0, 3 * chunk, 3));
+}
+
+TEST_CASE("pages that nobody takes back leave the process with the range they are in", "[arena]") {
+  const bool shared = GENERATE(false, true);
+  Arena home(options(shared, 8 * chunk, 8 * chunk)), away(options(false, 8 * chunk, 8 * chunk));
+  home.map(0, 4 * chunk, "device");
+  away.map(4 * chunk, 8 * chunk, "host");
+  std::memset(home.at(0), 7, 4 * chunk);
+  REQUIRE(home.lend(0, 4 * chunk, away, 4 * chunk, copy_bytes) == 4 * chunk);
+  home.unmap(0, 4 * chunk);
+  away.unmap(4 * chunk, 8 * chunk);
+  CHECK(home.lent_bytes() == 0);
+  CHECK(home.resident_bytes() + away.resident_bytes() == 0);
+  home.map(0, 4 * chunk, "device");
+  CHECK(home.resident_bytes() == 4 * chunk);
+  CHECK(*home.at(2 * chunk) == std::byte{0});  // fresh memory
+}
+
+TEST_CASE("peers read pages where they lie again after they were away", "[arena]") {
+  Arena home(options(true, 4 * chunk, 4 * chunk)), away(options(false, 4 * chunk, 4 * chunk));
+  const void* peer = mmap(nullptr, 4 * chunk, PROT_READ, MAP_SHARED, home.fd(), 0);
+  REQUIRE(peer != MAP_FAILED);
+  home.map(0, 4 * chunk, "device");
+  away.map(0, 4 * chunk, "host");
+  std::memset(home.at(0), 7, 4 * chunk);
+  REQUIRE(home.lend(0, 4 * chunk, away, 0, copy_bytes) == 4 * chunk);
+  home.unmap(0, 4 * chunk);
+  home.map(0, 4 * chunk, "device");
+  REQUIRE(home.take_back(0, 4 * chunk, away, 0, copy_bytes) == 4 * chunk);
+  std::memset(home.at(chunk), 8, chunk);
+  CHECK(static_cast<const std::byte*>(peer)[0] == std::byte{7});
+  CHECK(static_cast<const std::byte*>(peer)[chunk] == std::byte{8});
+  munmap(const_cast<void*>(peer), 4 * chunk);
+}
+
+TEST_CASE("pages that are lent are nobody's to replace", "[arena]") {
+  Arena home(options(false, 8 * chunk, 8 * chunk)), away(options(false, 8 * chunk, 8 * chunk));
+  home.map(0, 8 * chunk, "device");
+  CHECK_THAT(message_of<InternalError>([&] { home.lend(0, chunk, away, 0, copy_bytes); }),
+             Catch::Contains("not all is mapped"));
+  away.map(0, 8 * chunk, "host");
+  REQUIRE(home.lend(0, 4 * chunk, away, 0, copy_bytes) == 4 * chunk);
+  CHECK_THAT(message_of<InternalError>([&] { home.take_back(0, 2 * chunk, away, 0, copy_bytes); }),
+             Catch::Contains("lent in other parts"));
+  CHECK_THAT(message_of<InternalError>([&] { home.take_back(0, 4 * chunk, away, 4 * chunk, copy_bytes); }),
+             Catch::Contains("lent in other parts"));
+  Arena shared(options(true, 8 * chunk, 8 * chunk));
+  shared.map(0, 8 * chunk, "peers'");
+  CHECK_THAT(message_of<InternalError>([&] { home.lend(4 * chunk, chunk, shared, 0, copy_bytes); }),
+             Catch::Contains("place in a file"));
+  std::vector<std::pair<std::int64_t, std::int64_t>> present;
+  home.each_present(chunk, 6 * chunk, [&](std::int64_t b, std::int64_t e) { present.emplace_back(b, e); });
+  CHECK(present == std::vector<std::pair<std::int64_t, std::int64_t>>{{4 * chunk, 6 * chunk}});
+}
+
 TEST_CASE("the books agree with a bitmap under random calls", "[arena][property]") {
   // Oracle: one bool per chunk (mapped) and per 64 bytes (live).
   CHECK(rc::check("random map, unmap, alloc, free", [](bool shared) {

@@ -1,5 +1,8 @@
 #include "backends/cpu_gloo/kernels/gemm.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "backends/cpu_gloo/kernels/onednn.h"
 #include "tests/cpu_kernels/dense.h"
 
@@ -87,7 +90,9 @@ TEST_CASE(
   Random rng(4);
   const std::int64_t most_rows = 70, most_columns = 301;
   for (DType in : kFloatTypes)
-    for (std::int64_t K : {5, 64, 517, 1100}) {  // less than a vector, whole ones, a ragged end, two chunks
+    // Less than a vector, whole ones, rows that share sets of the cache, a ragged end, two chunks.
+    for (std::int64_t K : {5, 64, 512, 517, 1100}) {
+      const bool widened = in == DType::f32 || bf16_products() == Bf16Products::widened;
       const Tensor x = Tensor::random(in, most_rows, K, K, rng), w = Tensor::random(in, most_columns, K, K, rng);
       const Tensor bias = Tensor::random(DType::f32, 1, most_columns, most_columns, rng);
       const auto forward = [&](KernelContext& ctx, std::int64_t first, Tensor& y) {
@@ -98,7 +103,7 @@ TEST_CASE(
       std::vector<Tensor> alone;
       for (std::int64_t t = 0; t < most_rows; ++t)
         forward(threads[0], t, alone.emplace_back(DType::f32, 1, most_columns));
-      for (std::int64_t T = 1; T <= (in == DType::f32 ? most_rows : kSkinnyRows); ++T)
+      for (std::int64_t T = 1; T <= (widened ? most_rows : kSkinnyRows); ++T)
         for (std::int64_t N : {std::int64_t{1}, std::int64_t{16}, std::int64_t{47}, most_columns})
           for (KernelContext& ctx : threads) {
             const std::int64_t first = (7 * T) % (most_rows - T + 1);
@@ -112,6 +117,15 @@ TEST_CASE(
             CHECK(differ == 0);
           }
     }
+}
+
+TEST_CASE("without the machine's bf16 units products of bf16 are widened") {
+  const char* most = std::getenv("ONEDNN_MAX_CPU_ISA");  // two of the suite's runs set it (CMakeLists.txt)
+  CAPTURE(name_of(bf16_products()));
+  if (most && (most == std::string_view("AVX2") || most == std::string_view("AVX512_CORE")))
+    CHECK(bf16_products() == Bf16Products::widened);
+  else if (dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_amx) CHECK(bf16_products() == Bf16Products::amx);
+  else CHECK(bf16_products() != Bf16Products::amx);
 }
 
 TEST_CASE("bf16 without a bf16 oneDNN kernel: widened to fp32, same results to rounding") {

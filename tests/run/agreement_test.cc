@@ -66,6 +66,20 @@ TEST_CASE("ranks with different scenarios, options or tokens are refused before 
   CHECK_FALSE(fs::exists(out / "metrics.jsonl"));
 }
 
+TEST_CASE("a rank that forms products of bf16 in another way is refused before the first step") {
+  const fs::path file = scenario("products", 2, 1, "steps: 1");
+  const fs::path out = work_folder() / "products";
+  const auto doctor = hotbunk_command("doctor --json");
+  const bool widened = doctor.out.find("widened to fp32") != std::string::npos;
+  const Launched r = launch(fmt::format("{} --overwrite --threads 1 --out {}", file.string(), out.string()), {"", ""},
+                            {"", "env ONEDNN_MAX_CPU_ISA=AVX2"});
+  INFO("--- rank 0:\n" << r.err[0] << "--- rank 1:\n" << r.err[1]);
+  CHECK(r.codes == (widened ? std::vector{0, 0} : std::vector{2, 2}));
+  if (!widened)
+    CHECK_THAT(r.err[1], Catch::Contains("error[E705]: rank 1 does not run what rank 0 runs") &&
+                             Catch::Contains("rank 1 has widened to fp32"));
+}
+
 TEST_CASE("weights and data are compared by content, not by path") {
   const fs::path first = work_folder() / "made";
   REQUIRE(hotbunk_command(

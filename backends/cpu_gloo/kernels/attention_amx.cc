@@ -18,7 +18,7 @@ using amx::Pair;
 constexpr int kScratchSlot = 3;
 
 bool applies(DType dtype, const HeadShape& shape) {
-  return dtype == DType::bf16 && shape.head_dim % 32 == 0 && has_amx_bf16() && amx::request();
+  return dtype == DType::bf16 && shape.head_dim % 32 == 0 && bf16_products() == Bf16Products::amx && amx::request();
 }
 
 /// The hardware's rounding to bf16 (it flushes denormals: weights that small are zero to every sum they enter).

@@ -30,7 +30,9 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
     if (bias) add_bias(ctx, c, {bias, DType::f32}, shape.M, shape.N);
     return;
   }
-  if (!try_matmul(ctx, shape, a.data, b.data, bias, c.data)) matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
+  const bool widen = a.dtype == DType::bf16 && bf16_products() == Bf16Products::widened;
+  if (widen || !try_matmul(ctx, shape, a.data, b.data, bias, c.data))
+    matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
 }
 
 }  // namespace
@@ -44,7 +46,7 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
     cast(ctx, bias, wide_bias.data(), DType::f32, N);
     bias_f32 = wide_bias.data();
   }
-  if (x.dtype == DType::f32 || T <= kSkinnyRows) {
+  if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
     HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
     row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
     return;
@@ -108,6 +110,18 @@ void bias_grad(KernelContext& ctx, ConstMatrix dy, float* db, std::int64_t T, st
   });
 }
 
-bool has_amx_bf16() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_amx; }
+std::string_view name_of(Bf16Products p) {
+  constexpr std::string_view names[] = {"AMX tiles", "AVX512_BF16", "widened to fp32"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+Bf16Products bf16_products() {
+  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+  if (isa >= dnnl::cpu_isa::avx512_core_amx) return Bf16Products::amx;
+#if defined(__x86_64__)
+  if (isa == dnnl::cpu_isa::avx512_core_bf16 && __builtin_cpu_is("amd")) return Bf16Products::avx512_bf16;
+#endif
+  return Bf16Products::widened;
+}
 
 }  // namespace hotbunk::kernels

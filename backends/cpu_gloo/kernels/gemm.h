@@ -4,15 +4,18 @@
 // Both operands have the same dtype; the output is fp32 or bf16 whatever theirs. Sums are formed in fp32 and rounded
 // once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
 //
-// Which path runs (gemm.cc; measured in bench/kernels.cc):
-//   forward, fp32              own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
-//   is, forward, T ≤ kSkinnyRows   whichever other rows there are, and however many threads run; so rollout and
-//   training
-//                              compute the same.
-//   everything else            oneDNN: AMX for bf16 where the CPU has it, AVX-512 or AVX2 for fp32. Not row-invariant:
-//                              its blocking depends on T and on the number of threads. bf16 on a CPU that oneDNN has no
-//                              bf16 kernel for is widened to fp32 first (same results to rounding).
+// Which path runs (gemm.cc; measured in bench/kernels.cc, docs/benchmarks.md):
+//   forward, fp32, and bf16    own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
+//   with T ≤ kSkinnyRows       is, whichever other rows there are, and however many threads run; so rollout and
+//                              training compute the same.
+//   the other bf16             as bf16_products() says: oneDNN on the machine's own bf16 units, which is not
+//                              row-invariant (its blocking depends on T and on the number of threads); or widened:
+//                              forward the own kernel, the gradients oneDNN in fp32.
+//   the other fp32             oneDNN: AVX-512 or AVX2. Not row-invariant.
 #pragma once
+#include <cstdint>
+#include <string_view>
+
 #include "backends/cpu_gloo/kernels/context.h"
 
 namespace hotbunk::kernels {
@@ -35,7 +38,18 @@ void linear_wgrad(KernelContext&, ConstMatrix dy, ConstMatrix x, Matrix dw, std:
 /// db[N] (+)= Σ_t dy[t, N], fp32. Same bits for every number of threads.
 void bias_grad(KernelContext&, ConstMatrix dy, float* db, std::int64_t T, std::int64_t N, Write);
 
-/// True where bf16 GEMM runs on AMX tiles (the CPU has them and the kernel grants them).
-bool has_amx_bf16();
+/// What multiplies bf16 where there are many rows.
+enum class Bf16Products : std::uint8_t { amx, avx512_bf16, widened };
+std::string_view name_of(Bf16Products);  // "AMX tiles", "AVX512_BF16", "widened to fp32"
+
+/// Of this machine, whatever the shape. A rule, not a measurement made anew, so that every run and every rank of a
+/// machine computes the same bits. `ONEDNN_MAX_CPU_ISA` (oneDNN's own variable) lowers it: AVX512_CORE has neither AMX
+/// nor AVX512_BF16.
+///   AMX            where the CPU has it and the kernel grants it: 8 to 15 times fp32's rate
+///   AVX512_BF16    on AMD's cores, where it has twice fp32's rate. Intel's without AMX have half of it
+///                  (docs/benchmarks.md)
+///   widened        everywhere else. Where a CPU has no bf16 instruction at all, oneDNN's kernel of AVX-512 reaches a
+///                  third of fp32's rate
+Bf16Products bf16_products();
 
 }  // namespace hotbunk::kernels

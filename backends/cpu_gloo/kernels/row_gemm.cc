@@ -95,6 +95,13 @@ HB_INLINE std::array<float, kPanelRows> sum_panel(const Vf (&acc)[kVecs]) {
 
 constexpr std::int64_t whole_vectors(std::int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
+/// Floats between rows of x where it is copied. Rows a multiple of 1 KiB apart share a few sets of the L1 cache: of 16
+/// of them each would push out the others.
+constexpr std::int64_t padded_pitch(std::int64_t K) {
+  const std::int64_t n = whole_vectors(K);
+  return n % 256 == 0 ? n + kLanes : n;
+}
+
 /// What a call works on. x is fp32; behind its K columns there are zeros up to a whole vector.
 template <class W, class Y>
 struct Operands {
@@ -279,8 +286,10 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
 void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y, std::int64_t T,
               std::int64_t N, std::int64_t K, Write write) {
   if (T == 0 || N == 0) return;
-  const bool in_place = x.dtype == DType::f32 && K % kLanes == 0;
-  const std::int64_t x_floats = in_place ? 0 : T * whole_vectors(K);
+  // One row has nobody to push out; many are not streamed side by side.
+  const bool pushed_out = T > 1 && T <= kSkinnyRows && x.ld % 256 == 0;
+  const bool in_place = x.dtype == DType::f32 && K % kLanes == 0 && !pushed_out;
+  const std::int64_t x_floats = in_place ? 0 : T * padded_pitch(K);
   const std::int64_t block_floats = T <= kSkinnyRows ? 0 : ctx.num_threads() * block_rows(K) * whole_vectors(K);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(x_floats + block_floats) * sizeof(float)));
@@ -289,7 +298,7 @@ void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bia
       parallel_for(ctx, T, rows_grain(2 * K), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           const auto* from = row<decltype(tag)>(x, t);
-          float* to = scratch + t * whole_vectors(K);
+          float* to = scratch + t * padded_pitch(K);
           for_vectors(K, [&](std::int64_t k, auto ld, auto) HB_FORCE_INLINE { store(to + k, ld(from + k)); });
         }
       });
@@ -299,7 +308,7 @@ void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bia
       using W = decltype(w_tag);
       using Y = decltype(y_tag);
       const Operands<W, Y> operands{in_place ? static_cast<const float*>(x.data) : scratch,
-                                    in_place ? x.ld : whole_vectors(K),
+                                    in_place ? x.ld : padded_pitch(K),
                                     static_cast<const W*>(w.data),
                                     w.ld,
                                     bias,
