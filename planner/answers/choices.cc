@@ -43,17 +43,19 @@ std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
   TrainPoint own{.dp = p.dp, .cp = p.cp, .ulysses = p.ulysses};
   fill_micro_batches(s, own);
   if (own.micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
+  const auto share = [&](double tokens) {
+    return TrainLayout{.cp = p.cp, .ulysses = p.ulysses}.share_of(static_cast<std::int64_t>(std::ceil(tokens)));
+  };
   // Cut by sequences, the tokens leave room for as many of the longest.
   if (s.train.micro_batch_sequences > 0) {
     const double most = static_cast<double>(p.micro_batch) * train_setting_of(s).longest;
-    return std::max(s.train.micro_batch_tokens,
-                    static_cast<std::int64_t>(std::ceil(most / static_cast<double>(p.cp * p.ulysses))));
+    return std::max(s.train.micro_batch_tokens, share(most));
   }
   // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
   const double longest = s.workload.longest();
   const double held =
       std::max(static_cast<double>(p.micro_batch) * static_cast<double>(train_setting_of(s).sequence), longest);
-  return static_cast<std::int64_t>(std::ceil(held / static_cast<double>(p.cp * p.ulysses)));
+  return share(held);
 }
 
 /// The scenario's own name for it where that means it, another system's, or the steps.

@@ -66,8 +66,8 @@ Sizes micro_batch_sizes(const Scenario& s, double sequences) {
                     .seqs = std::max<std::int64_t>(1, std::llround(sequences)),
                     .attention_pairs = std::llround(tokens * pairs)};
   const TrainLayout& l = s.train.layout;
-  if (!l.sp && l.pp == 1 && l.ulysses == 1) return sizes;
-  Sizes out = filled_up(sizes, l.sp ? l.tp : 1, l.ulysses);
+  if (!l.sp && l.pp == 1 && l.sharers() == 1) return sizes;
+  Sizes out = filled_up(sizes, l);
   out[returned_extent] = out[sequence_extent];
   return out;
 }
