@@ -202,7 +202,7 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.trained_tokens =
       tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)) /
                  static_cast<double>(p.train.cp * p.train.ulysses),
-             s.workload.prompt_tokens.mean + s.workload.response_tokens.mean);
+             mean_padded_tokens(s));
   return runs;
 }
 
