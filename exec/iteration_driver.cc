@@ -62,7 +62,7 @@ std::int64_t kv_blocks_of(const Plan& plan) {
 
 Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
   Diagnostics problems;
-  const std::int64_t longest = max_sample_tokens(s), sharers = s.train.layout.cp * s.train.layout.ulysses;
+  const std::int64_t longest = max_sample_tokens(s), sharers = s.train.layout.sharers();
   if (longest > micro_batch_capacity(s))
     problems.push_back(
         {.code = "E312",
@@ -71,7 +71,7 @@ Diagnostics check_lengths(const Scenario& s, std::int64_t num_kv_blocks) {
          .notes = {fmt::format("prompt {} + response {} = {} tokens, train.micro_batch_tokens is {}{}",
                                max_prompt_tokens(s), max_response_tokens(s), longest, s.train.micro_batch_tokens,
                                sharers > 1 ? fmt::format(" on each of {} ranks that share them", sharers) : "")},
-         .help = fmt::format("set train.micro_batch_tokens to at least {}", (longest + sharers - 1) / sharers)});
+         .help = fmt::format("set train.micro_batch_tokens to at least {}", s.train.layout.share_of(longest))});
   if (s.algorithm.name == AlgorithmName::sft) return problems;
   const std::int64_t longest_prompt = std::min(max_prompt_tokens(s), longest - 1);
   auto fits = Scheduler::create(scheduler_config(s, num_kv_blocks), {{0, longest_prompt, longest - longest_prompt}});
@@ -100,7 +100,7 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
   const Mesh mesh = train_mesh(scenario.train.layout);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     shares_.push_back(static_cast<std::size_t>(mesh.coordinate(r, "dp")));
-    parts_.push_back(mesh.coordinate(r, "cp"));
+    parts_.push_back(mesh.coordinate(r, "ulysses")), contexts_.push_back(mesh.coordinate(r, "cp"));
   }
   pipeline_of_plan(mesh);
   // Engines on ranks of their own come behind the trainer's.
@@ -201,7 +201,7 @@ std::optional<Args> IterationDriver::rollout_decision(Iteration& it, Rank rank, 
 std::vector<MiniBatch> IterationDriver::mini_batches_of(const SampleLengths& lengths) const {
   std::vector<std::int64_t> tokens;
   for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
-    tokens.push_back(lengths.prompt_tokens[i] + lengths.response_tokens[i]);
+    tokens.push_back(padded(lengths.prompt_tokens[i] + lengths.response_tokens[i]));
   return checked(make_mini_batches(tokens, {.ranks = scenario_.train.layout.dp,
                                             .mini_batches = scenario_.algorithm.mini_batches,
                                             .micro_batch_tokens = micro_batch_capacity(scenario_),
@@ -213,20 +213,17 @@ const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
   if (!it.batches) {
     const SampleLengths lengths = sample_lengths(step);
     it.batches = mini_batches_of(lengths);
-    note_trained(step, lengths, *it.batches);
+    note_trained(step, lengths);
   }
   return *it.batches;
 }
 
-void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengths,
-                                   const std::vector<MiniBatch>& mini_batches) {
+void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengths) {
   std::int64_t tokens = 0, attention_pairs = 0;
-  for (const MiniBatch& mini : mini_batches)
-    for (const auto& rank : mini.ranks)
-      for (const MicroBatch& micro : rank) {
-        tokens += micro.sizes.tokens;
-        attention_pairs += micro.sizes.attention_pairs;
-      }
+  for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i) {  // each is trained once, without what pads it
+    const std::int64_t length = lengths.prompt_tokens[i] + lengths.response_tokens[i];
+    tokens += length, attention_pairs += length * (length + 1) / 2;
+  }
   trained_tokens_ += tokens;
   model_flops_ += training_flops(scenario_.model, tokens, attention_pairs);
   note(step, "prompt_length/mean", mean(lengths.prompt_tokens));
@@ -277,9 +274,13 @@ std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, st
 }
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
-  if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
-  const TrainLayout& l = scenario_.train.layout;
-  return filled_up(micro, l.sp ? l.tp : 1, l.ulysses);
+  return has_parts() ? filled_up(micro, scenario_.train.layout) : micro;
+}
+
+bool IterationDriver::has_parts() const { return plan_.extents.size() > static_cast<std::size_t>(sequence_extent); }
+
+std::int64_t IterationDriver::padded(std::int64_t tokens) const {
+  return has_parts() ? scenario_.train.layout.padded(tokens) : tokens;
 }
 
 /// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.

@@ -11,7 +11,8 @@
 // Sizes: prefill tokens and chunks; decode tokens = seqs = running requests; micro tokens and samples (an empty
 // micro-batch has 0 of both); all other blocks 0. With sequence parallelism a micro-batch is filled up to a multiple of
 // the tensor-parallel ranks, each of which has its part of the tokens; with Ulysses to a multiple of its ranks (times
-// those): a rank's tokens are its own, samples and pairs those of all.
+// those). With context parallelism each sequence is filled up to a multiple of two chunks a rank. A rank's tokens are
+// its own, samples and pairs those of all.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -103,8 +104,12 @@ class IterationDriver : public Driver {
 
   const Plan& plan() const { return plan_; }
   std::size_t share_of(Rank r) const { return shares_[static_cast<std::size_t>(r)]; }
-  /// With Ulysses: of the micro-batch's tokens, which of as many equal parts as ranks share it.
+  /// With Ulysses: of the tokens that its group has, which of as many equal parts as ranks share them.
   std::int64_t part_of(Rank r) const { return parts_[static_cast<std::size_t>(r)]; }
+  /// With context parallelism: of each sequence, which chunk from the start, and from the end, is the rank's.
+  std::int64_t context_of(Rank r) const { return contexts_[static_cast<std::size_t>(r)]; }
+  /// Tokens of a sequence of so many, with what fills its chunks up.
+  std::int64_t padded(std::int64_t tokens) const;
   const Scenario& scenario() const { return scenario_; }
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
@@ -146,6 +151,8 @@ class IterationDriver : public Driver {
   virtual std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t /*step*/, Rank) { return {}; }
 
  private:
+  /// Whether the plan has sizes of a rank's part of a micro-batch: one of priced blocks has not.
+  bool has_parts() const;
   struct Cursor {
     std::int32_t step = -1;
     std::int16_t phase = -1;
@@ -172,21 +179,21 @@ class IterationDriver : public Driver {
   void pipeline_of_plan(const Mesh& train);
   std::optional<Args> decide(Rank, std::int32_t step, std::int16_t phase, std::int64_t index);
   void start_rollout(Iteration&);
-  void note_trained(std::int32_t step, const SampleLengths&, const std::vector<MiniBatch>&);
+  void note_trained(std::int32_t step, const SampleLengths&);
   SchedulerStatistics replay(const SampleLengths&) const;
   Scheduler make_scheduler(std::span<const std::int64_t> samples, const SampleLengths&) const;
 
   const Plan& plan_;
   const Scenario scenario_;
   std::int64_t num_kv_blocks_ = 0;
-  std::vector<PhaseRole> roles_;      // by phase
-  std::vector<Cursor> cursors_;       // by rank
-  std::vector<std::size_t> shares_;   // by rank that trains: of the layout's dp shares of the samples, its own
-  std::vector<std::int64_t> parts_;   // by rank that trains
-  Pipeline pipeline_;                 // that the plan plays; of one stage: none
-  bool priced_pipeline_ = false;      // by blocks that have their messages in them
-  std::int64_t fills_ = 0;            // of such blocks
-  std::vector<std::int64_t> stages_;  // by rank that trains
+  std::vector<PhaseRole> roles_;     // by phase
+  std::vector<Cursor> cursors_;      // by rank
+  std::vector<std::size_t> shares_;  // by rank that trains: of the layout's dp shares of the samples, its own
+  std::vector<std::int64_t> parts_, contexts_;  // by rank that trains
+  Pipeline pipeline_;                           // that the plan plays; of one stage: none
+  bool priced_pipeline_ = false;                // by blocks that have their messages in them
+  std::int64_t fills_ = 0;                      // of such blocks
+  std::vector<std::int64_t> stages_;            // by rank that trains
   std::int16_t train_phase_ = -1;
   /// By phase, stage and micro-batches.
   std::map<std::tuple<std::int16_t, std::int64_t, std::int64_t>, std::vector<Pass>> passes_;

@@ -94,6 +94,10 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::layer_norm_backward, 4, 4, 3, 3, FlopRule::per_element, 14},
     {OpKind::gelu, 1, 1, 1, 1, FlopRule::per_element, 8},
     {OpKind::gelu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
+    {OpKind::take_kv, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::merge_qkv, 2, 3, 1, 1, FlopRule::none, 0},
+    {OpKind::context_attention, 3, 3, 2, 2, FlopRule::attention, 4},
+    {OpKind::context_attention_backward, 6, 6, 2, 2, FlopRule::attention_backward, 10},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -277,6 +281,50 @@ std::string check_head_parts(const Op& op, const Tensor& whole, const Tensor& pa
                             count, parts.shape[2].size, (a + 2 * k) * d, of_part);
 }
 
+/// Queries, keys and values as columns of one tensor, and as tensors of their own.
+std::string check_apart(const Op& op) {
+  for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
+    if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  const std::int64_t d = op.integer(Attr::head_dim), q = op.integer(Attr::heads) * d,
+                     kv = 2 * op.integer(Attr::kv_heads) * d;
+  const auto rows = [](const Tensor& t, const Tensor& of, std::int64_t width) {
+    return t.rank == 2 && t.shape[0] == of.shape[0] && t.shape[1] == Dim{width, fixed_extent, 0};
+  };
+  bool fits = false;
+  if (op.kind == OpKind::take_kv) {
+    fits = rows(op.inputs[0], op.inputs[0], q + kv) && rows(op.outputs[0], op.inputs[0], kv);
+  } else {
+    const Tensor& whole = op.outputs[0];
+    fits = rows(whole, whole, q + kv) && rows(op.inputs[0], whole, q) && rows(op.inputs[1], whole, kv) &&
+           (op.num_operands() < 3 || rows(op.inputs[2], whole, kv));
+  }
+  return fits ? "" : fmt::format("needs rows of {} and {} columns, and of all of them", q, kv);
+}
+
+/// A rank's queries, and the keys and values of one rank or of all.
+std::string check_context(const Op& op) {
+  for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim, Attr::ranks})
+    if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  if (op.group < 0) return "has no group";
+  const bool backward = op.kind == OpKind::context_attention_backward;
+  const Tensor &x = op.inputs[backward ? 1 : 0], &kv = op.inputs[backward ? 2 : 1];
+  const std::int64_t ranks = op.integer(Attr::ranks), d = op.integer(Attr::head_dim), k = op.integer(Attr::kv_heads),
+                     a = op.integer(Attr::heads);
+  if (ranks < 1) return fmt::format("has {} ranks", ranks);
+  if (kv.rank != 3 || x.rank != 2 || kv.shape[0].extent != fixed_extent ||
+      (kv.shape[0].size != 1 && kv.shape[0].size != ranks))
+    return fmt::format("needs the keys and values of one rank or of all {}", ranks);
+  const auto attended = [&](const Tensor& t) {
+    return t.rank == 2 && t.shape[0] == x.shape[0] && t.shape[1] == Dim{a * d, fixed_extent, 0};
+  };
+  bool fits = x.shape[1] == Dim{(a + 2 * k) * d, fixed_extent, 0} && kv.shape[1] == x.shape[0] &&
+              kv.shape[2] == Dim{2 * k * d, fixed_extent, 0} && attended(op.outputs[0]);
+  if (backward)
+    fits = fits && attended(op.inputs[0]) && attended(op.inputs[3]) && op.outputs[1].rank == 3 &&
+           op.outputs[1].shape == kv.shape;
+  return fits ? "" : "has tensors that do not fit one another";
+}
+
 }  // namespace
 
 ExpertMatrices expert_matrices(const Op& op) {
@@ -304,11 +352,36 @@ std::string check_prices(const Op& op) {
   return "";
 }
 
+namespace {
+
+bool is_context_attention(OpKind k) {
+  return k == OpKind::context_attention || k == OpKind::context_attention_backward;
+}
+
+/// Of a sequence of 2 W h tokens, W ranks with 2 h queries each, a rank sees W (2 h^2) + h pairs: 2 h^2 with the keys
+/// of each rank, and of its own the h on the diagonals besides. All W ranks' are N (N + 1) / 2.
+std::int64_t context_pairs(const Op& op, std::int64_t queries, const Sizes& s) {
+  const std::int64_t ranks = op.integer(Attr::ranks);
+  const Tensor& kv = op.inputs[op.kind == OpKind::context_attention ? 1 : 2];
+  if (kv.shape[0].size == ranks) return s.attention_pairs / ranks;
+  const std::int64_t others =
+      std::max<std::int64_t>(0, (2 * s.attention_pairs - ranks * queries) / (2 * ranks * ranks));
+  return op.integer(Attr::source, 0) == 0 ? others + queries / 2 : others;
+}
+
+}  // namespace
+
 std::int64_t attention_pairs(const Op& op, const Sizes& s) {
-  if (!op.has(Attr::window)) return s.attention_pairs;
-  const bool backward = op.kind == OpKind::attention_backward;
-  const std::int64_t queries = op.inputs[backward ? 1 : 0].shape[0].actual(s);
-  return std::min(s.attention_pairs, queries * op.integer(Attr::window));
+  const bool backward = op.kind == OpKind::attention_backward || op.kind == OpKind::context_attention_backward;
+  const auto queries = [&] { return op.inputs[backward ? 1 : 0].shape[0].actual(s); };
+  const std::int64_t pairs = is_context_attention(op.kind) ? context_pairs(op, queries(), s) : s.attention_pairs;
+  return op.has(Attr::window) ? std::min(pairs, queries() * op.integer(Attr::window)) : pairs;
+}
+
+ContextParts context_parts(const Op& op, const Places& places) {
+  const std::int64_t ranks = op.integer(Attr::ranks), place = places.at(static_cast<std::size_t>(op.group));
+  const Tensor& kv = op.inputs[op.kind == OpKind::context_attention ? 1 : 2];
+  return {ranks, place, ((place + op.integer(Attr::source, 0)) % ranks + ranks) % ranks, kv.shape[0].size == ranks};
 }
 
 double op_flops(const Op& op, const Sizes& s) {
@@ -490,11 +563,13 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::split_heads) return check_head_parts(op, op.inputs[0], op.outputs[0]);
   if (op.kind == OpKind::merge_heads) return check_head_parts(op, op.outputs[0], op.inputs[0]);
   if (op.kind == OpKind::add_bias) return check_bias(op);
+  if (op.kind == OpKind::take_kv || op.kind == OpKind::merge_qkv) return check_apart(op);
   if (op.kind == OpKind::layer_norm || op.kind == OpKind::layer_norm_backward) return check_layer_norm(op);
   if ((op.kind == OpKind::softcap || op.has(Attr::softcap)) && !(op.real(Attr::softcap, 0.0) > 0.0))
     return "caps at no positive number";
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
+  if (is_context_attention(op.kind)) return check_context(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);
   if (auto bad = check_routed(op); !bad.empty()) return bad;

@@ -83,6 +83,16 @@
 //   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
 //                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim
 //   merge_heads        y[W,T,Q'] -> x[T,Q]       split_heads backwards; KV heads that several parts have are summed, fp32
+//   take_kv            x[T,Q] -> kv[T,2kd]       the columns of keys, then those of values      heads, kv_heads, head_dim
+//   merge_qkv          dq[T,ad], dkv[T,2kd], (dkv[T,2kd]) -> dx[T,Q]   take_kv backwards, of queries too; two of keys and values are summed   heads, …
+//   context_attention  x[T,Q], kv[n,T,2kd], cu_seqlens[S+1] -> o[T,ad], lse[T,a]   a context-parallel rank's queries, and the keys and
+//                                                values of all `ranks` of op.group (n = ranks) or of one of them, `source` further
+//                                                around (n = 1). Of each sequence, cut into 2 ranks chunks, rank r has the r-th and the
+//                                                r-th from the end; cu_seqlens counts what a rank has. accumulate: merged with what o and
+//                                                lse are of other keys, by the log-sum-exps; else of no key: o 0, lse -inf
+//                                                ranks, source, accumulate; heads, … as attention
+//   context_attention_backward  do[T,ad], x[T,Q], kv[n,T,2kd], o, lse, cu_seqlens -> dq[T,ad], dkv[n,T,2kd]   o and lse: of all
+//                                                keys                    accumulate: dq +=; ranks, source, …
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.
@@ -117,6 +127,15 @@ std::int64_t payload_bytes(const Op&, const Sizes&, const Places&);
 /// The ids that an embedding, or a part of the logits, answers for on a rank: [vocab_begin, vocab_end), `vocab_stride`
 /// further for each place in op.group where a group shares the vocabulary, and none beyond `vocab`.
 Range vocab_rows(const Op&, const Places&);
+
+/// The ranks around which a context_attention finds the keys and values that it computes on, and which of them has
+/// them; `all`: every one.
+struct ContextParts {
+  std::int64_t ranks = 1, place = 0;  // in op.group
+  std::int64_t source = 0;            // its place
+  bool all = false;
+};
+ContextParts context_parts(const Op&, const Places&);
 
 /// A grouped product's matrices: one [n,k] for each expert.
 struct ExpertMatrices {

@@ -88,6 +88,10 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::layer_norm_backward, "layer_norm_backward", OpClass::compute},
     {OpKind::gelu, "gelu", OpClass::compute},
     {OpKind::gelu_backward, "gelu_backward", OpClass::compute},
+    {OpKind::take_kv, "take_kv", OpClass::compute},
+    {OpKind::merge_qkv, "merge_qkv", OpClass::compute},
+    {OpKind::context_attention, "context_attention", OpClass::compute},
+    {OpKind::context_attention_backward, "context_attention_backward", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -102,7 +106,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",      "layer",         "sft",
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
-    "count",       "gives"};
+    "ranks",       "count",         "gives"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

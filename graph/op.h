@@ -103,6 +103,10 @@ enum class OpKind : std::uint8_t {
   layer_norm_backward,
   gelu,
   gelu_backward,
+  take_kv,
+  merge_qkv,
+  context_attention,
+  context_attention_backward,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -159,6 +163,7 @@ enum class Attr : std::uint8_t {
   rope_ramp_begin,
   rope_ramp_end,
   rope_amplitude,
+  ranks,
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
 };

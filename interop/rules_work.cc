@@ -145,18 +145,23 @@ static double longest_of(const RuleInput& in) {
 }
 
 void read_micro_batches(RuleInput& in) {
-  const double cut = in.scenario_number("train.layout.cp") * in.scenario_number("train.layout.ulysses");
+  const TrainLayout layout{.cp = static_cast<std::int64_t>(in.scenario_number("train.layout.cp")),
+                           .ulysses = static_cast<std::int64_t>(in.scenario_number("train.layout.ulysses"))};
+  const std::int64_t cut = layout.sharers();
+  const auto share = [&](double all) {
+    return static_cast<double>(layout.share_of(static_cast<std::int64_t>(std::ceil(all))));
+  };
   if (in.is_true("packed") || in.is_true("packed_dynamically")) {  // a bin of tokens before cp cuts it
     const std::string role = in.is_true("packed") ? "packed_tokens" : "dynamic_tokens";
     if (const auto tokens = in.number(role))
-      return in.set("train.micro_batch_tokens", std::ceil(*tokens / cut),
+      return in.set("train.micro_batch_tokens", share(*tokens),
                     in.said(role) + (cut > 1 ? fmt::format(" / {} ranks of a sequence", cut) : ""), in.where(role));
   }
   // What no micro-batch may exceed; or what is collected to, and a longer sample goes alone.
   const std::string tokens_role = in.find("micro_tokens") != nullptr ? "micro_tokens" : "micro_tokens_or_sample";
   const auto tokens = in.number(tokens_role), sequences = in.number("micro_sequences");
   if (in.is_true("dynamic") || (!sequences && tokens && in.find("dynamic") == nullptr)) {
-    const double longest = tokens_role == "micro_tokens" ? 0 : std::ceil(longest_of(in) / cut);
+    const double longest = tokens_role == "micro_tokens" ? 0 : share(longest_of(in));
     if (tokens && *tokens < longest)
       return in.set("train.micro_batch_tokens", longest,
                     in.said(tokens_role) + ", and a longer sample is a micro-batch of its own", in.where(tokens_role));
@@ -168,7 +173,7 @@ void read_micro_batches(RuleInput& in) {
     return in.contradict("dynamic", "nothing says how large a micro-batch is", {in.said("dynamic")},
                          "give its sequences, or its tokens with dynamic batches");
   in.set("train.micro_batch_sequences", *sequences, in.said("micro_sequences"), in.where("micro_sequences"));
-  in.set("train.micro_batch_tokens", std::ceil(longest_of(in) * *sequences / cut),
+  in.set("train.micro_batch_tokens", share(longest_of(in) * *sequences),
          fmt::format("{} sequences of at most {} tokens{}", *sequences, longest_of(in),
                      cut > 1 ? fmt::format(" / {} ranks", cut) : ""));
 }

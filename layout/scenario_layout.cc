@@ -41,7 +41,7 @@ std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
 }
 
 std::int64_t TrainHoldings::shard_of(std::int64_t rank) const {
-  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, {"cp", "dp"});
+  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, {"cp", "ulysses", "dp"});
   return (std::ranges::find(data, rank) - data.begin()) % shards_;
 }
 

@@ -15,7 +15,7 @@ class TrainHoldings {
   /// Errors: E244 layers that do not divide over the stages, E242 and E243 expert meshes that do not fit the dense one.
   static Result<TrainHoldings> of(const Scenario&);
 
-  /// Axes "tp", "cp", "dp", "pp" (train_mesh.h); of experts "etp", "ep", "dp" and "pp".
+  /// Axes "tp", "cp", "ulysses", "dp", "pp" (train_mesh.h); of experts "etp", "ep", "dp" and "pp".
   const Mesh& dense() const { return layout_.dense; }
   const Mesh& expert() const { return layout_.expert; }
   /// The layers of a rank's stage, chunk by chunk.

@@ -10,8 +10,8 @@
 
 namespace hotbunk {
 
-/// Axes "tp", "cp", "dp" and "pp" in the layout's order, all of them there; "cp": context parallelism of either kind,
-/// whose ranks share their sequences. Ranks of one "dp" coordinate work on the same samples.
+/// Axes "tp", "cp", "ulysses", "dp" and "pp" in the layout's order, all of them there; "ulysses" behind "cp" where the
+/// order leaves it out. Ranks of one "dp" coordinate work on the same samples.
 Mesh train_mesh(const TrainLayout&);
 
 /// How the data ranks share what the engine shards: groups of neighbours hold one copy together, one shard each (HSDP

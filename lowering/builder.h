@@ -36,6 +36,9 @@ namespace hotbunk {
 ///   tied        of these the first and the last, which have the same table
 /// and with Ulysses:
 ///   ulysses     the ranks of a stage that have each a part of the same sequences' tokens, in the order of the parts
+/// and with context parallelism:
+///   context     the ranks of a stage that have each two chunks of every one of the same sequences, in the order of the
+///               first chunks; with Ulysses those of one part
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -48,7 +51,8 @@ enum class Family : GroupId {
   kv_parts = 8,
   train_pp = 9,
   tied = 10,
-  ulysses = 11
+  ulysses = 11,
+  context = 12
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -61,19 +65,18 @@ inline constexpr ExtentId sequence_extent{2};
 /// In a pipeline: the tokens of the gradient that goes back while the output of another micro-batch goes forward.
 inline constexpr ExtentId returned_extent{3};
 
-/// With Ulysses: the tokens of a micro-batch on all the ranks that share its sequences. It is filled up to a multiple
-/// of them.
+/// With Ulysses: the tokens of a micro-batch on all the ranks of its group.
 inline constexpr ExtentId gathered_extent{4};
 
-/// A rank's part of a micro-batch that `sharers` ranks share and that is filled up so that its tokens divide by them,
-/// and each part by `of_stream`; samples and pairs are those of all.
-inline Sizes filled_up(const Sizes& micro, std::int64_t of_stream, std::int64_t sharers = 1) {
+/// A rank's part of a micro-batch of padded sequences, which is filled up so that all that share it have as much
+/// (TrainLayout::token_multiple); samples and pairs are those of all.
+inline Sizes filled_up(const Sizes& micro, const TrainLayout& l) {
   Sizes out = micro;
-  const std::int64_t all = round_up(micro.tokens, sharers * of_stream), filling = all - micro.tokens;
-  out.tokens = all / sharers;
+  const std::int64_t all = round_up(micro.tokens, l.token_multiple()), filling = all - micro.tokens;
+  out.tokens = all / l.sharers();
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
-  out[sequence_extent] = out.tokens / of_stream;
-  if (sharers > 1) out[gathered_extent] = all;
+  out[sequence_extent] = out.tokens / (l.sp ? l.tp : 1);
+  if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
   return out;
 }
 

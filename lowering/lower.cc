@@ -50,7 +50,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::ulysses) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::context) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
@@ -85,8 +85,8 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
 
 std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
   Families all;
-  constexpr std::array names = {"fsdp", "tp",         "world",    "replicas", "train_tp", "holders",
-                                "data", "kv_sharers", "kv_parts", "train_pp", "tied",     "ulysses"};
+  constexpr std::array names = {"fsdp",       "tp",       "world",    "replicas", "train_tp", "holders", "data",
+                                "kv_sharers", "kv_parts", "train_pp", "tied",     "ulysses",  "context"};
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
   at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
@@ -96,11 +96,10 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
         return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
       }));
   const Mesh train = train_mesh(s.train.layout);
-  for (std::int64_t r = 0; s.train.layout.ulysses > 1 && r < train.size(); ++r)
-    if (train.coordinate(r, "cp") == 0) {
-      const std::vector<std::int64_t> sharers = train.group_of(r, {"cp"});
-      at(all, Family::ulysses).groups.emplace_back(sharers.begin(), sharers.end());
-    }
+  for (const auto& [family, axis] : {std::pair(Family::ulysses, "ulysses"), {Family::context, "cp"}})
+    if (train.extent(axis) > 1)
+      for (const std::vector<std::int64_t>& sharers : train.groups({axis}))
+        at(all, family).groups.emplace_back(sharers.begin(), sharers.end());
   for (std::int64_t r = 0; mesh.stages > 1 && r < train.size(); ++r) {
     if (train.coordinate(r, "pp") != 0) continue;
     const std::vector<std::int64_t> stages = train.group_of(r, {"pp"});
@@ -109,7 +108,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = s.train.layout.ulysses > 1       ? Family::ulysses
+  const Family last = s.train.layout.cp > 1            ? Family::context
+                      : s.train.layout.ulysses > 1     ? Family::ulysses
                       : mesh.stages > 1                ? Family::tied
                       : mesh.tensor > s.model.kv_heads ? Family::kv_parts
                       : mesh.tensor > 1                ? Family::data
@@ -247,11 +247,11 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
   const ShardMesh mesh = shard_mesh(s.train);
-  plan.streams = plan_streams(mesh.replicas > 1, mesh.stages > 1);
+  plan.streams = plan_streams(mesh.replicas > 1, mesh.stages > 1, s.train.layout.cp > 1);
   plan.groups = group_families(s, mesh, engines);
   // All up to the last that the plan may use.
   const bool ulysses = s.train.layout.ulysses > 1;
-  if (s.train.layout.sp || mesh.stages > 1 || ulysses) plan.extents.push_back({"sequence"});
+  if (s.train.layout.sp || mesh.stages > 1 || s.train.layout.sharers() > 1) plan.extents.push_back({"sequence"});
   if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
   if (ulysses) plan.extents.push_back({"gathered"});
   plan.phases = phases_of(s, purpose, wanted);

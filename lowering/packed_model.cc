@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "shard/context_parallel.h"
+
 namespace hotbunk {
 
 /// Writes with a unit's parameters and gradients, under the name of a layer.
@@ -28,6 +30,7 @@ class PackedModel::Emits : public BackwardEmitter {
   Tensor ids() override { return m_.feeds_.ids; }
   Tensor positions() override { return m_.feeds_.positions; }
   Tensor attend(const TensorSharding& s, const ForwardOp& op, const Tensor& qkv, const Tensor& attended) override {
+    if (s.context.ranks > 1) return context_attention(*this, s, op, qkv, m_.feeds_.cu_seqlens, attended);
     const Tensor lse = make("lse", DType::f32, {s.tokens, fixed(s.heads())});
     Op& a = emit(OpKind::attention, streams::compute, op.name, {qkv, m_.feeds_.cu_seqlens}, {attended, lse});
     with_attrs(with_heads(a, s), op);
@@ -35,6 +38,8 @@ class PackedModel::Emits : public BackwardEmitter {
   }
   void attend_backward(const TensorSharding& s, const ForwardOp& op, const Tensor& d_attended, const Tensor& qkv,
                        const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) override {
+    if (s.context.ranks > 1)
+      return context_attention_backward(*this, s, op, m_.feeds_.cu_seqlens, {d_attended, qkv, attended, lse, d_qkv});
     Op& a = emit(OpKind::attention_backward, streams::compute, op.name + ".backward",
                  {d_attended, qkv, attended, lse, m_.feeds_.cu_seqlens}, {d_qkv});
     with_attrs(with_heads(a, s), op);
@@ -73,7 +78,9 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
                  s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep},
-                {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent}},
+                {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent},
+                {s.train.layout.cp, static_cast<GroupId>(Family::context), streams::context,
+                 s.train.context_exchange == ContextExchange::all_gather}},
       embedding_(decoder_embedding(s.model)),
       layers_(s.model),
       end_(decoder_end(s.model)) {

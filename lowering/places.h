@@ -18,16 +18,19 @@ inline constexpr StreamId d2h{6};       // to host memory
 inline constexpr StreamId host{7};      // feeds and fetches
 inline constexpr StreamId replicas{8};  // gradients between copies of the shards, where there are several
 inline constexpr StreamId pipeline{9};  // between stages
+inline constexpr StreamId context{10};  // keys and values, between context-parallel ranks
 }  // namespace streams
 
-/// `replicates`: with the stream between replicas. `passes_on`: with both, and that between stages.
-inline std::vector<Stream> plan_streams(bool replicates = false, bool passes_on = false) {
+/// All up to the last that a plan uses: `replicates`: up to that between replicas. `passes_on`: up to that between
+/// stages. `shares_context`: all.
+inline std::vector<Stream> plan_streams(bool replicates = false, bool passes_on = false, bool shares_context = false) {
   std::vector<Stream> out{{"compute", StreamKind::compute},       {"gather", StreamKind::communication},
                           {"reduce", StreamKind::communication},  {"tensor", StreamKind::communication},
                           {"control", StreamKind::communication}, {"h2d", StreamKind::to_device},
                           {"d2h", StreamKind::to_host},           {"host", StreamKind::host}};
-  if (replicates || passes_on) out.push_back({"replicas", StreamKind::communication});
-  if (passes_on) out.push_back({"pipeline", StreamKind::communication});
+  if (replicates || passes_on || shares_context) out.push_back({"replicas", StreamKind::communication});
+  if (passes_on || shares_context) out.push_back({"pipeline", StreamKind::communication});
+  if (shares_context) out.push_back({"context", StreamKind::communication});
   return out;
 }
 

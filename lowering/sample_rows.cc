@@ -6,7 +6,7 @@ namespace hotbunk {
 
 std::int64_t most_micro_batches(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
-  const std::int64_t capacity = micro_batch_capacity(s), longest = max_sample_tokens(s);
+  const std::int64_t capacity = micro_batch_capacity(s), longest = l.padded(max_sample_tokens(s));
   const std::int64_t samples = ceil_div(num_samples(s), s.algorithm.mini_batches), seqs = max_micro_batch_seqs(s);
   const std::int64_t held = std::clamp<std::int64_t>(capacity / std::max<std::int64_t>(1, longest), 1, seqs);
   const std::int64_t load = samples * longest / l.dp + longest;

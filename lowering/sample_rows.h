@@ -17,9 +17,10 @@ inline std::int64_t max_response_tokens(const Scenario& s) {
 }
 inline std::int64_t max_sample_tokens(const Scenario& s) { return static_cast<std::int64_t>(s.workload.longest()); }
 
-/// Tokens of a training micro-batch on all the ranks that share its sequences.
+/// Tokens of a training micro-batch on all the ranks that share its sequences, which have as much of it each.
 inline std::int64_t micro_batch_capacity(const Scenario& s) {
-  return s.train.micro_batch_tokens * s.train.layout.cp * s.train.layout.ulysses;
+  const TrainLayout& l = s.train.layout;
+  return s.train.micro_batch_tokens * l.sharers() / l.token_multiple() * l.token_multiple();
 }
 
 /// Samples of one iteration. SFT has one per prompt.
@@ -42,9 +43,9 @@ inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
   return s.train.micro_batch_sequences > 0 ? std::min(most, s.train.micro_batch_sequences) : most;
 }
 
-/// With those that only fill it up (sequence parallelism, Ulysses).
+/// With those that only fill it up.
 inline std::int64_t packed_seqs(const Scenario& s) {
-  return max_micro_batch_seqs(s) + (s.train.layout.sp || s.train.layout.ulysses > 1 ? 1 : 0);
+  return max_micro_batch_seqs(s) + (s.train.layout.token_multiple() > 1 ? 1 : 0);
 }
 
 /// Micro-batches of one mini-batch on one rank at most. Samples go to the rank with the least tokens, and there into

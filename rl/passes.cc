@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "layout/sequence.h"
 #include "lowering/sample_rows.h"
 
 namespace hotbunk {
@@ -87,13 +90,34 @@ void MicroPayload::append(const TokenSequence& sequence, float weight, float adv
   cu_seqlens.push_back(static_cast<std::int32_t>(token_ids.size()));
 }
 
+void MicroPayload::pad(std::int64_t tokens) {
+  HB_CHECK(tokens == 0 || !positions.empty(), "{} tokens behind no sequence", tokens);
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    token_ids.push_back(0), positions.push_back(positions.back() + 1), targets.push_back(-1);
+    loss_weights.push_back(0.0f), advantages.push_back(0.0f), old_logps.push_back(0.0f);
+  }
+  cu_seqlens.back() = static_cast<std::int32_t>(token_ids.size());
+}
+
+void MicroPayload::take_chunks(std::int64_t ranks, std::int64_t rank) {
+  if (ranks == 1) return;
+  each_column([&](auto& values) {
+    std::remove_reference_t<decltype(values)> kept;
+    for (std::size_t i = 0; i + 1 < cu_seqlens.size(); ++i)
+      for (const Range& chunk : zigzag_chunks(cu_seqlens[i + 1] - cu_seqlens[i], ranks, rank))
+        kept.insert(kept.end(), values.begin() + cu_seqlens[i] + chunk.begin,
+                    values.begin() + cu_seqlens[i] + chunk.end);
+    values = std::move(kept);
+  });
+  for (std::int32_t& end : cu_seqlens) end /= static_cast<std::int32_t>(ranks);
+}
+
 void MicroPayload::cut(std::int64_t begin, std::int64_t end) {
-  const auto rows = [&](auto& values) {
+  each_column([&](auto& values) {
     HB_CHECK(begin >= 0 && begin <= end && end <= std::ssize(values), "rows {} to {} of {}", begin, end, values.size());
     values.erase(values.begin() + end, values.end());
     values.erase(values.begin(), values.begin() + begin);
-  };
-  rows(token_ids), rows(positions), rows(targets), rows(loss_weights), rows(advantages), rows(old_logps);
+  });
 }
 
 bool MicroPayload::feed(Slot slot, std::span<std::byte> d) const {

@@ -56,10 +56,22 @@ struct MicroPayload final : SlotPayload {
   std::vector<float> logps;                                           // [tokens], fetched
   /// Appends a sequence; each predicting row gets the weight and the advantage, others 0.
   void append(const TokenSequence&, float weight, float advantage);
+  /// So many tokens behind the last sequence, which is theirs too and learns nothing of them: it comes to whole chunks.
+  void pad(std::int64_t tokens);
+  /// Keeps of each sequence the rows of one context-parallel rank (layout/sequence.h: zigzag_chunks), which they then
+  /// begin and end with.
+  void take_chunks(std::int64_t ranks, std::int64_t rank);
   /// Keeps rows [begin, end) of what there is for each token: a rank's own part of sequences that ranks share.
   void cut(std::int64_t begin, std::int64_t end);
   bool feed(Slot, std::span<std::byte> destination) const override;
   bool fetch(Slot, std::span<const std::byte> source) override;
+
+ private:
+  /// f of each vector that has an element for each token, but log-probs.
+  template <class F>
+  void each_column(F&& f) {
+    f(token_ids), f(positions), f(targets), f(loss_weights), f(advantages), f(old_logps);
+  }
 };
 
 /// What the metrics of a mini-batch start from.

@@ -121,13 +121,16 @@ std::shared_ptr<Payload> TrainingDriver::micro_payload(Iteration& it, const Micr
   payload->micro = id.micro;
   for (std::int64_t i : micro.samples) {
     const auto sample = static_cast<std::size_t>(i);
+    const auto length = static_cast<std::int64_t>(all.sequences[sample].tokens.size());
     payload->append(all.sequences[sample], 1.0f / static_cast<float>(predicted), all.advantages[sample]);
+    payload->pad(padded(length) - length);
   }
   // A sequence of its own, that nobody is trained on, fills a micro-batch up (exec/iteration_driver.h).
-  const std::int64_t own = packed(micro.sizes).tokens, all_tokens = own * scenario().train.layout.ulysses,
-                     filling = all_tokens - micro.sizes.tokens;
+  const TrainLayout& layout = scenario().train.layout;
+  const std::int64_t own = packed(micro.sizes).tokens, filling = own * layout.sharers() - micro.sizes.tokens;
   if (filling > 0)
     payload->append({std::vector<std::int32_t>(static_cast<std::size_t>(filling), 0), filling, {}}, 0.0f, 0.0f);
+  payload->take_chunks(layout.cp, context_of(id.rank));
   payload->cut(part_of(id.rank) * own, (part_of(id.rank) + 1) * own);
   payload->ref_logps.assign(payload->token_ids.size(), 0.0f);
   if (id.role == PhaseRole::train && logps_step_ == it.step) {
@@ -337,7 +340,7 @@ void TrainingDriver::samples_known(std::int32_t step, const SampleLengths& lengt
 /// Of the samples that the rank has trained: those of the pass before the update, by sample.
 std::map<std::int64_t, std::vector<float>> TrainingDriver::training_logps(std::int32_t step, Rank rank) {
   std::map<std::int64_t, std::vector<float>> out;
-  if (logps_step_ != step) return out;
+  if (logps_step_ != step || scenario().train.layout.cp > 1) return out;  // no rank has all chunks of a sequence
   const std::vector<MiniBatch>& minis = batches(step);
   const Samples& all = samples(step);
   for (const auto& [key, logps] : logps_) {

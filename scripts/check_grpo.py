@@ -44,6 +44,7 @@ LAYOUTS = {
     "fsdp": {"train.engine": "fsdp2", "train.layout.dp": 4},
     "tp-sp": {"train.engine": "ddp", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.sp": "true"},
     "pipeline": {"train.engine": "zero1", "train.layout.dp": 2, "train.layout.pp": 2},
+    "context": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.cp": 2},
     "ulysses": {"train.engine": "zero2", "train.layout.dp": 2, "train.layout.ulysses": 2},
 }
 

@@ -47,6 +47,15 @@ struct TokenParallel {
   ExtentId all_tokens = fixed_extent;
 };
 
+/// A group whose ranks have two chunks each of every sequence, and how each comes by the others' keys and values
+/// (context_parallel.h).
+struct ContextParallel {
+  std::int64_t ranks = 1;
+  GroupId group = -1;
+  StreamId stream = lead_stream;
+  bool gathers = false;  // else they go around a ring
+};
+
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.
 struct TensorSharding {
   const ModelSpec& model;
@@ -54,6 +63,7 @@ struct TensorSharding {
   Dim tokens;
   TensorParallel tp;
   TokenParallel ulysses = {};
+  ContextParallel context = {};
   std::int64_t head_parts = 1;  // of a tensor-parallel rank's heads
   std::int64_t heads() const;
   std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one

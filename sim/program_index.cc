@@ -15,7 +15,8 @@ namespace {
 DependsOn depends_on(const Op& op) {
   if (op.is_priced())
     return op.prices.size() > 1 || op.prices[0].seconds_per_pair > 0 ? DependsOn::pairs : DependsOn::nothing;
-  if (op.kind == OpKind::attention || op.kind == OpKind::attention_backward || op.kind == OpKind::paged_attention)
+  if (op.kind == OpKind::attention || op.kind == OpKind::attention_backward || op.kind == OpKind::context_attention ||
+      op.kind == OpKind::context_attention_backward || op.kind == OpKind::paged_attention)
     return DependsOn::pairs;
   const auto varies = [](const Tensor& t) {
     return std::any_of(t.shape.begin(), t.shape.begin() + t.rank,

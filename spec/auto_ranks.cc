@@ -117,10 +117,7 @@ Diagnostics fill_auto(Scenario& s, const ScenarioLocator& locate) {
   fill(train, trains, ranks - sampling);
   fill(rollout, samples, ranks - training);
   if (is_open(s, "train.micro_batch_tokens") && out.empty()) {
-    const TrainLayout& t = s.train.layout;
-    const auto part =
-        static_cast<std::int64_t>(std::ceil(s.workload.longest() / static_cast<double>(t.cp * t.ulysses)));
-    s.train.micro_batch_tokens = t.sp ? (part + t.tp - 1) / t.tp * t.tp : part;
+    s.train.micro_batch_tokens = s.train.layout.share_of(static_cast<std::int64_t>(std::ceil(s.workload.longest())));
   }
   return out;
 }

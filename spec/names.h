@@ -40,6 +40,10 @@ struct EnumNames<SyncMode> {
   static constexpr std::array<std::string_view, 4> names{"bucketed", "stream", "broadcast", "direct"};
 };
 template <>
+struct EnumNames<ContextExchange> {
+  static constexpr std::array<std::string_view, 3> names{"auto", "ring", "all-gather"};
+};
+template <>
 struct EnumNames<SyncTransport> {
   static constexpr std::array<std::string_view, 2> names{"ipc", "collective"};
 };

@@ -2,10 +2,12 @@
 // generated from the same table by `hotbunk plan --resolved`.
 #pragma once
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/rounding.h"
 #include "spec/cluster.h"
 #include "spec/model.h"
 
@@ -18,6 +20,8 @@ enum class Offload : std::uint8_t { none, sleep, layerwise };
 enum class RolloutEngine : std::uint8_t { hotbunk, sglang, vllm };
 enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
+/// How context-parallel ranks come by one another's keys and values; automatic: as the profile's framework does it.
+enum class ContextExchange : std::uint8_t { automatic, ring, all_gather };
 enum class SyncTransport : std::uint8_t { ipc, collective };
 enum class AlgorithmName : std::uint8_t { grpo, ppo, sft };
 enum class OptimizerName : std::uint8_t { adamw, adamw_8bit, adamw_4bit, sgd, adafactor, muon };
@@ -31,6 +35,17 @@ struct TrainLayout {
   bool sp = false;
   std::string order = "tp-cp-ep-dp-pp";  // fastest first (Megatron's default)
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
+  /// Ranks that share a micro-batch's tokens.
+  std::int64_t sharers() const { return cp * ulysses; }
+  /// Of a sequence of so many tokens: context-parallel ranks have two chunks of it each, all of one size.
+  std::int64_t padded(std::int64_t tokens) const { return cp > 1 ? round_up(tokens, 2 * cp) : tokens; }
+  /// A micro-batch is filled up to a multiple of this, so that all its sharers, and with sp each of their
+  /// tensor-parallel ranks, have as much of it.
+  std::int64_t token_multiple() const {
+    return cp * std::lcm(cp > 1 ? std::int64_t{2} : std::int64_t{1}, ulysses * (sp ? tp : 1));
+  }
+  /// What each sharer has of a micro-batch that holds so many tokens.
+  std::int64_t share_of(std::int64_t tokens) const { return round_up(tokens, token_multiple()) / sharers(); }
   bool operator==(const TrainLayout&) const = default;
 };
 
@@ -46,6 +61,7 @@ struct Precision {
 struct TrainSpec {
   TrainEngine engine = TrainEngine::fsdp2;
   TrainLayout layout;
+  ContextExchange context_exchange = ContextExchange::automatic;
   std::int64_t micro_batch_tokens = 4096;  // tokens of one micro-batch on one rank (after cp/ulysses, before SP)
   std::int64_t micro_batch_sequences = 0;  // of one micro-batch at most, beside its tokens; 0 = no such limit
   Recompute recompute = Recompute::none;

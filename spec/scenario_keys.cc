@@ -27,7 +27,7 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
                          {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
   keys.push_back(integer_or_auto("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
-                                 {"ranks", "context parallel (ring attention)"}));
+                                 {"ranks", "context parallel: of each sequence two chunks a rank"}));
   keys.push_back(integer_or_auto("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
                                  {"ranks", "sequence parallel by all-to-all; divides the attention heads"}));
   keys.push_back(
@@ -43,6 +43,10 @@ void add_train(std::vector<ScenarioKey>& keys) {
                          {"ranks", "tensor parallel inside an expert"}));
   keys.push_back(string("train.layout.order", HB_FIELD(train.layout.order),
                         {"", "order of the dimensions over ranks, fastest first (Megatron's default)"}));
+  keys.push_back(choice("train.context_exchange", HB_FIELD(train.context_exchange),
+                        {"",
+                         "how cp ranks get keys and values: passed around a ring beside attention, or all gathered "
+                         "before it; auto: as the profile's framework does (ours: ring)"}));
   keys.push_back(
       integer_or_auto("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
                       {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));

@@ -379,11 +379,12 @@ class Validator {
     const TrainLayout& t = s_.train.layout;
     const std::vector<Factor> split = {
         {"micro_batch_tokens", s_.train.micro_batch_tokens}, {"cp", t.cp}, {"ulysses", t.ulysses}};
-    if (longest > static_cast<double>(product(split)))
+    const int64_t held = product(split), in_chunks = t.cp > 1 ? held / t.token_multiple() * t.token_multiple() : held;
+    if (longest > static_cast<double>(in_chunks))
       report("E217", "train.micro_batch_tokens", "the longest sequence does not fit a micro-batch",
-             {sum, equation(split) + (t.cp * t.ulysses == 1 ? "" : " tokens")},
-             fmt::format("set train.micro_batch_tokens to {:.0f}",
-                         std::ceil(longest / static_cast<double>(t.cp) / static_cast<double>(t.ulysses))));
+             {sum, equation(split) + (t.cp * t.ulysses == 1 ? "" : " tokens") +
+                       (in_chunks == held ? "" : fmt::format(", {} in {} equal chunks", in_chunks, 2 * t.cp))},
+             fmt::format("set train.micro_batch_tokens to {}", t.share_of(static_cast<int64_t>(std::ceil(longest)))));
     if (!uses_rollout()) return;
     if (prompt.max > static_cast<double>(s_.rollout.max_prefill_tokens))
       report("E217", "rollout.max_prefill_tokens", "the longest prompt does not fit a prefill step",
@@ -478,7 +479,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
        "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
-  need(t.cp == 1, "training parallelism other than dp, ulysses, tp, pp and ep = tp");
   const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
   need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
        "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "

@@ -97,6 +97,10 @@ inline std::string draw_scenario() {
         why_not_ulysses(model.heads / train_tp, std::max<std::int64_t>(1, model.kv_heads / train_tp), u).empty())
       sharers.push_back(u);
   const std::int64_t ulysses = one_of(sharers);
+  std::vector<std::int64_t> chunked{1, 1};
+  for (std::int64_t c = 2; c <= data / ulysses; ++c)
+    if (data / ulysses % c == 0) chunked.push_back(c);
+  const std::int64_t cp = one_of(chunked);
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
   const bool defers = pp > 1 && vpp == 1 && coin();  // weight gradients
@@ -109,13 +113,15 @@ inline std::string draw_scenario() {
     if (data % g == 0) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
-      "train: {{engine: {}, layout: {{dp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, fsdp: "
-      "{}}}, "
+      "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
+      "fsdp: "
+      "{}}}, context_exchange: {}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      engine, data / ulysses, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : 1,
-      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups), schedule,
+      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : 1,
+      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
+      one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/attention.h"
+#include "backends/cpu_gloo/kernels/context_attention.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/embedding.h"
 #include "backends/cpu_gloo/kernels/experts.h"
@@ -203,6 +204,22 @@ void run_attention_backward(const KernelCall& c) {
   kernels::attention_backward(c.context, matrix(c, in(c, 1)), matrix(c, in(c, 2)), matrix(c, in(c, 0)),
                               data<float>(c, in(c, 3)), heads(c), sequences(c, in(c, 4)), scores(c),
                               matrix(c, out(c, 0)));
+}
+
+ContextShare context_share(const KernelCall& c, const Tensor& kv) {
+  const ContextParts parts = context_parts(c.op, c.places);
+  return {parts.ranks, parts.place, parts.source, parts.all, extent(c, kv, 1)};
+}
+void run_context_attention(const KernelCall& c) {
+  context_attention_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), heads(c), sequences(c, in(c, 2)),
+                            context_share(c, in(c, 1)), scores(c), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
+                            write_mode(c));
+}
+void run_context_attention_backward(const KernelCall& c) {
+  kernels::context_attention_backward(c.context, matrix(c, in(c, 1)), matrix(c, in(c, 2)), matrix(c, in(c, 3)),
+                                      matrix(c, in(c, 0)), data<float>(c, in(c, 4)), heads(c), sequences(c, in(c, 5)),
+                                      context_share(c, in(c, 2)), scores(c), matrix(c, out(c, 0)), write_mode(c),
+                                      matrix(c, out(c, 1)));
 }
 
 KvPool pool(const KernelCall& c, const Tensor& t) {
@@ -435,6 +452,15 @@ void run_merge_heads(const KernelCall& c) {
               extent(c, out(c, 0), 0));
 }
 
+void run_take_kv(const KernelCall& c) {
+  take_kv(c.context, matrix(c, in(c, 0)), heads(c), matrix(c, out(c, 0)), extent(c, in(c, 0), 0));
+}
+void run_merge_qkv(const KernelCall& c) {
+  const ConstMatrix more = c.op.num_operands() > 2 ? ConstMatrix(matrix(c, in(c, 2))) : ConstMatrix{};
+  merge_qkv(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), more, heads(c), matrix(c, out(c, 0)),
+            extent(c, out(c, 0), 0));
+}
+
 struct Registration {
   OpKind kind;
   OpKernel kernel;
@@ -490,7 +516,11 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::layer_norm, run_layer_norm},
                                       Registration{OpKind::layer_norm_backward, run_layer_norm_backward},
                                       Registration{OpKind::gelu, run_gelu},
-                                      Registration{OpKind::gelu_backward, run_gelu_backward}};
+                                      Registration{OpKind::gelu_backward, run_gelu_backward},
+                                      Registration{OpKind::take_kv, run_take_kv},
+                                      Registration{OpKind::merge_qkv, run_merge_qkv},
+                                      Registration{OpKind::context_attention, run_context_attention},
+                                      Registration{OpKind::context_attention_backward, run_context_attention_backward}};
 
 }  // namespace
 

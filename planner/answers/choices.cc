@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ranges>
+#include <tuple>
 
 #include "base/format.h"
 #include "base/json.h"
@@ -43,17 +44,19 @@ std::int64_t micro_batch_tokens(const Scenario& s, const TrainPoint& p) {
   TrainPoint own{.dp = p.dp, .cp = p.cp, .ulysses = p.ulysses};
   fill_micro_batches(s, own);
   if (own.micro_batch == p.micro_batch) return s.train.micro_batch_tokens;
+  const auto share = [&](double tokens) {
+    return TrainLayout{.cp = p.cp, .ulysses = p.ulysses}.share_of(static_cast<std::int64_t>(std::ceil(tokens)));
+  };
   // Cut by sequences, the tokens leave room for as many of the longest.
   if (s.train.micro_batch_sequences > 0) {
     const double most = static_cast<double>(p.micro_batch) * train_setting_of(s).longest;
-    return std::max(s.train.micro_batch_tokens,
-                    static_cast<std::int64_t>(std::ceil(most / static_cast<double>(p.cp * p.ulysses))));
+    return std::max(s.train.micro_batch_tokens, share(most));
   }
   // One that holds all sequences of its rank may be shorter than the longest sequence, its buffer not (E217).
   const double longest = s.workload.longest();
   const double held =
       std::max(static_cast<double>(p.micro_batch) * static_cast<double>(train_setting_of(s).sequence), longest);
-  return static_cast<std::int64_t>(std::ceil(held / static_cast<double>(p.cp * p.ulysses)));
+  return share(held);
 }
 
 /// The scenario's own name for it where that means it, another system's, or the steps.
@@ -229,12 +232,18 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own
   return {};
 }
 
+/// Which axes a cut has.
+auto kind_of(const TrainCut& c) {
+  return std::tuple(c.tp > 1, c.pp > 1, c.cp > 1, c.ulysses > 1, c.ep > 1, c.etp > 1, c.sp);
+}
+
 /// Ways to cut training of which plans are lowered: the scenario's, data parallelism alone and, of those that execute,
-/// the best by estimate. All where no estimate fits.
+/// the best by estimate: first of each of the best kinds the best, for an estimate errs alike about all degrees of a
+/// kind, then the best of the others. All where no estimate fits.
 std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
                                      SearchOptions options) {
-  constexpr std::size_t most = 3;
-  options.keep = 8 * most;
+  constexpr std::size_t kinds = 4, most = 6;
+  options.keep = 32 * most;
   options.nearest = options.front = false;
   const RlSearch estimated = search_layouts(s, space, options);
   if (estimated.best.empty()) return {};
@@ -243,10 +252,15 @@ std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own
     if (std::ranges::find(out, cut) == out.end()) out.push_back(cut);
   };
   add({});
-  const std::size_t enough = out.size() + most;
+  std::vector<TrainCut> executed;
   for (const RlCandidate& c : estimated.best)
-    if (out.size() < enough && unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
-      add(TrainCut::of(c.point.train));
+    if (unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
+      executed.push_back(TrainCut::of(c.point.train));
+  const std::size_t enough = out.size() + most, of_kinds = out.size() + kinds;
+  for (const TrainCut& cut : executed)
+    if (out.size() < of_kinds && std::ranges::find(out, kind_of(cut), kind_of) == out.end()) add(cut);
+  for (const TrainCut& cut : executed)
+    if (out.size() < enough) add(cut);
   return out;
 }
 

@@ -385,7 +385,7 @@ PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
 
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
-  t.cp = t.etp = {1};
+  t.etp = {1};
   t.optimizer_on_host = {false};
   // Tensor-parallel ranks share each expert, or have whole ones.
   t.etp_as_tp = s.model.moe.has_value();

@@ -89,6 +89,7 @@ constexpr std::string_view what_of(const PlanTraffic& t) {
   if (t.group == Family::world) return t.phase == PlanPhase::sync ? "hashes" : "step";
   if (t.group == Family::replicas) return "gradients";
   if (t.group == Family::ulysses) return "ulysses";
+  if (t.group == Family::context) return "context";
   return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
@@ -200,8 +201,8 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
   runs.trained_tokens =
       tokens(static_cast<double>(num_samples(s)) / static_cast<double>(std::max<std::int64_t>(1, p.train.dp)) /
-                 static_cast<double>(p.train.ulysses),
-             s.workload.prompt_tokens.mean + s.workload.response_tokens.mean);
+                 static_cast<double>(p.train.cp * p.train.ulysses),
+             mean_padded_tokens(s));
   return runs;
 }
 

@@ -16,8 +16,11 @@ double heads_of_128(const Op& op) {
   return static_cast<double>(op.integer(Attr::heads) * op.integer(Attr::head_dim)) / 128.0;
 }
 bool is_attention(OpKind k) {
-  return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention;
+  return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::context_attention ||
+         k == OpKind::context_attention_backward || k == OpKind::paged_attention;
 }
+
+bool is_backward(OpKind k) { return k == OpKind::attention_backward || k == OpKind::context_attention_backward; }
 
 /// The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
 std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
@@ -212,7 +215,7 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
   if (is_attention(op.kind)) {
     const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
     const double keys = std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0);
-    return attention_seconds(flops, keys, bytes, op.kind == OpKind::attention_backward, peak_flops(dtype)) *
+    return attention_seconds(flops, keys, bytes, is_backward(op.kind), peak_flops(dtype)) *
            correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
   }
   // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
@@ -285,9 +288,9 @@ double CostModel::formula_seconds(const Measurement& m) const {
     }
     if (is_attention(kind)) {
       // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
-      const double pairs = at[0] * at[1], factor = kind == OpKind::attention_backward ? 10.0 : 4.0;
+      const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0;
       return attention_seconds(factor * pairs * at[2] * 128.0, at[1], size * at[0] * at[2] * 128.0 * 2.5,
-                               kind == OpKind::attention_backward, peak);
+                               is_backward(kind), peak);
     }
   }
   return memory_seconds(at[0]);

@@ -91,7 +91,7 @@ const std::vector<std::string>& coordinates_of(const std::string& op) {
   static const std::vector<std::string> gemm = {"m", "n", "k"}, attention = {"tokens", "keys", "heads"},
                                         collective = {"ranks", "nodes", "bytes"}, bytes = {"bytes"}, none = {};
   if (op.starts_with("linear")) return gemm;
-  if (op == "attention" || op == "attention_backward" || op == "paged_attention") return attention;
+  if (op.starts_with("attention") || op.starts_with("context_attention") || op == "paged_attention") return attention;
   if (op == "launch") return none;
   for (int k = 0; k < num_op_kinds; ++k)
     if (is_communication(static_cast<OpKind>(k)) && op == name_of(static_cast<OpKind>(k))) return collective;

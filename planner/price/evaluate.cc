@@ -88,7 +88,7 @@ std::int64_t sequence_ranks(const Plan& plan, Rank rank) {
 std::int64_t token_sharers(const Plan& plan, Rank rank) {
   return plan.groups.size() <= static_cast<std::size_t>(Family::ulysses)
              ? 1
-             : std::ssize(plan.group_of(static_cast<GroupId>(Family::ulysses), rank));
+             : std::max<std::int64_t>(1, std::ssize(plan.group_of(static_cast<GroupId>(Family::ulysses), rank)));
 }
 
 /// How often a block runs, and with which sizes.

@@ -55,19 +55,31 @@ std::vector<BlockStreams> PlanBlocks::blocks(PlanPhase phase) const {
   return out;
 }
 
+double mean_padded_tokens(const Scenario& s) {
+  const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
+  const TrainLayout& l = s.train.layout;
+  const double mean = prompt.mean + response.mean;
+  if (l.cp == 1) return mean;
+  const auto is_fixed = [](const LengthSpec& t) { return t.distribution == LengthDistribution::fixed; };
+  return is_fixed(prompt) && is_fixed(response)
+             ? static_cast<double>(l.padded(static_cast<std::int64_t>(std::ceil(mean))))
+             : mean + 0.5 * static_cast<double>(2 * l.cp - 1);
+}
+
 Sizes micro_batch_sizes(const Scenario& s, double sequences) {
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
   const double mean = prompt.mean + response.mean;
   // A token sees on average half of a sequence, and long sequences have more tokens: E[L (L + 1) / 2] / E[L].
   const double square = mean_square(prompt) + 2.0 * prompt.mean * response.mean + mean_square(response);
-  const double pairs = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
-  const double tokens = std::min(sequences * mean, static_cast<double>(micro_batch_capacity(s)));
+  const double padded = mean_padded_tokens(s);
+  const double pairs = mean > 0.0 ? 0.5 * (square / mean * padded / mean + 1.0) : 0.0;
+  const double tokens = std::min(sequences * padded, static_cast<double>(micro_batch_capacity(s)));
   const Sizes sizes{.tokens = std::llround(tokens),
                     .seqs = std::max<std::int64_t>(1, std::llround(sequences)),
                     .attention_pairs = std::llround(tokens * pairs)};
   const TrainLayout& l = s.train.layout;
-  if (!l.sp && l.pp == 1 && l.ulysses == 1) return sizes;
-  Sizes out = filled_up(sizes, l.sp ? l.tp : 1, l.ulysses);
+  if (!l.sp && l.pp == 1 && l.sharers() == 1) return sizes;
+  Sizes out = filled_up(sizes, l);
   out[returned_extent] = out[sequence_extent];
   return out;
 }

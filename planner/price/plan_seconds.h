@@ -67,6 +67,9 @@ class PlanBlocks {
   std::size_t stage_ = 0;
 };
 
+/// Mean tokens of a sample where context-parallel ranks fill its chunks up: of lengths that vary, by half a multiple.
+double mean_padded_tokens(const Scenario&);
+
 /// Sizes of a micro-batch of so many sequences of the workload's mean length.
 Sizes micro_batch_sizes(const Scenario&, double sequences);
 

@@ -52,10 +52,10 @@ void PricedPlanWriter::add_families() {
   const TrainPoint& p = point_.train;
   plan_.groups.push_back({"world", {all}});
   const Mesh mesh = train_mesh(l);
-  for (const auto& [name, axis] :
-       {std::pair("train_tp", "tp"), std::pair("train_cp", "cp"), std::pair("train_pp", "pp")})
-    plan_.groups.push_back(along(mesh, name, {axis}));
-  const GroupFamily data = along(mesh, "train_data", {"cp", "dp"});
+  plan_.groups.push_back(along(mesh, "train_tp", {"tp"}));
+  plan_.groups.push_back(along(mesh, "train_cp", {"cp", "ulysses"}));
+  plan_.groups.push_back(along(mesh, "train_pp", {"pp"}));
+  const GroupFamily data = along(mesh, "train_data", {"cp", "ulysses", "dp"});
   plan_.groups.push_back(data);
   if (p.replicas() > 1) add(cut(data, p.shard_ranks(), "train_shard", "train_replicas"));
   if (scenario_.model
@@ -384,7 +384,7 @@ PricedJob priced_training(const TrainModel& model, const TrainPoint& p, const Cl
   l.ep = p.ep, l.etp = p.etp, l.fsdp = p.fsdp, l.sp = p.sp;
   s.train.pipeline_schedule = p.vpp > 1 ? "interleaved" : std::string(name_of(p.schedule));
   s.train.pipeline_split = model.setting().pipeline_split;
-  s.train.micro_batch_tokens = ceil_div(p.micro_batch * sequence, p.cp * p.ulysses);
+  s.train.micro_batch_tokens = TrainLayout{.cp = p.cp, .ulysses = p.ulysses}.share_of(p.micro_batch * sequence);
   s.train.micro_batch_sequences = p.micro_batch;
   s.train.recompute = p.recompute;
   s.algorithm.name = AlgorithmName::sft;

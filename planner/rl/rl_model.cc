@@ -364,6 +364,7 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.pipeline_split = s.train.pipeline_split;
   t.prefetch = s.train.prefetch > 0;
   t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
+  t.context_exchange = s.train.context_exchange;
   return t;
 }
 

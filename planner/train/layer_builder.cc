@@ -191,8 +191,9 @@ void LayerBuilder::unfused_attention(double heads, double keys, double qk, doubl
 }
 
 void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, double v) {
-  if (point_.cp > 1 && frame_.gathered_context) {
-    gathered_context(heads, kv_heads, qk, v);
+  if (point_.cp > 1 && model_.gathers_context()) {
+    if (frame_.gathered_context) torch_context(heads, kv_heads, qk, v);
+    else gathered_context(kv_heads, qk, v);
   } else if (point_.cp > 1) {
     const auto steps = static_cast<double>(point_.cp - 1);
     const GroupShape pair = model_.groups(point_).context();
@@ -220,7 +221,18 @@ void LayerBuilder::sequence_exchange(double heads, double kv_heads, double qk, d
   }
 }
 
-void LayerBuilder::gathered_context(double heads, double kv_heads, double qk, double v) {
+/// All keys and values in front of attention, forward and backward, and their gradients in fp32 behind it.
+void LayerBuilder::gathered_context(double kv_heads, double qk, double v) {
+  const GroupShape group = model_.groups(point_).context();
+  const double all = static_cast<double>(point_.cp) * tokens_ * kv_heads * (qk + v);
+  const double gather = cost_.collective_seconds(OpKind::all_gather, group, e_ * all);
+  exposed_context_forward_ += gather;
+  exposed_context_backward_ += gather + cost_.collective_seconds(OpKind::reduce_scatter, group, 4.0 * all);
+  out_.context_payload += 2.0 * e_ * all + 4.0 * all;
+  launches(2, 4);
+}
+
+void LayerBuilder::torch_context(double heads, double kv_heads, double qk, double v) {
   const auto ways = static_cast<double>(point_.cp);
   const GroupShape group = model_.groups(point_).context();
   const double own = tokens_ * kv_heads * (qk + v), out = tokens_ * heads * v;

@@ -90,7 +90,9 @@ class LayerBuilder {
   void sequence_exchange(double heads, double kv_heads, double qk, double v);
   /// CP as PyTorch has it (torch/distributed/tensor/experimental/_attention.py): each rank gathers all K and V at once,
   /// attends to one rank's block after the other and merges the blocks in fp32 by kernels of their own.
-  void gathered_context(double heads, double kv_heads, double qk, double v);
+  void torch_context(double heads, double kv_heads, double qk, double v);
+  /// CP by gathers of all K and V before attention, and a reduce-scatter of their gradients behind it.
+  void gathered_context(double kv_heads, double qk, double v);
 
   const TrainModel& model_;
   const TrainPoint& point_;

@@ -288,6 +288,7 @@ struct TrainSetting {
   double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
   bool prefetch = true;         // sharded units: the next is gathered while one computes
   double cpu_optimizer = 0;     // optimizer.cpu_fraction
+  ContextExchange context_exchange = ContextExchange::automatic;
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
 
@@ -336,6 +337,12 @@ class TrainModel {
   double fullest_tokens(const TrainPoint&) const;
   static constexpr double load_iterations = 1000;
   /// Whether that minds how many sequences a data rank trains: then points of one layer key do not share layers.
+  /// Context parallelism by gathers of all keys and values, and not by a ring.
+  bool gathers_context() const {
+    return setting_.context_exchange == ContextExchange::automatic
+               ? framework_.gathered_context
+               : setting_.context_exchange == ContextExchange::all_gather;
+  }
   bool load_follows_batch() const { return setting_.ragged && !framework_.lowered_ops; }
   /// P(some micro-batch of an iteration, on any data rank, holds more than so many tokens).
   double overflow_chance(const TrainPoint&, double tokens) const;

@@ -65,7 +65,7 @@ std::string scenario_text(const Row& r) {
       "workload: {{prompt_tokens: {{mean: {}, max: {}, distribution: fixed}}, response_tokens: {{mean: {:.0f}, max: "
       "{:.0f}, cv: {}}}}}\n",
       r.model, r.off ? "disaggregated" : "colocated", r.gpu, r.gpus / domain, domain, side / (r.cp * r.tp * r.pp), r.cp,
-      r.tp, r.pp, r.ep, r.tp > 1, (r.longest + r.cp - 1) / r.cp, recipe.checkpointing ? "full" : "none",
+      r.tp, r.pp, r.ep, r.tp > 1, TrainLayout{.cp = r.cp}.share_of(r.longest), recipe.checkpointing ? "full" : "none",
       split_text(recipe, r.layers, r.pp), r.off ? "none" : "sleep", r.generation_tp, r.generation_pp,
       side / (r.generation_tp * r.generation_pp), r.off ? 0.8 : 0.6, r.fp8 ? "fp8" : "bf16",
       r.samples / recipe.samples_per_prompt, recipe.samples_per_prompt, r.samples / r.batch, r.off ? 1 : 0,

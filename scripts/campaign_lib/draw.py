@@ -36,8 +36,8 @@ def draw_task(r):
 
 def draw_cuts(r, world):
     """How training cuts layers and sequences: none of it in half the draws."""
-    cuts = {"tp": 1, "ulysses": 1, "pp": 1}
-    for name in r.sample(sorted(cuts), 3 if r.random() < 0.5 else 0):
+    cuts = {"tp": 1, "cp": 1, "ulysses": 1, "pp": 1}
+    for name in r.sample(sorted(cuts), len(cuts) if r.random() < 0.5 else 0):
         cuts[name] = r.choice(divisors(world // math.prod(cuts.values())))
     return cuts
 
@@ -109,12 +109,12 @@ def draw_train(r, world, cuts, model, longest):
     data_ranks = world // cuts["tp"] // cuts["pp"]
     sp = cuts["tp"] > 1 and r.random() < 0.5
     micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
-    layout = {"dp": data_ranks // cuts["ulysses"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
+    layout = {"dp": data_ranks // cuts["ulysses"] // cuts["cp"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
               "sp": sp}
     if model["model_type"] in ("mixtral", "qwen3_moe"):
         layout.update(r.choice([{"etp": cuts["tp"], "ep": 1}, {"etp": 1, "ep": cuts["tp"]}]))
     train = {"engine": r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"]), "layout": layout,
-             "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
+             "context_exchange": r.choice(["auto", "ring", "all-gather"]), "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
              "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
              "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),
              "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}

@@ -250,6 +250,54 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {5},
                  heads(),
                  {}});
+  // Of a rank alone in its group: it has both halves of its sequences, of 2 tokens each.
+  constexpr std::int64_t shared = 4;
+  const Operand part{"x", x, {shared, Q}, wave}, kv{"kv", x, {1, shared, 2 * k * d}, wave},
+      halves{"cu_seqlens", DType::i32, {S + 1}, [](std::int64_t i) { return 2.0 * static_cast<double>(i); }};
+  const auto alone = heads({{Attr::ranks, std::int64_t{1}}});
+  out.push_back({OpKind::take_kv,
+                 {{"x", x, {T, Q}, whole}, to_write("kv", x, {T, 2 * k * d})},
+                 {0},
+                 {1},
+                 heads(),
+                 [](const Values& v, std::int64_t i) {
+                   return v[0][static_cast<std::size_t>(i / (2 * k * d) * Q + a * d + i % (2 * k * d))];
+                 }});
+  for (const bool more : {false, true})
+    out.push_back({OpKind::merge_qkv,
+                   {{"dq", DType::f32, {T, a * d}, whole},
+                    {"dkv", DType::f32, {T, 2 * k * d}, whole},
+                    {"more", DType::f32, {T, 2 * k * d}, whole},
+                    to_write("dx", x, {T, Q})},
+                   more ? std::vector<std::size_t>{0, 1, 2} : std::vector<std::size_t>{0, 1},
+                   {3},
+                   heads(),
+                   [more](const Values& v, std::int64_t i) {
+                     const std::int64_t t = i / Q, c = i % Q;
+                     if (c < a * d) return v[0][static_cast<std::size_t>(t * a * d + c)];
+                     const auto at = static_cast<std::size_t>(t * 2 * k * d + c - a * d);
+                     return v[1][at] + (more ? v[2][at] : 0.0);
+                   }});
+  out.push_back(
+      {OpKind::context_attention,
+       {part, kv, halves, to_write("o", DType::f32, {shared, a * d}), to_write("lse", DType::f32, {shared, a})},
+       {0, 1, 2},
+       {3, 4},
+       alone,
+       {}});
+  out.push_back({OpKind::context_attention_backward,
+                 {{"do", x, {shared, a * d}, wave},
+                  part,
+                  kv,
+                  {"o", x, {shared, a * d}, wave},
+                  {"lse", DType::f32, {shared, a}, one},
+                  halves,
+                  to_write("dq", DType::f32, {shared, a * d}),
+                  to_write("dkv", DType::f32, {1, shared, 2 * k * d})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6, 7},
+                 alone,
+                 {}});
   const std::vector<std::int64_t> pool = {blocks, 2 * block_tokens, k * d};
   out.push_back({OpKind::kv_write,
                  {qkv, {"kv_slots", DType::i32, {T}, itself}, {"pool", x, pool, none}},

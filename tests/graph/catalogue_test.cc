@@ -65,6 +65,52 @@ TEST_CASE("Attention counts visible pairs: two products forward, five backward")
   CHECK(op_bytes(forward, run, here) == 2 * 5 * 48 + 4 * 5 + 2 * 5 * 24 + 4 * 5 * 4);
 }
 
+TEST_CASE("Context-parallel ranks count each pair once, all ranks and steps of a ring as many") {
+  // Sequences of 4 and 6 chunks' tokens, cut for W ranks: N (N + 1) / 2 pairs of each.
+  for (const std::int64_t ranks : {1, 2, 3, 4}) {
+    std::int64_t all = 0, own = 0;
+    for (const std::int64_t chunk : {2, 5}) {
+      const std::int64_t length = 2 * ranks * chunk;
+      all += length * (length + 1) / 2, own += 2 * chunk;
+    }
+    const Sizes sizes{.tokens = own, .seqs = 2, .attention_pairs = all};
+    const Tensor x = tensor(0, bf16_type, {tokens(99), fixed(48)}), cu = tensor(2, int32_type, {fixed(5)}),
+                 o = tensor(3, bf16_type, {tokens(99), fixed(24)}), lse = tensor(4, fp32_type, {tokens(99), fixed(4)});
+    const auto of = [&](std::int64_t parts, std::int64_t step) {
+      const Tensor kv = tensor(1, bf16_type, {fixed(parts), tokens(99), fixed(24)});
+      Op attends = with_heads(op(OpKind::context_attention, {x, kv, cu}, {o, lse}));
+      with(with(attends, Attr::ranks, ranks), Attr::source, -step).group = 0;
+      REQUIRE_THAT(check_op(attends), Catch::Equals(""));
+      Op back = with_heads(op(OpKind::context_attention_backward, {o, x, kv, o, lse, cu}, {o, kv}));
+      with(with(back, Attr::ranks, ranks), Attr::source, -step).group = 0;
+      REQUIRE_THAT(check_op(back), Catch::Equals(""));
+      CHECK(attention_pairs(back, sizes) == attention_pairs(attends, sizes));
+      CHECK(op_flops(back, sizes) * 2 == op_flops(attends, sizes) * 5);
+      return attention_pairs(attends, sizes);
+    };
+    std::int64_t around = 0;
+    for (std::int64_t step = 0; step < ranks; ++step) around += of(1, step);
+    CHECK(around * ranks == all);
+    CHECK(of(ranks, 0) * ranks == all);
+    // Chunks of 2 and 5 tokens: 2 h^2 with another rank's keys, and h more with its own.
+    if (ranks > 1) CHECK(of(1, 1) == 2 * 4 + 2 * 25);
+    CHECK((ranks == 1 || of(1, 0) == of(1, 1) + 7));
+  }
+  // From place 1 of 3, one place back and two.
+  Op attends;
+  attends.kind = OpKind::context_attention, attends.group = 0;
+  attends.inputs = {{}, tensor(1, bf16_type, {fixed(1), tokens(9), fixed(24)})};
+  with(attends, Attr::ranks, std::int64_t{3});
+  Places second;
+  second.push_back(1);
+  for (const std::int64_t back : {0, 1, 2}) {
+    Op step = attends;
+    with(step, Attr::source, -back);
+    CHECK(context_parts(step, second).source == (1 - back + 3) % 3);
+    CHECK_FALSE(context_parts(step, second).all);
+  }
+}
+
 TEST_CASE("Paged attention reads every sequence's context once") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
                pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),

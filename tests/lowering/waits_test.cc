@@ -1,6 +1,7 @@
 // What streams wait for in a micro-batch, counted: buffers that they share and declared slots, nothing else.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 
@@ -20,6 +21,7 @@ using Waits = std::map<std::string, std::int64_t>;
 
 Waits waits_of(const std::vector<Op>& ops) {
   Waits out;
+  const std::vector<Stream> all = plan_streams(true, true, true);
   std::map<EventId, StreamId> recorded;
   std::map<StreamId, bool> begun;
   std::size_t last = ops.size();
@@ -28,7 +30,7 @@ Waits waits_of(const std::vector<Op>& ops) {
     const Op& op = ops[i];
     if (op.kind == OpKind::record && begun[op.stream]) recorded[op.event] = op.stream;
     else if (op.kind == OpKind::wait && recorded.contains(op.event))
-      ++out[fmt::format("{} < {}", plan_streams()[at(op.stream)].name, plan_streams()[at(recorded[op.event])].name)];
+      ++out[fmt::format("{} < {}", all[at(op.stream)].name, all[at(recorded[op.event])].name)];
     else if (op.kind != OpKind::alloc && op.kind != OpKind::free) begun[op.stream] = true;
   }
   return out;
@@ -65,6 +67,29 @@ TEST_CASE("A micro-batch waits for the units it uses, the slots it takes, and no
                                                              {"compute < h2d", 5},
                                                              {"compute < reduce", layers - 1},
                                                              {"reduce < compute", layers + 1}});
+}
+
+TEST_CASE("A ring's exchanges wait for the rank's own keys alone, and each step of attention for its own exchange") {
+  for (const int ranks : {2, 4}) {
+    const Plan plan = lowered(tiny(4, 2, {fmt::format("train.layout={{dp: {}, cp: {}}}", 4 / ranks, ranks)}));
+    const std::vector<Op> ops = ops_of(plan, 0, "old_logprobs", "micro");
+    CHECK(waits_of(ops) == Waits{{"compute < context", (ranks - 1) * layers},
+                                 {"compute < gather", 1 + layers},
+                                 {"compute < h2d", 4},
+                                 {"context < compute", layers},
+                                 {"d2h < compute", 1},
+                                 {"gather < compute", layers - 2}});
+    // What step i + 1 needs is on its way before step i computes.
+    int exchanged = 0, attended = 0;
+    for (const Op& op : ops) {
+      if (op.kind == OpKind::send_recv) ++exchanged;
+      if (op.kind != OpKind::context_attention) continue;
+      const int step = attended % ranks;
+      CHECK(exchanged == attended / ranks * (ranks - 1) + std::min(step + 1, ranks - 1));
+      ++attended;
+    }
+    CHECK(attended == ranks * layers);
+  }
 }
 
 TEST_CASE("The 7B scenario waits 172 times in a micro-batch; 196 waits for addresses are gone") {

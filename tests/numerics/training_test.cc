@@ -14,6 +14,7 @@
 #include "layout/sequence.h"
 #include "layout/shard.h"
 #include "layout/train_weights.h"
+#include "spec/names.h"
 #include "tests/numerics/training_run.h"
 
 using namespace hotbunk;
@@ -395,6 +396,60 @@ TEST_CASE("Ulysses computes what one rank does") {
     }
 }
 
+TEST_CASE("context parallelism computes what one rank does") {
+  // Ranks that share sequences of any length, fewer tokens than chunks included; every family's attention: windows,
+  // caps, biases, learned positions, experts; beside every engine, tensor and sequence parallelism, pipelines and
+  // Ulysses.
+  struct Way {
+    const char* model;
+    std::int64_t cp, tp, dp, pp = 1;
+    TrainEngine engine = TrainEngine::fsdp2;
+    std::int64_t ulysses = 1, group = -1;
+    const char* order = "tp-cp-ep-dp-pp";
+  };
+  for (const Way& way : {Way{"llama-gqa", 2, 1, 1},
+                         {"llama-gqa", 4, 1, 1},
+                         {"llama-tied", 8, 1, 1},
+                         {"llama-tied", 2, 2, 2, 1, TrainEngine::zero1},
+                         {"qwen2-bias", 3, 2, 1},
+                         {"qwen2-bias", 2, 1, 3, 1, TrainEngine::zero2},
+                         {"mha-one-kv", 4, 1, 1, 1, TrainEngine::ddp},
+                         {"mha-one-kv", 2, 2, 1, 2, TrainEngine::fsdp2, 1, -1, "pp-cp-tp-ep-dp"},
+                         {"qwen3-norm", 2, 2, 2},
+                         {"qwen3-norm", 2, 1, 2, 2, TrainEngine::fsdp2, 1, 2},
+                         {"llama3-rope", 2, 1, 2, 1, TrainEngine::fsdp2, 1, 2, "tp-dp-cp-ep-pp"},
+                         {"llama-gqa", 2, 1, 1, 1, TrainEngine::fsdp2, 2},
+                         {"llama-gqa", 2, 2, 1, 1, TrainEngine::zero1, 2, -1, "tp-ulysses-cp-ep-dp-pp"},
+                         {"qwen3-norm", 3, 1, 1, 1, TrainEngine::ddp, 2},
+                         {"llama-yarn-bias", 3, 1, 1},
+                         {"mistral-window", 4, 1, 1},
+                         {"mistral-window", 2, 1, 2},
+                         {"gemma2-tiny", 2, 2, 1},
+                         {"gemma2-tiny", 2, 1, 1, 2},
+                         {"gpt2-tiny", 4, 1, 1},
+                         {"gpt2-tiny", 2, 2, 1},
+                         {"mixtral-tiny", 2, 2, 1},
+                         {"qwen3-moe-tiny", 3, 1, 2}})
+    for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::all_gather})
+      for (const bool several : {false, true}) {
+        CAPTURE(way.model, way.cp, way.tp, way.dp, way.pp, way.ulysses, static_cast<int>(way.engine), way.order,
+                name_of(exchange), several);
+        const Golden g = Golden::load(way.model);
+        Scenario s = golden_scenario(g, way.cp * way.ulysses * way.tp * way.dp * way.pp);
+        s.train.engine = way.engine, s.train.context_exchange = exchange;
+        TrainLayout& l = s.train.layout;
+        l.cp = way.cp, l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group;
+        l.order = way.order;
+        l.sp = several && way.tp > 1;
+        if (g.model.moe) l.etp = way.tp;
+        if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
+        s.train.recompute = several ? Recompute::full : Recompute::selective;
+        s.train.loss_chunk_tokens = several ? 5 : 0;
+        s.train.micro_batch_tokens = l.share_of(several ? g.longest_sequence() : 2 * g.num_tokens());
+        check_training(g, train(g, s));
+      }
+}
+
 namespace {
 
 std::uint64_t number(const char* variable, std::uint64_t otherwise) {
@@ -411,7 +466,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   Scenario s = golden_scenario(g, 1);
   TrainLayout& l = s.train.layout;
   l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
-  l.ulysses = one_of({1, 1, 2, 2, 3, 4});
+  l.ulysses = one_of({1, 1, 2, 2, 3, 4}), l.cp = one_of({1, 1, 1, 2, 2, 3, 4});
+  s.train.context_exchange = one_of({0, 1}) == 0 ? ContextExchange::ring : ContextExchange::all_gather;
   if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
   if (!why_not_ulysses(g.model.heads / l.tp, std::max<std::int64_t>(1, g.model.kv_heads / l.tp), l.ulysses).empty())
     return std::nullopt;
@@ -436,20 +492,22 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
-  s.train.micro_batch_tokens = round_up(ceil_div(one_of({g.longest_sequence(), g.num_tokens()}), l.ulysses), l.tp);
+  s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
   return s;
 }
 
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute {} reshard "
+      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute "
+      "{} reshard "
       "{} "
       "prefetch {} chunks {} "
       "tokens {}",
-      s.model.name, l.dp, l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule, fmt::join(s.train.pipeline_split, " "),
-      l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine), static_cast<int>(s.train.recompute),
-      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+      s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
+      fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine),
+      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens,
+      s.train.micro_batch_tokens);
 }
 
 }  // namespace
@@ -458,20 +516,21 @@ std::string text_of(const Scenario& s) {
 TEST_CASE("layouts drawn at random compute what transformers does") {
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0;
+  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
     const Golden g = Golden::load(models[random() % models.size()]);
     const std::optional<Scenario> s = draw_layout(g, random);
     if (!s) continue;
     ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
-    shared += s->train.layout.ulysses > 1 ? 1 : 0;
+    shared += s->train.layout.ulysses > 1 ? 1 : 0, chunked += s->train.layout.cp > 1 ? 1 : 0;
     CAPTURE(i, text_of(*s));
     check_training(g, train(g, *s));
   }
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
   CHECK(4 * shared > rounds / 2);
+  CHECK(4 * chunked > rounds / 2);
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {
@@ -566,5 +625,13 @@ TEST_CASE("bf16 compute stays as near to exact arithmetic as transformers' bf16 
     const TrainingResult two = train(g, s);
     CHECK(two.losses.at(0) == Approx(one.losses.at(0)).epsilon(1e-6));
     CHECK(two.losses.back() == Approx(one.losses.back()).epsilon(0.01));
+    // Nor does what they merge of one another's keys: it is rounded once, behind all.
+    s.train.layout.dp = 1, s.train.layout.cp = s.cluster.gpus_per_node = 3;
+    for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::all_gather}) {
+      s.train.context_exchange = exchange;
+      const TrainingResult shared = train(g, s);
+      CHECK(shared.losses.at(0) == Approx(one.losses.at(0)).epsilon(2e-3));
+      CHECK(shared.losses.back() == Approx(one.losses.back()).epsilon(0.01));
+    }
   }
 }

@@ -155,6 +155,45 @@ TEST_CASE("and so with Ulysses in training") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with context parallelism in training") {
+  struct Way {
+    const char* engine;
+    const char* layout;
+    int rollout_tp;
+    const char* transport;
+    const char* recompute = "selective";
+  };
+  std::vector<Case> cases;
+  for (const Way way : {Way{"fsdp2", "dp: 2, cp: 2", 2, "ipc"},
+                        {"fsdp2", "dp: 1, cp: 4", 2, "collective", "full"},
+                        {"fsdp2", "dp: 2, cp: 2, fsdp: 2", 4, "ipc", "none"},
+                        {"zero1", "dp: 2, cp: 2", 1, "collective"},
+                        {"zero2", "cp: 2, tp: 2", 2, "ipc", "full"},
+                        {"ddp", "cp: 4", 4, "ipc"},
+                        {"fsdp2", "cp: 2, tp: 2, sp: true", 2, "collective"},
+                        {"fsdp2", "cp: 2, ulysses: 2", 2, "ipc"},
+                        {"fsdp2", "cp: 2, pp: 2", 2, "ipc", "full"}})
+    for (const char* exchange : {"ring", "all-gather"})
+      for (const int tokens : {8, 64}) {
+        const bool staged = std::string_view(way.layout).ends_with("pp: 2");
+        cases.push_back(
+            {fmt::format("{} {} by {}, engines of {}, {}, recompute {}, {} tokens", way.engine, way.layout, exchange,
+                         way.rollout_tp, way.transport, way.recompute, tokens),
+             tiny_scenario(
+                 4, way.rollout_tp,
+                 {fmt::format("train.layout={{{}}}", way.layout), fmt::format("train.engine={}", way.engine),
+                  fmt::format("train.context_exchange={}", exchange),
+                  fmt::format("train.pipeline_split={}", staged ? "[2, 1]" : "[]"),
+                  fmt::format("sync.transport={}", way.transport), "sync.verify=true",
+                  fmt::format("train.micro_batch_tokens={}", tokens), fmt::format("train.recompute={}", way.recompute),
+                  "train.loss_chunk_tokens=10", "train.precision.params=bf16", "algorithm.reference=true",
+                  "algorithm.mini_batches=2", "checkpoint_every=1"}),
+             {},
+             {}});
+      }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("and so with pipelines in training") {
   struct Way {
     const char* engine;
@@ -298,12 +337,12 @@ TEST_CASE("and so with biases behind sums, windows, Gemma-2's norms and caps, an
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;
-  CHECK(
-      run_cases(
-          2,
-          {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
-           {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}}},
-          same_plan, options) == "");
+  CHECK(run_cases(
+            2,
+            {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
+             {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}},
+             {"gloo, cp", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={cp: 2}"}), {}, {}}},
+            same_plan, options) == "");
 }
 
 namespace {
@@ -356,4 +395,13 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
     return "";
   };
   CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2, {"train.layout={ulysses: 2}"}), {}, {}}}, exchanged) == "");
+  const auto around = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    for (const OpKind kind : {OpKind::send_recv, OpKind::take_kv, OpKind::context_attention})
+      for (const char* phase : {"train", "old_logprobs"})
+        if (complaint(o, without(o.plan, kind, phase, 1)).empty())
+          return fmt::format("dropping {} of {} went unnoticed", name_of(kind), phase);
+    return "";
+  };
+  CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2, {"train.layout={cp: 2}"}), {}, {}}}, around) == "");
 }

@@ -392,7 +392,7 @@ TEST_CASE("with a budget the cuts that estimates promise are lowered, and the be
                      describe(all.rows.at(0).point)));
     REQUIRE(some.lowered);
     CHECK(all.cuts.empty());
-    CHECK(some.cuts.size() <= 5);
+    CHECK(some.cuts.size() <= 8);
     CHECK(some.cuts[0] == TrainCut::of(rl_point_of(s).train));
     CHECK(some.points < all.points);
     for (const ChoiceRow& row : some.rows) CHECK(std::ranges::count(some.cuts, TrainCut::of(row.point.train)) == 1);

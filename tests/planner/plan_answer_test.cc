@@ -145,7 +145,7 @@ TEST_CASE("Only knobs that stay lowered are turned in the plan") {
   const Scenario s = shipped("demo");
   const RlPoint from = rl_point_of(s);
   RlPoint to = from;
-  to.train.cp = 2, to.train.dp = 2;
+  to.train.optimizer = OptimizerName::muon;
   CHECK_FALSE(scenario_at(s, to).has_value());
   to = from;
   to.train.micro_batch *= 2;

@@ -160,6 +160,29 @@ TEST_CASE("a micro-batch packs sequences; the row before a response token predic
   CHECK_FALSE(m.feed(Slot::uniforms, std::as_writable_bytes(std::span(fed))));
 }
 
+TEST_CASE("sequences that context-parallel ranks share are padded to whole chunks, of which each takes two") {
+  // 2 ranks, 4 chunks of a sequence: 5 tokens become 8 and 3 become 4.
+  for (const std::int64_t rank : {0, 1}) {
+    MicroPayload m;
+    m.append({{1, 7, 8, 9, 2}, 2, {-0.5f, -0.25f, -0.125f}}, 0.1f, 3.0f);
+    m.pad(3);
+    m.append({{1, 6, 2}, 1, {}}, 0.2f, -1.0f);
+    m.pad(1);
+    CHECK(m.cu_seqlens == Ids{0, 8, 12});
+    m.take_chunks(2, rank);
+    CHECK(m.cu_seqlens == Ids{0, 4, 6});
+    const bool first = rank == 0;
+    CHECK(m.token_ids == (first ? Ids{1, 7, 0, 0, 1, 0} : Ids{8, 9, 2, 0, 6, 2}));
+    CHECK(m.positions == (first ? Ids{0, 1, 6, 7, 0, 3} : Ids{2, 3, 4, 5, 1, 2}));
+    CHECK(m.targets == (first ? Ids{-1, 8, -1, -1, 6, -1} : Ids{9, 2, -1, -1, 2, -1}));
+    CHECK(m.loss_weights ==
+          (first ? std::vector<float>{0, 0.1f, 0, 0, 0.2f, 0} : std::vector<float>{0.1f, 0.1f, 0, 0, 0.2f, 0}));
+    CHECK(m.advantages == (first ? std::vector<float>{0, 3, 0, 0, -1, 0} : std::vector<float>{3, 3, 0, 0, -1, 0}));
+    CHECK(m.old_logps ==
+          (first ? std::vector<float>{0, -0.5f, 0, 0, 0, 0} : std::vector<float>{-0.25f, -0.125f, 0, 0, 0, 0}));
+  }
+}
+
 TEST_CASE("a sample comes back from its exchange row") {
   const TokenSequence sent{{1, 7, 3, 8, 2}, 3, {-0.5f, -0.75f}};
   std::vector<std::int32_t> row(3 + 8);

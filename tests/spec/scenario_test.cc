@@ -332,7 +332,7 @@ TEST_CASE("every problem of a file is reported, not only the first") {
 TEST_CASE("what today's backends execute, and why not") {
   CHECK(unsupported_to_execute(loaded(tiny)).empty());
   const auto reasons = unsupported_to_execute(loaded(design_example));
-  CHECK(reasons.size() == 2);  // cp 2; rollout.engine sglang
+  CHECK(reasons.size() == 1);  // rollout.engine sglang
   for (const char* change : {"train.engine=megatron", "train.offload=layerwise", "sync.mode=direct",
                              "algorithm.name=ppo", "profile=verl-fsdp", "rollout.engine=vllm", "optimizer.name=muon"}) {
     INFO(change);

@@ -34,31 +34,6 @@ struct Tiles {
   }
 };
 
-/// P and dS of one row of a tile, from p = S and ds = dP; zero where no key in [hidden, visible) is.
-HB_INLINE void probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible, std::int64_t width,
-                                 float lse, float d_row) {
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    const Vf prob = exp(load(p + c) - lse);
-    store(p + c, prob);
-    store(ds + c, prob * (load(ds + c) - d_row));
-  }
-  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
-  for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
-}
-
-/// The same of capped scores: P = exp(c tanh(S/c) − lse), and dS gets the slope of the cap.
-HB_INLINE void capped_probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible,
-                                        std::int64_t width, float lse, float d_row, float cap) {
-  const float inverse = 1.0f / cap;
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    const Vf t = tanh(load(p + c) * inverse), prob = exp(cap * t - lse);
-    store(p + c, prob);
-    store(ds + c, prob * (load(ds + c) - d_row) * (1.0f - t * t));
-  }
-  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
-  for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
-}
-
 /// Keys of tile j against the queries of tile i ≥ j.
 void tile_pair(const Tiles& t, std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t d, std::int64_t dp,
                const Scores& scores) {
@@ -95,13 +70,6 @@ void tile_pair(const Tiles& t, std::int64_t i, std::int64_t j, std::int64_t rows
     gemm_small(n, dp, rows - r0, p, 1, kBlock, d_o + r0 * dp, dp, dv + c0 * dp, dp, true);
     gemm_small(n, dp, rows - r0, ds, 1, kBlock, q + r0 * dp, dp, dk + c0 * dp, dp, true);
   }
-}
-
-template <class E>
-float dot(const E* a, const E* b, std::int64_t n) {
-  Vf sum{};
-  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { sum += ld(a + j) * ld(b + j); });
-  return sum_lanes(sum);
 }
 
 struct Operands {

@@ -21,7 +21,7 @@ void attend_group(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::
     float* part = s + r * kBlock;
     const std::int64_t further = (r0 + r) * seen.per_row;
     softmax_step(part, r0 + r, std::min<std::int64_t>(kLanes, n - r), width,
-                 {seen.begin + further, seen.end + further, seen.per_row}, 1.0f, t.state,
+                 {seen.begin + further, seen.end + further, seen.per_row, seen.limit}, 1.0f, t.state,
                  [&](std::int64_t i, std::int64_t c, Vf p) HB_FORCE_INLINE { store(part + i * kBlock + c, p); });
   }
   float* o = t.o + r0 * dp;
@@ -34,11 +34,11 @@ void attend_group(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::
 void attend_block(const AttentionTile& t, std::int64_t rows, std::int64_t d, const float* k_t, const float* v,
                   const SeenKeys& seen, float softcap, bool first) {
   if (first) t.state.reset();
-  if (seen.end >= kBlock || seen.per_row == 0)
-    return attend_group(t, 0, rows, std::min(seen.end, kBlock), d, k_t, v, seen, softcap, first);
+  if (seen.end >= seen.limit || seen.per_row == 0)
+    return attend_group(t, 0, rows, std::min(seen.end, seen.limit), d, k_t, v, seen, softcap, first);
   // On the diagonal, groups of rows, each as wide as its last row sees: half a tile is skipped.
   for (std::int64_t r0 = 0; r0 < rows; r0 += kGroup) {
-    const std::int64_t n = std::min(kGroup, rows - r0), keys = std::min(seen.end + r0 + n - 1, kBlock);
+    const std::int64_t n = std::min(kGroup, rows - r0), keys = std::min(seen.end + r0 + n - 1, seen.limit);
     if (keys > 0) attend_group(t, r0, n, keys, d, k_t, v, seen, softcap, first);
   }
 }

@@ -88,8 +88,9 @@ HB_INLINE void for_row_groups(std::int64_t rows, bool diagonal, F&& f) {
 
 /// The keys of a block that queries see: query r those from begin + r·per_row up to end + r·per_row, where these are
 /// keys of the block at all. per_row: 1 for successive tokens, 0 for heads of one token.
+/// None from `limit` on: there the block's keys end.
 struct SeenKeys {
-  std::int64_t begin, end, per_row;
+  std::int64_t begin, end, per_row, limit = kBlock;
   static constexpr std::int64_t from_first = std::numeric_limits<std::int64_t>::min() / 2;  // begin, without a window
 };
 /// Of the block whose first key stands at `block`; the first query at `position`.
@@ -141,7 +142,8 @@ HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int6
     const auto column = [&](std::int64_t first) {
       return static_cast<std::int32_t>(std::clamp<std::int64_t>(first + r * seen.per_row, 0, width));
     };
-    const std::int32_t hidden = column(seen.begin), visible = column(seen.end);
+    const std::int32_t hidden = column(seen.begin),
+                       visible = std::min(column(seen.end), static_cast<std::int32_t>(seen.limit));
     for (std::int64_t c = 0; c < hidden; c += kLanes)
       store(x + c, lane_numbers() + static_cast<std::int32_t>(c) >= hidden ? load(x + c) : splat(kNegInf));
     for (std::int64_t c = visible / kLanes * kLanes; c < width; c += kLanes)
@@ -167,6 +169,38 @@ HB_INLINE void softmax_step(float* s, std::int64_t r0, std::int64_t n, std::int6
   }
   const Vf sums = reduce_rows(rows, [](Vf a, Vf b) HB_FORCE_INLINE { return a + b; });
   store(state.sum + r0, load(state.sum + r0) * shrink + sums);
+}
+
+/// P and dS of one row of a tile, from p = S and ds = dP; zero where no key in [hidden, visible) is.
+HB_INLINE void probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible, std::int64_t width,
+                                 float lse, float d_row) {
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const Vf prob = exp(load(p + c) - lse);
+    store(p + c, prob);
+    store(ds + c, prob * (load(ds + c) - d_row));
+  }
+  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
+  for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
+}
+
+/// The same of capped scores: P = exp(c tanh(S/c) − lse), and dS gets the slope of the cap.
+HB_INLINE void capped_probabilities_row(float* p, float* ds, std::int64_t hidden, std::int64_t visible,
+                                        std::int64_t width, float lse, float d_row, float cap) {
+  const float inverse = 1.0f / cap;
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const Vf t = tanh(load(p + c) * inverse), prob = exp(cap * t - lse);
+    store(p + c, prob);
+    store(ds + c, prob * (load(ds + c) - d_row) * (1.0f - t * t));
+  }
+  for (std::int64_t c = 0; c < hidden; ++c) p[c] = ds[c] = 0.0f;
+  for (std::int64_t c = visible; c < width; ++c) p[c] = ds[c] = 0.0f;
+}
+
+template <class E>
+float dot(const E* a, const E* b, std::int64_t n) {
+  Vf sum{};
+  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { sum += ld(a + j) * ld(b + j); });
+  return sum_lanes(sum);
 }
 
 /// o[n][width] *= shrink, row by row.

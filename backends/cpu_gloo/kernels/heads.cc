@@ -69,4 +69,38 @@ void merge_heads(KernelContext& ctx, ConstMatrix y, HeadShape shape, std::int64_
   });
 }
 
+void take_kv(KernelContext& ctx, ConstMatrix x, HeadShape shape, Matrix kv, std::int64_t T) {
+  HB_CHECK(x.dtype == kv.dtype, "take_kv: {} to {}", name_of(x.dtype), name_of(kv.dtype));
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, grain_of(shape), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t)
+        copy_heads(row<E>(x, t) + shape.k_offset(), row<E>(kv, t), 2 * shape.num_kv_heads, shape.head_dim);
+    });
+  });
+}
+
+void merge_qkv(KernelContext& ctx, ConstMatrix q, ConstMatrix kv, ConstMatrix more, HeadShape shape, Matrix x,
+               std::int64_t T) {
+  HB_CHECK(q.dtype == DType::f32 && kv.dtype == DType::f32 && (more.data == nullptr || more.dtype == DType::f32),
+           "merge_qkv: gradients that are not fp32");
+  const std::int64_t of_queries = shape.k_offset(), of_keys = shape.width() - of_queries;
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, grain_of(shape), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        E* to = row<E>(x, t);
+        const float *queries = row<float>(q, t), *keys = row<float>(kv, t),
+                    *others = more.data != nullptr ? row<float>(more, t) : nullptr;
+        for_vectors(of_queries, [&](std::int64_t i, auto ld, auto st) { st(to + i, ld(queries + i)); });
+        for_vectors(of_keys, [&](std::int64_t i, auto ld, auto st) {
+          auto sum = ld(keys + i);
+          if (others != nullptr) sum += ld(others + i);
+          st(to + of_queries + i, sum);
+        });
+      }
+    });
+  });
+}
+
 }  // namespace hotbunk::kernels
