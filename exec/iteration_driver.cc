@@ -279,7 +279,7 @@ std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, st
 Sizes IterationDriver::packed(const Sizes& micro) const {
   if (plan_.extents.size() <= static_cast<std::size_t>(sequence_extent)) return micro;  // no part of a micro-batch
   const TrainLayout& l = scenario_.train.layout;
-  return filled_up(micro, l.sp ? l.tp : 1, l.ulysses);
+  return filled_up(micro, l.sp ? l.tp : 1, l.ulysses, rows_sent_of_token(scenario_));
 }
 
 /// Those of a mini-batch on a rank, in its stage's order; without a pipeline, its micro-batches.

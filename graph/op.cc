@@ -88,6 +88,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::layer_norm_backward, "layer_norm_backward", OpClass::compute},
     {OpKind::gelu, "gelu", OpClass::compute},
     {OpKind::gelu_backward, "gelu_backward", OpClass::compute},
+    {OpKind::expert_arrivals, "expert_arrivals", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

@@ -103,6 +103,7 @@ enum class OpKind : std::uint8_t {
   layer_norm_backward,
   gelu,
   gelu_backward,
+  expert_arrivals,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

@@ -36,6 +36,11 @@ namespace hotbunk {
 ///   tied        of these the first and the last, which have the same table
 /// and with Ulysses:
 ///   ulysses     the ranks of a stage that have each a part of the same sequences' tokens, in the order of the parts
+/// and with experts over data ranks:
+///   experts          neighbours among the data ranks of one tensor-parallel place that have other experts each
+///   expert_places    these of all tensor-parallel places, which come first: who together have every expert
+///   expert_shards    of those that share one copy of what is sharded, the ones with the same experts
+///   expert_replicas  the ranks that hold the same shard of the same experts
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -48,7 +53,11 @@ enum class Family : GroupId {
   kv_parts = 8,
   train_pp = 9,
   tied = 10,
-  ulysses = 11
+  ulysses = 11,
+  experts = 12,
+  expert_places = 13,
+  expert_shards = 14,
+  expert_replicas = 15
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -65,15 +74,22 @@ inline constexpr ExtentId returned_extent{3};
 /// of them.
 inline constexpr ExtentId gathered_extent{4};
 
+/// With experts over data ranks: the rows that have come to a rank's own. The device counts them; expected are as many
+/// as the rank's own tokens send.
+inline constexpr ExtentId routed_extent{5};
+
 /// A rank's part of a micro-batch that `sharers` ranks share and that is filled up so that its tokens divide by them,
-/// and each part by `of_stream`; samples and pairs are those of all.
-inline Sizes filled_up(const Sizes& micro, std::int64_t of_stream, std::int64_t sharers = 1) {
+/// and each part by `of_stream`; samples and pairs are those of all. `rows_sent`: of a token, to the ranks that have
+/// its experts; 0: they are here.
+inline Sizes filled_up(const Sizes& micro, std::int64_t of_stream, std::int64_t sharers = 1,
+                       std::int64_t rows_sent = 0) {
   Sizes out = micro;
   const std::int64_t all = round_up(micro.tokens, sharers * of_stream), filling = all - micro.tokens;
   out.tokens = all / sharers;
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
   out[sequence_extent] = out.tokens / of_stream;
   if (sharers > 1) out[gathered_extent] = all;
+  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens;
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "graph/catalogue.h"
 #include "trace/kept_steps.h"
 
 namespace hotbunk {
@@ -39,7 +40,12 @@ class CommonSteps {
 /// Collects the differences of one rank.
 class Comparer {
  public:
-  Comparer(const Plan& plan, Comparison& out) : plan_(plan), out_(out) {}
+  Comparer(const Plan& plan, Comparison& out) : plan_(plan), out_(out) {
+    for (const Program& program : plan.programs)
+      for (const Body& body : program.bodies)
+        for (const Op& op : body.ops)
+          if (is_routed(op)) routing_.insert(op.group);
+  }
 
   void memory(Rank rank, const RankMemory& a, const RankMemory& b) {
     rank_ = rank;
@@ -69,11 +75,15 @@ class Comparer {
       line("calls", x.calls, y.calls);
       line("payload bytes", x.payload_bytes, y.payload_bytes);
       line("padding bytes", x.padding_bytes, y.padding_bytes);
-      line("wire bytes", x.wire_bytes, y.wire_bytes);
+      // Which rows of experts stay where they are is the routers' affair.
+      if (!routes(key)) line("wire bytes", x.wire_bytes, y.wire_bytes);
     }
   }
 
  private:
+  bool routes(const TrafficKey& key) const {
+    return key.op == OpKind::all_to_all && routing_.contains(static_cast<GroupId>(key.group));
+  }
   std::string name_of_phase(std::int16_t phase) const {
     return phase < 0 ? "" : plan_.phases[static_cast<std::size_t>(phase)].name;
   }
@@ -126,6 +136,7 @@ class Comparer {
 
   const Plan& plan_;
   Comparison& out_;
+  std::set<GroupId> routing_;  // over which rows of experts go
   Rank rank_ = 0;
   std::int32_t step_ = -1;
   std::string phase_;

@@ -307,6 +307,13 @@ void run_expert_sort(const KernelCall& c) {
               OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
               data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
+void run_expert_arrivals(const KernelCall& c) {
+  const Tensor& sent = in(c, 0);
+  const std::int64_t count = expert_arrivals(
+      {data<const std::int32_t>(c, sent), static_cast<std::size_t>(sent.elements(c.sizes))}, extent(c, sent, 0),
+      c.places.at(static_cast<std::size_t>(c.op.group)), data<std::int32_t>(c, out(c, 0)));
+  *data<std::int64_t>(c, out(c, 1)) = count;
+}
 void run_dispatch(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
   dispatch(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), matrix(c, out(c, 0)),
@@ -330,7 +337,8 @@ void run_combine_backward(const KernelCall& c) {
 }
 Experts experts(const KernelCall& c) {
   const ExpertMatrices m = expert_matrices(c.op);
-  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.experts) + 1},
+  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.segments) + 1},
+          m.experts,
           m.n,
           m.k,
           num_rows(c, in(c, 0))};
@@ -490,7 +498,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::layer_norm, run_layer_norm},
                                       Registration{OpKind::layer_norm_backward, run_layer_norm_backward},
                                       Registration{OpKind::gelu, run_gelu},
-                                      Registration{OpKind::gelu_backward, run_gelu_backward}};
+                                      Registration{OpKind::gelu_backward, run_gelu_backward},
+                                      Registration{OpKind::expert_arrivals, run_expert_arrivals}};
 
 }  // namespace
 
