@@ -95,7 +95,7 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   }
   for (std::int64_t d = 0; d < mesh.data(); ++d) add(Family::train_tp, mesh.tensor, [&](auto t) { return rank(t, d); });
   for (std::int64_t g = 0; g < mesh.replicas; ++g)
-    add(Family::holders, mesh.holders(),
+    add(Family::holders, mesh.shards * mesh.tensor,
         [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
   if (mesh.expert_data > 1) add_expert_groups(all, data, mesh);
   const std::int64_t heads = s.model.kv_heads;

@@ -405,7 +405,7 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     std::int64_t group = -1;
     const char* order = "tp-cp-ep-dp-pp";
   };
-  for (const Way way : {Way{"mixtral-tiny", 2, 2},
+  for (const Way& way : {Way{"mixtral-tiny", 2, 2},
                         {"mixtral-tiny", 4, 4},
                         {"mixtral-tiny", 2, 4},
                         {"qwen3-moe-tiny", 2, 4, 1, 1, 1, TrainEngine::fsdp2, 2},
