@@ -409,10 +409,12 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
     case OpKind::grouped_linear:
     case OpKind::grouped_linear_dgrad: {
-      // Of few rows, at most one expert's weights for each.
+      // Of few rows, at most one expert's weights for each; of those that came from other ranks nobody knows of how
+      // many.
       const ExpertMatrices m = expert_matrices(op);
+      const std::int64_t read = op.has(Attr::count) ? m.experts : std::min(m.experts, routed_rows(op.inputs[0], s));
       return op.inputs[0].bytes(s) + op.inputs[2].bytes(s) + op.outputs[0].bytes(s) +
-             std::min(m.experts, routed_rows(op.inputs[0], s)) * m.n * m.k * size_of(op.inputs[1].dtype);
+             read * m.n * m.k * size_of(op.inputs[1].dtype);
     }
     default:
       break;

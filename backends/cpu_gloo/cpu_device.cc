@@ -169,8 +169,7 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
   if (auto s = check_order(op, before); !s) return s;
   if (poison_) poison_->touch(op, before);
   Stream& s = stream(id);
-  // A record counts what the Driver expects of what the device counts, as every interpreter of the plan does.
-  s.queue.enqueue([this, id, &s, op, sizes = before, said = args.sizes, where = record_.where(), work = std::move(work),
+  s.queue.enqueue([this, id, &s, op, sizes = before, where = record_.where(), work = std::move(work),
                    place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
     const BoundAddresses addresses(memory_, op);
@@ -190,7 +189,7 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
     } catch (const std::exception& e) {
       throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
     }
-    if (timed) record_.note_op(id, op, where, start, said, bytes);
+    if (timed) record_.note_op(id, op, where, start, sizes, bytes);
     world_.watch().note_finished();
   });
   return {};

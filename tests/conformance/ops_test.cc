@@ -72,7 +72,8 @@ Prepared prepare(const OpCase& c) {
   for (const std::size_t i : c.outputs) p.op.outputs.push_back(p.tensors[i]);
   p.op.attrs = c.attrs;
   p.op.moves = c.moves;
-  if (p.op.has(Attr::vocab_stride)) p.op.group = 0;  // the ranks that share the vocabulary
+  // The ranks that share the vocabulary, or the experts.
+  if (p.op.has(Attr::vocab_stride) || c.kind == OpKind::expert_arrivals) p.op.group = 0;
   p.program.add(p.op);
   for (const Tensor& t : p.tensors) p.program.fetch(t);
   return p;

@@ -311,12 +311,18 @@ TEST_CASE("and so with biases behind sums, windows, Gemma-2's norms and caps, an
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;
-  CHECK(
-      run_cases(
-          2,
-          {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
-           {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}}},
-          same_plan, options) == "");
+  CHECK(run_cases(
+            2,
+            {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
+             {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}},
+             {"gloo, experts",
+              tiny_scenario(2, 2,
+                            {"sync.transport=collective", "train.layout={dp: 2, ep: 2}", "model.model_type=mixtral",
+                             "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                             "model.num_experts_per_tok=2"}),
+              {},
+              {}}},
+            same_plan, options) == "");
 }
 
 namespace {
@@ -369,4 +375,21 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
     return "";
   };
   CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2, {"train.layout={ulysses: 2}"}), {}, {}}}, exchanged) == "");
+  const auto spread = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    for (const OpKind kind : {OpKind::all_to_all, OpKind::all_gather, OpKind::expert_arrivals, OpKind::grouped_linear})
+      for (const char* phase : {"train", "old_logprobs"})
+        if (complaint(o, without(o.plan, kind, phase, 1)).empty())
+          return fmt::format("dropping {} of {} went unnoticed", name_of(kind), phase);
+    return "";
+  };
+  CHECK(run_cases(2,
+                  {{"mutations of experts",
+                    tiny_scenario(
+                        2, 2,
+                        {"train.layout={dp: 2, ep: 2}", "model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
+                         "model.num_local_experts=4", "model.num_experts_per_tok=2"}),
+                    {},
+                    {}}},
+                  spread) == "");
 }
