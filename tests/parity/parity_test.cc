@@ -385,10 +385,10 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
   };
   CHECK(run_cases(2,
                   {{"mutations of experts",
-                    tiny_scenario(
-                        2, 2,
-                        {"train.layout={dp: 2, ep: 2}", "model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
-                         "model.num_local_experts=4", "model.num_experts_per_tok=2"}),
+                    tiny_scenario(2, 2,
+                                  {"train.layout={dp: 2, ep: 2}", "model.model_type=mixtral",
+                                   "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                                   "model.num_experts_per_tok=2"}),
                     {},
                     {}}},
                   spread) == "");

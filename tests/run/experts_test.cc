@@ -54,8 +54,10 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
   };
   refused("--set train.layout.etp=1",
           "the tensor-parallel ranks share each expert (etp = tp, ep over data ranks) or have whole ones");
-  refused("--set train.layout={dp: 4, ep: 4, fsdp: 2}",
-          "train.layout.ep 4 with what 2 data ranks shard: 2 % 4 = 2; ranks that spread experts have to be among those");
+  refused(
+      "--set train.layout.tp=1 --set train.layout.etp=1 --set train.layout.sp=false --set train.layout.dp=4 "
+      "--set train.layout.ep=4 --set train.layout.fsdp=2",
+      "train.layout.ep 4 with what 2 data ranks shard: 2 % 4 = 2; ranks that spread experts have to be among those");
   refused("--set train.layout.ep=4 --set train.layout.etp=2", "the expert mesh does not fit over the dense mesh");
   refused("--set train.layout.ep=4 --set train.layout.etp=1", "train.layout.etp 1 and ep 4 with tp 2");
   refused(
