@@ -450,6 +450,20 @@ std::uint64_t number(const char* variable, std::uint64_t otherwise) {
   return text != nullptr ? std::stoull(text) : otherwise;
 }
 
+/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, or none.
+void draw_experts(Scenario& s, std::mt19937_64& random) {
+  TrainLayout& l = s.train.layout;
+  const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                       : l.fsdp > 0                       ? l.fsdp
+                                                                                          : data;
+  std::vector<std::int64_t> over_data;
+  for (const std::int64_t ep : {2, 3, 4})
+    if (data % ep == 0 && (shards == 1 || shards % ep == 0) && s.model.moe->experts % ep == 0) over_data.push_back(ep);
+  const bool spreads = !over_data.empty() && random() % 4 != 0, whole = !spreads && random() % 2 == 0;
+  l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
+  l.etp = whole ? 1 : l.tp;
+}
+
 /// A layout of 1 to 8 ranks that this model can have, and how it is trained in it. Of a golden's two or three layers no
 /// stage has several chunks; of a deep model's, each.
 std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
@@ -474,19 +488,12 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
   l.sp = l.tp > 1 && one_of({0, 1}) == 1;
-  if (g.model.moe && one_of({0, 1}) == 0) l.ep = one_of({1, l.tp}), l.etp = l.tp / l.ep;
-  else if (g.model.moe) l.ep = one_of({1, 2, 4}), l.etp = l.tp;
   s.train.engine = static_cast<TrainEngine>(
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
               static_cast<std::int64_t>(TrainEngine::zero2)}));
   if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
-  const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
-                                                       : l.fsdp > 0                       ? l.fsdp
-                                                                                          : data;
-  if (l.etp == l.tp && l.ep > 1 &&
-      (data % l.ep != 0 || (shards > 1 && shards % l.ep != 0) || g.model.moe->experts % l.ep != 0))
-    l.ep = 1;
+  if (g.model.moe) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
   s.train.prefetch = one_of({0, 1});
