@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "base/file.h"
 #include "base/format.h"
@@ -120,6 +121,20 @@ std::string one_draw_text(const nlohmann::ordered_json& draw) {
       others.at("standard_deviation").get<double>(), format_seconds(off), rollout > 0.0 ? 100.0 * off / rollout : 0.0);
 }
 
+/// Of whom the folder has more than sums; "" where it is everybody that was played.
+std::string kept_ranks_text(const Plan& plan, const Trace& trace) {
+  std::set<Rank> drawn;
+  for (const Span& s : trace.spans) drawn.insert(s.rank);
+  std::int64_t played = 0;
+  for (Rank r = 0; r < plan.num_ranks(); ++r) played += trace.plays(r) ? 1 : 0;
+  if (drawn.empty() || std::ssize(drawn) >= played) return "";
+  return fmt::format(
+      "Operations and memory over time are kept of {} of {} ranks no two of which are alike; of the others phases, "
+      "peaks "
+      "and traffic. --ops RANK keeps a rank whole.\n",
+      format_count(std::ssize(drawn)), format_count(played));
+}
+
 int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
@@ -163,7 +178,8 @@ int run(const SimulateArguments& o) {
     const Status written = write_run_folder(folder, *job, record), ended = end_in_folder(folder);
     for (const Status* s : {&written, &ended})
       if (!*s) return report_errors(s->error());
-    if (!o.scenario.json) fmt::print("Report: {}/report.html\n", printable_line(o.out));
+    if (!o.scenario.json)
+      fmt::print("{}Report: {}/report.html\n", kept_ranks_text(job->plan, *trace), printable_line(o.out));
   }
   if (error) {
     report_errors({*error});

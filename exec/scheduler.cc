@@ -54,10 +54,7 @@ Result<Scheduler> Scheduler::create(const SchedulerConfig& config, std::vector<R
 }
 
 Scheduler::Scheduler(const SchedulerConfig& config, std::vector<RolloutRequest> requests)
-    : config_(config), requests_(std::move(requests)), states_(requests_.size()) {
-  free_.resize(static_cast<std::size_t>(config_.num_kv_blocks));
-  std::iota(free_.rbegin(), free_.rend(), 0);  // block 0 is used first
-}
+    : config_(config), requests_(std::move(requests)), states_(requests_.size()) {}
 
 std::int64_t Scheduler::known_tokens(std::int32_t r) const {
   return requests_[static_cast<std::size_t>(r)].prompt_tokens + state(r).generated;
@@ -68,13 +65,19 @@ bool Scheduler::prefilled(std::int32_t r) const {
   return state(r).generated > 0 && state(r).cached == known_tokens(r) - 1;
 }
 
+std::int32_t Scheduler::take_block() {
+  if (free_.empty()) return unused_++;
+  const std::int32_t block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
 void Scheduler::grow(std::int32_t r, std::int64_t tokens) {
   auto& blocks = state(r).blocks;
   const auto needed = static_cast<std::size_t>(ceil_div(tokens, config_.block_tokens));
   while (blocks.size() < needed) {
-    HB_CHECK(!free_.empty(), "request {} needs {} blocks", r, needed);
-    blocks.push_back(free_.back());
-    free_.pop_back();
+    HB_CHECK(free_blocks() > 0, "request {} needs {} blocks", r, needed);
+    blocks.push_back(take_block());
   }
   statistics_.max_blocks_used = std::max(statistics_.max_blocks_used, config_.num_kv_blocks - free_blocks());
 }

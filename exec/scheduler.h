@@ -88,7 +88,7 @@ class Scheduler {
   std::span<const std::int32_t> blocks(std::int32_t request) const {
     return states_[static_cast<std::size_t>(request)].blocks;
   }
-  std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }
+  std::int64_t free_blocks() const { return std::ssize(free_) + config_.num_kv_blocks - unused_; }
   const SchedulerStatistics& statistics() const { return statistics_; }
 
  private:
@@ -105,6 +105,7 @@ class Scheduler {
   std::int64_t known_tokens(std::int32_t r) const;
   bool prefilled(std::int32_t r) const;
   bool try_admit();
+  std::int32_t take_block();
   void grow(std::int32_t r, std::int64_t tokens);
   void release(std::int32_t r);
   void preempt_youngest();
@@ -118,7 +119,8 @@ class Scheduler {
   std::vector<State> states_;
   std::vector<std::int32_t> running_;  // ascending; every waiting request is younger than every running one
   std::int32_t next_waiting_ = 0;      // the oldest request that waits; all after it wait too or have finished
-  std::vector<std::int32_t> free_;     // a stack: the block freed last is used first
+  std::vector<std::int32_t> free_;     // a stack: the block freed last is used first,
+  std::int32_t unused_ = 0;            // and where there is none, the first that nobody has used yet
   bool step_open_ = false;
   SchedulerStatistics statistics_;
 };

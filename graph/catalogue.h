@@ -25,6 +25,8 @@
 //   recv               -> y[n]                   from the rank at place `peer`              peer, relative
 //   send_recv          x[n] -> y[m]              x to `peer` and y from `source` at the same time   peer, source, relative, padding_bytes
 //   barrier            (x) -> (x)               no bytes; x names what it orders
+//                                                gives: between roles, a hand-over. Who gives (1) goes on at once; who takes (0)
+//                                                waits until all of the group's other roles have given as often as it takes
 //   peer_copy          x[remote] -> y            moves; a peer's tensor of the same buffer name
 //   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows   vocab_stride: see vocab_rows
 //                                                factor: y is a row times that, in y's dtype

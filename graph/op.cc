@@ -103,7 +103,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",      "layer",         "sft",
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
-    "count"};
+    "count",       "gives"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

@@ -161,8 +161,9 @@ enum class Attr : std::uint8_t {
   rope_ramp_end,
   rope_amplitude,
   count,  // of any kind: Op::num_operands
+  gives,  // of a barrier that hands over (graph/catalogue.h)
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::count) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::gives) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
@@ -199,6 +200,9 @@ struct Op {
   /// extents that its dimensions name and the device counts, in their order (Plan::counted_extents). Attr::count is the
   /// first one's number.
   std::size_t num_operands() const;
+
+  /// A barrier at which only who takes waits, for who gives: what is given stays until it is taken.
+  bool hands_over() const { return kind == OpKind::barrier && has(Attr::gives); }
 
   bool has(Attr) const;
   std::int64_t integer(Attr) const;  // internal fault when absent

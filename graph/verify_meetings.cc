@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -12,22 +13,110 @@
 namespace hotbunk {
 namespace {
 
-/// One role's next task behind another: the phase `to` of an iteration waits for the phase `from` of the iteration that
-/// is `steps` before it.
+/// One task behind another: `to` of an iteration waits for `from` of the iteration that is `steps` before it. A task is
+/// a phase, numbered as such; of a phase in which roles hand over, it is who gives, and who takes is a task behind
+/// those.
 struct Behind {
   std::int32_t role = 0;
   std::size_t from = 0, to = 0;
   std::int64_t steps = 0;
 };
 
-/// What follows what in the walks of all roles; behind an iteration's last task comes the next one's first.
-std::vector<Behind> orders_of_roles(const Plan& plan) {
-  std::vector<std::vector<std::pair<std::size_t, std::int64_t>>> tasks_of(plan.roles.size());  // phase, steps back
-  for (std::size_t p = 0; p < plan.phases.size(); ++p)
-    if (plan.phases[p].when == When::iteration)
-      for (const Player& player : plan.phases[p].players)
-        tasks_of[static_cast<std::size_t>(player.role)].emplace_back(p, player.steps_back);
-  std::vector<Behind> out;
+/// What a role does in a phase with others.
+enum class Handing : std::uint8_t { nothing, gives, takes, both };
+Handing operator|(Handing a, Handing b) { return static_cast<Handing>(static_cast<int>(a) | static_cast<int>(b)); }
+
+/// The ops of a block of a program that may not be whole yet.
+template <class Visit>
+void each_listed_op(const Program& program, const Block& block, Visit&& visit) {
+  for (const Call& call : block.calls)
+    if (call.body >= 0 && call.body < std::ssize(program.bodies))
+      std::ranges::for_each(program.bodies[static_cast<std::size_t>(call.body)].ops, visit);
+}
+
+std::vector<std::vector<Handing>> handings_of(const Plan& plan, Faults& faults) {
+  std::vector out(plan.phases.size(), std::vector<Handing>(plan.roles.size(), Handing::nothing));
+  for (const Program& program : plan.programs)
+    for (std::size_t p = 0; p < std::min(plan.phases.size(), program.phases.size()); ++p)
+      for (const Block& block : program.phases[p])
+        each_listed_op(program, block, [&, &mine = out[p][static_cast<std::size_t>(program.role)]](const Op& op) {
+          if (!op.hands_over()) return;
+          const std::int64_t gives = op.integer(Attr::gives);
+          if (gives != 0 && gives != 1)
+            faults.add(
+                fmt::format("phase {}: barrier '{}': gives is 0 or 1, not {}", plan.phases[p].name, op.name, gives));
+          mine = mine | (gives != 0 ? Handing::gives : Handing::takes);
+        });
+  return out;
+}
+
+/// Whether ranks of several roles are in one group of a family.
+bool joins_roles(const Plan& plan, GroupId family) {
+  if (family < 0 || family >= std::ssize(plan.groups)) return false;
+  return std::ranges::any_of(plan.groups[static_cast<std::size_t>(family)].groups, [&](const auto& members) {
+    return std::ranges::any_of(members, [&](Rank r) {
+      return r >= 0 && r < plan.num_ranks() && members[0] >= 0 && members[0] < plan.num_ranks() &&
+             plan.role_of(r) != plan.role_of(members[0]);
+    });
+  });
+}
+
+/// Where a role hands over, all do, each in one direction, and they have nothing else with one another there.
+void check_handings(const Plan& plan, const std::vector<std::vector<Handing>>& handings, Faults& faults) {
+  std::map<std::tuple<std::int32_t, GroupId, StreamId>, std::size_t> phase_of;  // giver, family, stream
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    const auto& of_roles = handings[p];
+    if (std::ranges::count(of_roles, Handing::nothing) == std::ssize(of_roles)) continue;
+    const auto fault = [&](const std::string& text) {
+      faults.add(fmt::format("phase {}: roles hand over, {}", plan.phases[p].name, text));
+    };
+    for (const Handing direction : {Handing::gives, Handing::takes})
+      if (std::ranges::count(of_roles, direction) == 0)
+        fault(fmt::format("and none {}", direction == Handing::gives ? "gives" : "takes"));
+    for (const Player& player : plan.phases[p].players)
+      if (const Handing does = of_roles[static_cast<std::size_t>(player.role)];
+          does == Handing::nothing || does == Handing::both)
+        fault(fmt::format("and {} {}", plan.roles[static_cast<std::size_t>(player.role)],
+                          does == Handing::both ? "gives and takes" : "does neither"));
+    for (const Program& program : plan.programs)
+      for (const Block& block : program.phases[p])
+        each_listed_op(program, block, [&](const Op& op) {
+          if (op.hands_over() && op.integer(Attr::gives) == 1) {
+            const auto at = phase_of.try_emplace(std::tuple(program.role, op.group, op.stream), p).first;
+            if (at->second != p)  // what is given is told apart by how often
+              fault(fmt::format("and so does phase {}, over the same group and stream", plan.phases[at->second].name));
+          }
+          if (is_communication(op.kind) && !op.hands_over() && joins_roles(plan, op.group))
+            fault(fmt::format("and meet in {} '{}'", name_of(op.kind), op.name));
+        });
+  }
+}
+
+/// Tasks and what follows what in the walks of all roles; behind an iteration's last task comes the next one's first.
+struct Tasks {
+  std::vector<std::size_t> phase;  // by task
+  std::vector<Behind> orders;
+};
+Tasks tasks_of_roles(const Plan& plan, const std::vector<std::vector<Handing>>& handings) {
+  Tasks all;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) all.phase.push_back(p);
+  std::vector<std::vector<std::pair<std::size_t, std::int64_t>>> tasks_of(plan.roles.size());  // task, steps back
+  std::vector<Behind>& out = all.orders;
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    if (plan.phases[p].when != When::iteration) continue;
+    std::optional<std::size_t> taken;
+    for (const Player& player : plan.phases[p].players) {
+      const bool takes = handings[p][static_cast<std::size_t>(player.role)] == Handing::takes;
+      if (takes && !taken) {
+        taken = all.phase.size();
+        all.phase.push_back(p);
+      }
+      tasks_of[static_cast<std::size_t>(player.role)].emplace_back(takes ? *taken : p, player.steps_back);
+    }
+    for (const Player& player : plan.phases[p].players)
+      if (taken && handings[p][static_cast<std::size_t>(player.role)] == Handing::gives)
+        out.push_back({player.role, p, *taken, 0});
+  }
   for (std::int32_t role = 0; role < std::ssize(plan.roles); ++role) {
     const auto& tasks = tasks_of[static_cast<std::size_t>(role)];
     for (std::size_t i = 0; i < tasks.size(); ++i) {
@@ -37,26 +126,26 @@ std::vector<Behind> orders_of_roles(const Plan& plan) {
       out.push_back({role, from, to, back - next_back + (last ? 1 : 0)});
     }
   }
-  return out;
+  return all;
 }
 
 /// Tasks that come behind themselves: a ring of orders that leads to the same iteration or a later one; empty: none.
-std::vector<Behind> ring_of(const std::vector<Behind>& orders, std::size_t phases) {
-  // A ring of s steps and n orders weighs s (phases + 1) - n: below zero only where s <= 0.
-  const auto weight = [&](const Behind& b) { return b.steps * (static_cast<std::int64_t>(phases) + 1) - 1; };
-  std::vector<std::int64_t> least(phases, 0);
-  std::vector<const Behind*> by(phases, nullptr);
-  std::size_t changed = phases;
-  for (std::size_t round = 0; round <= phases; ++round) {
-    changed = phases;
+std::vector<Behind> ring_of(const std::vector<Behind>& orders, std::size_t tasks) {
+  // A ring of s steps and n orders weighs s (tasks + 1) - n: below zero only where s <= 0.
+  const auto weight = [&](const Behind& b) { return b.steps * (static_cast<std::int64_t>(tasks) + 1) - 1; };
+  std::vector<std::int64_t> least(tasks, 0);
+  std::vector<const Behind*> by(tasks, nullptr);
+  std::size_t changed = tasks;
+  for (std::size_t round = 0; round <= tasks; ++round) {
+    changed = tasks;
     for (const Behind& b : orders)
       if (least[b.from] + weight(b) < least[b.to]) {
         least[b.to] = least[b.from] + weight(b), by[b.to] = &b;
         changed = b.to;
       }
-    if (changed == phases) return {};
+    if (changed == tasks) return {};
   }
-  for (std::size_t i = 0; i < phases; ++i) changed = by[changed]->from;  // into the ring, whatever led there
+  for (std::size_t i = 0; i < tasks; ++i) changed = by[changed]->from;  // into the ring, whatever led there
   std::vector<Behind> ring;
   for (std::size_t at = changed; ring.empty() || at != changed; at = by[at]->from) ring.push_back(*by[at]);
   std::ranges::reverse(ring);
@@ -71,12 +160,12 @@ std::string iteration_text(std::int64_t steps) {
   return fmt::format(" of the iteration {} {}", std::abs(steps), steps > 0 ? "later" : "before");
 }
 
-std::string describe(const Plan& plan, const std::vector<Behind>& ring) {
+std::string describe(const Plan& plan, const std::vector<std::size_t>& phase_of, const std::vector<Behind>& ring) {
   std::string out;
   for (const Behind& b : ring)
     out +=
         fmt::format("{}{} plays {} before {}{}", out.empty() ? "" : ", ", plan.roles[static_cast<std::size_t>(b.role)],
-                    plan.phases[b.from].name, plan.phases[b.to].name, iteration_text(b.steps));
+                    plan.phases[phase_of[b.from]].name, plan.phases[phase_of[b.to]].name, iteration_text(b.steps));
   return out;
 }
 
@@ -197,8 +286,12 @@ void check_roles(const Plan& plan, Faults& faults) {
     else if (!plays.contains(role)) faults.add(fmt::format("role {}: it plays no phase", name));
   }
   if (faults.any()) return;
-  if (const auto ring = ring_of(orders_of_roles(plan), plan.phases.size()); !ring.empty())
-    faults.add("roles wait for one another for ever: " + describe(plan, ring));
+  const auto handings = handings_of(plan, faults);
+  check_handings(plan, handings, faults);
+  if (faults.any()) return;
+  const Tasks tasks = tasks_of_roles(plan, handings);
+  if (const auto ring = ring_of(tasks.orders, tasks.phase.size()); !ring.empty())
+    faults.add("roles wait for one another for ever: " + describe(plan, tasks.phase, ring));
 }
 
 void check_conversations(const Plan& plan, Faults& faults) {

@@ -4,6 +4,7 @@
 
 #include <bitset>
 #include <map>
+#include <set>
 
 #include "graph/json_text.h"
 #include "trace/critical_path.h"
@@ -14,7 +15,9 @@ namespace {
 
 class Writer {
  public:
-  explicit Writer(const Plan& plan, const Trace& trace) : plan_(plan), trace_(trace) {}
+  explicit Writer(const Plan& plan, const Trace& trace) : plan_(plan), trace_(trace) {
+    for (const Span& s : trace.spans) ranks_with_spans_.insert(s.rank), steps_with_spans_.insert(s.step);
+  }
 
   std::string write() {
     out_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"source\":";
@@ -65,13 +68,17 @@ class Writer {
                ranks == 1 ? fmt::format("rank {}", r) : fmt::format("rank {} and {} like it", r, ranks - 1));
       begin('M', "process_sort_index", r, 0), raw(",\"args\":{{\"sort_index\":{}}}", r), end();
       metadata("thread_name", r, 0, "phases");
+      if (!ranks_with_spans_.contains(r)) continue;
       for (int tid = 1; const Stream& s : plan_.streams) metadata("thread_name", r, tid++, s.name);
     }
   }
 
+  /// Of ranks without spans those of the steps that the others' spans are of: such ranks may be a thousand.
   void phases() {
     for (const PhaseSpan& p : trace_.phases) {
       if (!trace_.plays(p.rank)) continue;
+      if (!ranks_with_spans_.empty() && !ranks_with_spans_.contains(p.rank) && !steps_with_spans_.contains(p.step))
+        continue;
       begin('X', phase_name(p.phase), p.rank, 0);
       time("ts", p.start_ns), time("dur", p.end_ns - p.start_ns);
       raw(",\"cat\":\"phase\",\"args\":{{\"step\":{},\"blocks\":{}}}", p.step, p.blocks);
@@ -161,6 +168,8 @@ class Writer {
 
   const Plan& plan_;
   const Trace& trace_;
+  std::set<Rank> ranks_with_spans_;
+  std::set<std::int32_t> steps_with_spans_;
   std::string out_;
   Commas commas_;
 };

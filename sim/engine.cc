@@ -266,6 +266,7 @@ void Engine::arrive(QueueId q) {
   const Op& op = *info(q, e).op;
   const std::int32_t g = group_at(op.group, rank_of(q));
   const auto id = static_cast<std::uint32_t>(g) * max_streams + q % max_streams;
+  if (op.hands_over()) return hand_over(q, id);
   Meeting& meeting = meetings_[id];
   const Group& group = groups_[static_cast<std::size_t>(g)];
   streams_[q].at = At::meeting;
@@ -303,6 +304,42 @@ void Engine::arrive(QueueId q) {
   }
   if (wiring_) return join_meeting(id, q, meeting.longest);
   events_.push(now_ + meeting.longest, tag_meeting | id);
+}
+
+Rank Engine::lacks(QueueId q, std::uint32_t id) const {
+  const Handover& handover = handovers_.at(id);
+  const auto times = [](const std::map<Rank, std::int64_t>& of, Rank r) {
+    const auto at = of.find(r);
+    return at == of.end() ? 0 : at->second;
+  };
+  const std::int64_t taken = times(handover.taken, rank_of(q));
+  for (const Rank r : groups_[id / max_streams].players)
+    if (plan_.role_of(r) != plan_.role_of(rank_of(q)) && times(handover.given, r) <= taken) return r;
+  return -1;
+}
+
+/// Who gives is done with it; of those who wait to take all go on for whom everybody has given.
+void Engine::hand_over(QueueId q, std::uint32_t id) {
+  Handover& handover = handovers_[id];
+  const auto takes_time = [&](QueueId each) {
+    streams_[each].start = now_;
+    begin_timed(each, streams_[each].queue.front().value, Occupies::stream);
+  };
+  if (info(q, streams_[q].queue.front()).op->integer(Attr::gives) != 0) {
+    ++handover.given[rank_of(q)];
+    takes_time(q);
+  } else {
+    streams_[q].at = At::meeting;
+    count_busy(q, 0, 1);
+    handover.waiting.push_back(q);
+  }
+  std::erase_if(handover.waiting, [&](QueueId waiting) {
+    if (lacks(waiting, id) >= 0) return false;
+    ++handover.taken[rank_of(waiting)];
+    count_busy(waiting, 0, -1);
+    takes_time(waiting);
+    return true;
+  });
 }
 
 Engine::Transfer Engine::transfer_of(QueueId q, const Op& op) const {

@@ -133,6 +133,11 @@ class Engine {
     std::int64_t bytes = 0;  // of the first; all must agree
     QueueId first = 0;       // who came first
   };
+  /// What roles hand over in a group, by stream: how often each has given or taken, and who waits to take.
+  struct Handover {
+    std::map<Rank, std::int64_t> given, taken;
+    std::vector<QueueId> waiting;
+  };
   /// Of groups that are alike only one meets: the players of its members, each once.
   struct Group {
     GroupId family = 0;
@@ -166,6 +171,9 @@ class Engine {
   bool start(QueueId);
   void begin_timed(QueueId, std::int64_t duration, Occupies);
   void arrive(QueueId);
+  void hand_over(QueueId, std::uint32_t meeting);
+  /// Of its givers one that has not given what it waits for; -1: none.
+  Rank lacks(QueueId, std::uint32_t meeting) const;
   void post(QueueId);
   void match(const Pair&);
   void end_half(QueueId);
@@ -253,6 +261,7 @@ class Engine {
   std::vector<std::int32_t> group_of_;             // [family][rank] -> groups_, -1: none
   std::vector<const std::vector<Rank>*> members_;  // [family][rank] its own group; null: none
   std::vector<Meeting> meetings_;                  // [group][stream]
+  std::map<std::uint32_t, Handover> handovers_;    // by the same number
   std::map<Pair, Postbox> postboxes_;
   std::vector<Resource> resources_;  // [device][compute, h2d, d2h]
   std::unique_ptr<Wiring> wiring_;

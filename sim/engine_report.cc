@@ -59,14 +59,20 @@ bool Engine::waits_for(QueueId q, QueueId& next, std::string& why) const {
     why = fmt::format("which the host of rank {} has not enqueued yet", rank);
   } else if (s.at == At::meeting) {
     const std::int32_t g = group_at(info(q, e).op->group, rank);
-    for (Rank member : groups_[static_cast<std::size_t>(g)].players) {
-      const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
-      const Stream& t = streams_[theirs];
-      if (t.at == At::meeting && group_at(info(theirs, t.queue.front()).op->group, member) == g) continue;
-      rank = member;
-      break;
+    const auto id = static_cast<std::uint32_t>(g) * max_streams + q % max_streams;
+    if (info(q, e).op->hands_over()) {
+      rank = lacks(q, id);
+      why = fmt::format("takes what rank {} has not given", rank);
+    } else {
+      for (Rank member : groups_[static_cast<std::size_t>(g)].players) {
+        const QueueId theirs = static_cast<QueueId>(member) * max_streams + q % max_streams;
+        const Stream& t = streams_[theirs];
+        if (t.at == At::meeting && group_at(info(theirs, t.queue.front()).op->group, member) == g) continue;
+        rank = member;
+        break;
+      }
+      why = fmt::format("waits for rank {}", rank);
     }
-    why = fmt::format("waits for rank {}", rank);
   } else if (s.at == At::partner) {
     const Transfer transfer = transfer_of(q, *info(q, e).op);
     const auto unmet = [&](const Pair& pair) { return std::ranges::count(postboxes_.at(pair).senders, q) > 0; };

@@ -47,22 +47,24 @@ class Folder {
     if (std::ssize(moving_) * plan_.num_ranks() > most_moves) return false;
     if (moving_.empty()) return true;
     const std::vector<Places> places = all_places(plan_);
-    // What an op moves depends on the rank's places in the families that its moves name.
-    std::vector<std::map<Places, Signature>> known(moving_.size());
-    split([&](Rank r) {
-      const Places& mine = places[static_cast<std::size_t>(r)];
-      Signature out;
-      for (std::size_t i = 0; i < moving_.size(); ++i) {
-        const auto& [program, op, families] = moving_[i];
-        if (program != plan_.program_of_rank[static_cast<std::size_t>(r)]) continue;
-        Places key;
-        for (const GroupId family : families) key.push_back(mine[static_cast<std::size_t>(family)]);
-        const auto [at, is_new] = known[i].try_emplace(std::move(key));
-        if (is_new) at->second = moved_by(r, *op, mine);
-        out.insert(out.end(), at->second.begin(), at->second.end());
+    // What an op moves depends on the rank's places in the families that its moves name; few sets of them are named.
+    std::map<std::vector<GroupId>, std::vector<std::size_t>> by_families;
+    for (std::size_t i = 0; i < moving_.size(); ++i) by_families[moving_[i].families].push_back(i);
+    std::vector<Signature> of_rank(colours_.size());
+    for (const auto& [families, ops] : by_families) {
+      Numbers<Places> seats;
+      Numbers<Signature> answers;
+      std::vector<std::int64_t> of_seat;  // the number of what all of the ops move there
+      for (Rank r = 0; r < plan_.num_ranks(); ++r) {
+        const Places& mine = places[static_cast<std::size_t>(r)];
+        Places seat{plan_.program_of_rank[static_cast<std::size_t>(r)]};
+        for (const GroupId family : families) seat.push_back(mine[static_cast<std::size_t>(family)]);
+        const auto number = static_cast<std::size_t>(seats(std::move(seat)));
+        if (number == of_seat.size()) of_seat.push_back(answers(moved_by_all(r, ops, mine)));
+        of_rank[static_cast<std::size_t>(r)].push_back(of_seat[number]);
       }
-      return out;
-    });
+    }
+    split([&](Rank r) { return of_rank[static_cast<std::size_t>(r)]; });
     return true;
   }
 
@@ -120,6 +122,17 @@ class Folder {
       mine = numbers({mine, signature_of(r)});
     }
     num_colours_ = numbers.size();
+  }
+
+  /// What those of the rank's program move.
+  Signature moved_by_all(Rank r, std::span<const std::size_t> ops, const Places& places) const {
+    Signature out;
+    for (const std::size_t i : ops) {
+      if (moving_[i].program != plan_.program_of_rank[static_cast<std::size_t>(r)]) continue;
+      const Signature moved = moved_by(r, *moving_[i].op, places);
+      out.insert(out.end(), moved.begin(), moved.end());
+    }
+    return out;
   }
 
   Signature moved_by(Rank r, const Op& op, const Places& places) const {

@@ -15,12 +15,12 @@ namespace hotbunk {
 Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineOptions& options)
     : plan_(plan), options_(options), line_of_rank_(classes.representatives().size(), -1) {
   constexpr std::int64_t least_share = 64;
-  // A few phases of an iteration have many spans, the others hardly any. Where there is no room for all ranks, the
-  // first ones take half of it, and those behind them one span for each stream of a stay, as far as the other half
-  // goes.
+  // A few phases of an iteration have many spans, up to twice the share, the others hardly any. Where there is no room
+  // for all ranks, the first ones take half of it, and those behind them one span for each stream of a stay, as far as
+  // the other half goes.
   const std::int64_t players = std::ssize(classes.players()),
                      steps = std::max<std::int64_t>(1, options.last_step - options.first_step),
-                     wanted = 4 * least_share * steps, each_stay = 3 * std::ssize(plan.phases) * steps,
+                     wanted = 4 * 2 * least_share * steps, each_stay = 3 * std::ssize(plan.phases) * steps,
                      all = std::numeric_limits<std::int64_t>::max() / 4;
   const bool fits = options.room == 0 || players * wanted <= options.room;
   const std::int64_t share = options.room == 0 ? all

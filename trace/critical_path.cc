@@ -163,30 +163,36 @@ class Builder {
   /// From the program's text to the spans: the op before a record is the latest of its name that was done before the op
   /// after the wait started.
   void events() {
-    using Key = std::tuple<Rank, std::int16_t, std::string_view>;
-    std::map<Key, std::vector<Vertex>> by_name;  // in order of start, which is that of end on a stream
-    for (Vertex v = 0; v < spans_.size(); ++v) by_name[{span(v).rank, span(v).phase, name(span(v))}].push_back(v);
-    std::vector<std::vector<std::vector<EventPairs>>> pairs;  // [program][phase][block]
+    std::map<std::string_view, std::int32_t> numbers;  // of names: the first that says so
+    std::vector<std::int32_t> number_of;               // by Trace::names
+    for (const std::string& text : trace_.names)
+      number_of.push_back(numbers.emplace(text, static_cast<std::int32_t>(number_of.size())).first->second);
+    using Key = std::tuple<std::int16_t, std::int32_t>;  // phase, name
+    // By rank that has spans; in order of start, which is that of end on a stream.
+    std::map<Rank, std::map<Key, std::vector<Vertex>>> by_name;
+    for (Vertex v = 0; v < spans_.size(); ++v)
+      by_name[span(v).rank][{span(v).phase, number_of[static_cast<std::size_t>(span(v).name)]}].push_back(v);
+    std::vector<std::vector<std::vector<NumberedPairs>>> pairs;  // [program][phase][block]
     for (const Program& program : plan_.programs) {
       auto& of_program = pairs.emplace_back();
       for (const auto& blocks : program.phases) {
         auto& of_phase = of_program.emplace_back();
-        for (const Block& block : blocks) of_phase.push_back(event_pairs(program, block));
+        for (const Block& block : blocks) of_phase.push_back(numbered(event_pairs(program, block), numbers));
       }
     }
-    for (Rank rank = 0; rank < plan_.num_ranks(); ++rank) {
+    for (const auto& [rank, named] : by_name) {
       const Program& program = plan_.program(rank);
       const auto which = static_cast<std::size_t>(plan_.program_of_rank[static_cast<std::size_t>(rank)]);
       for (std::size_t p = 0; p < program.phases.size(); ++p)
         for (std::size_t b = 0; b < program.phases[p].size(); ++b)
           for (const auto& [from, to] : pairs[which][p][b]) {
             const auto phase = static_cast<std::int16_t>(p);
-            const auto found = [&](const Names& names) {
-              const auto alone = by_name.find({rank, phase, names[0]});
-              return alone != by_name.end() ? alone : by_name.find({rank, phase, names[1]});
+            const auto found = [&, &named = named](const NameNumbers& names) {
+              const auto alone = named.find({phase, names[0]});
+              return alone != named.end() ? alone : named.find({phase, names[1]});
             };
             const auto sources = found(from), targets = found(to);
-            if (sources == by_name.end() || targets == by_name.end()) continue;
+            if (sources == named.end() || targets == named.end()) continue;
             for (const Vertex target : targets->second) {
               Vertex latest = none;
               for (const Vertex v : sources->second)
@@ -201,6 +207,25 @@ class Builder {
   using Names = std::array<std::string, 2>;
   /// Those of the ops on both sides of each event of a block.
   using EventPairs = std::vector<std::pair<Names, Names>>;
+  /// The same by number; -1: nothing in the trace has that name.
+  using NameNumbers = std::array<std::int32_t, 2>;
+  using NumberedPairs = std::vector<std::pair<NameNumbers, NameNumbers>>;
+  /// Without those of which one side has none.
+  static NumberedPairs numbered(const EventPairs& pairs, const std::map<std::string_view, std::int32_t>& numbers) {
+    const auto numbers_of = [&](const Names& names) {
+      NameNumbers out{-1, -1};
+      for (std::size_t i = 0; i < names.size(); ++i)
+        if (const auto known = numbers.find(names[i]); known != numbers.end()) out[i] = known->second;
+      return out;
+    };
+    NumberedPairs out;
+    for (const auto& [from, to] : pairs) {
+      const NameNumbers source = numbers_of(from), target = numbers_of(to);
+      if (std::ranges::max(source) >= 0 && std::ranges::max(target) >= 0) out.emplace_back(source, target);
+    }
+    return out;
+  }
+
   static EventPairs event_pairs(const Program& program, const Block& block) {
     EventPairs out;
     std::array<Names, max_streams> last;

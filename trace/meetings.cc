@@ -18,7 +18,8 @@ Families families_of(const Plan& plan) {
     for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
       for (const Block& block : program.phases[phase])
         each_op(program, block, [&](const BoundOp& op) {
-          if (is_communication(op->kind)) out[{static_cast<std::int16_t>(phase), op.name()}] = op->group;
+          if (is_communication(op->kind) && !op->hands_over())
+            out[{static_cast<std::int16_t>(phase), op.name()}] = op->group;
         });
   return out;
 }

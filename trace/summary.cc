@@ -19,8 +19,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double ns = 1e-9;  // seconds
-/// Ranks up to which each has a row of its own; of more those that are alike have one.
-constexpr std::int64_t most_listed = 1024;
+/// Ranks up to which each has a row of its own.
+constexpr std::int64_t most_listed = 256;
 
 /// The ranks' stays in one phase of one step.
 struct Stay {
@@ -142,7 +142,30 @@ Json rank_json(const Plan& plan, std::size_t rank, const RankMemory& memory) {
             {"category_peaks", categories_json(memory.host.category_peaks, 0)}}}};
 }
 
+/// All of few. Of more those whose memory over time the trace has, and of the others the first with just such peaks.
+class ListedRanks {
+ public:
+  explicit ListedRanks(const Trace& trace) : trace_(trace), all_(std::ssize(trace.memory) <= most_listed) {
+    for (const MemoryEvent& e : trace.memory_events) drawn_.insert(e.rank);
+  }
+  bool operator()(std::size_t rank) {
+    if (all_) return true;
+    if (!trace_.plays(static_cast<Rank>(rank))) return false;
+    const RankMemory& mine = trace_.memory[rank];
+    const bool is_new = std::ranges::none_of(known_, [&](const RankMemory* m) { return *m == mine; });
+    if (is_new) known_.push_back(&mine);
+    return is_new || drawn_.contains(static_cast<Rank>(rank));
+  }
+
+ private:
+  const Trace& trace_;
+  const bool all_;
+  std::set<Rank> drawn_;
+  std::vector<const RankMemory*> known_;
+};
+
 Json memory_json(const Plan& plan, const Trace& trace) {
+  ListedRanks listed(trace);
   std::size_t peak_rank = 0;
   std::int64_t mapped = 0;
   Json by_rank = Json::array();
@@ -150,8 +173,7 @@ Json memory_json(const Plan& plan, const Trace& trace) {
     const SpaceMemory& device = trace.memory[r].device;
     if (device.peak_bytes > trace.memory[peak_rank].device.peak_bytes) peak_rank = r;
     mapped = std::max(mapped, device.mapped_peak_bytes);
-    if (std::ssize(trace.memory) <= most_listed || trace.plays(static_cast<Rank>(r)))
-      by_rank.push_back(rank_json(plan, r, trace.memory[r]));
+    if (listed(r)) by_rank.push_back(rank_json(plan, r, trace.memory[r]));
   }
   const SpaceMemory highest = trace.memory.empty() ? SpaceMemory{} : trace.memory[peak_rank].device;
   return {{"capacity_bytes", plan.device_capacity_bytes},
@@ -291,13 +313,17 @@ double busiest_seconds(const Plan& plan, const Trace& trace) {
   return static_cast<double>(most) * ns;
 }
 
-/// Where roles walk at their own pace, no rank sees all of an iteration: one follows another as their last phases do.
+/// Where roles walk at their own pace, no rank sees all of an iteration: one follows another as their last phases do,
+/// but for those that a role plays some iterations later.
 IterationPace pace_of_roles(const Plan& plan, const Scenario& scenario, const Trace& trace) {
   std::int64_t begin = std::numeric_limits<std::int64_t>::max();
   std::map<std::int32_t, std::int64_t> ends;
-  for (const PhaseSpan& p : trace.phases)
-    if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration)
+  for (const PhaseSpan& p : trace.phases) {
+    const PhaseInfo& info = plan.phases[static_cast<std::size_t>(p.phase)];
+    const Player* const player = info.player(plan.role_of(p.rank));
+    if (info.when == When::iteration && player != nullptr && player->steps_back == 0)
       begin = std::min(begin, p.start_ns), ends[p.step] = std::max(ends[p.step], p.end_ns);
+  }
   if (ends.empty()) return {};
   const double first = static_cast<double>(ends.begin()->second - begin) * ns;
   if (scenario.algorithm.max_staleness == 0)

@@ -100,7 +100,7 @@ void PricedPlanWriter::rollout(std::int32_t phase) {
         const StepParts parts = engine.prefill<StepParts>(s, tokens, sequences);
         if (parts.total > slowest.total) slowest = parts;
       });
-      computes.push_back({.tokens = n, .seconds = slowest.total - exchanged_seconds(slowest)});
+      computes.push_back({.tokens = n, .seconds = std::max(0.0, slowest.total - exchanged_seconds(slowest))});
       sends.push_back({n, slowest, engine_payload(tokens, tokens / static_cast<double>(r.cp), tokens)});
       if (n >= most) break;
     }
@@ -117,7 +117,8 @@ void PricedPlanWriter::rollout(std::int32_t phase) {
       const double near = 0.5 * held, far = 1.5 * held;
       const double at_near = rl_.decode_round(r, sequences, near).seconds(),
                    at_far = rl_.decode_round(r, sequences, far).seconds();
-      const double per_pair = (at_far - at_near) / (sequences * (far - near));
+      // Where the host sets the pace keys cost nothing, and the difference of two sums may round below that.
+      const double per_pair = std::max(0.0, at_far - at_near) / (sequences * (far - near));
       // With stages the slowest decides, with all that it exchanges in its seconds.
       const StepParts parts = r.pp == 1 ? engine.decode<StepParts>(only, sequences, held) : StepParts();
       computes.push_back({.tokens = n,
@@ -203,22 +204,29 @@ std::vector<BufferId> PricedPlanWriter::sync_staging(bool from_host) {
 }
 
 /// Staging stands for the whole of it. Bytes move while requests and casts of other buckets run; the closed form adds
-/// them up, and so do these ops, one behind the other.
+/// them up, and so do these ops, one behind the other. Where it is handed over, each side takes that long.
 void PricedPlanWriter::sync(std::int32_t phase, bool from_host, Part part) {
   b().begin_block(phase, "sync");
   b().begin_call("sync", "sync.");
   const std::vector<BufferId> staging = sync_staging(from_host);
+  if (hands_over() && part.serves) hand_over("sync.taken", staging, false);
   if (part.trains) {
     if (const double up = model_.cost().node_copy_seconds(train_.streamed_source); up > 0.0)
       priced(OpKind::priced, streams::h2d, "sync.stream_source", staging, always(up));
     if (from_host)
       priced(OpKind::priced, streams::h2d, "sync.upload", staging,
              always(model_.cost().host_copy_seconds(train_.params)));
+  }
+  // Where they meet, the engines wait meanwhile.
+  if (part.trains || hands_over())
     compute("sync.requests", staging,
             always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
-  }
-  communicate(OpKind::all_gather, streams::gather, "world", "sync.gather", staging,
-              always(sync_.moving, sync_.bytes_received));
+  communicate(OpKind::all_gather, streams::gather,
+              !hands_over() ? "world"
+              : part.trains ? "trainer"
+                            : "engine",
+              "sync.gather", staging, always(sync_.moving, sync_.bytes_received));
+  if (hands_over() && part.trains) hand_over("sync.given", staging, true);
   Op& load = priced(OpKind::priced, streams::compute, "sync.load", staging, always(0.0));
   if (part.trains) load.inputs = all_of(shifts_.params, from_host ? &Backup::host : &Backup::device);
   if (part.serves)

@@ -68,6 +68,14 @@ void PricedPlanWriter::add_families() {
     add(cut(same, p.expert_shard_ranks(), "train_expert_shard", "train_expert_replicas"));
   }
   if (point_.samples()) add_engine_families();
+  if (hands_over()) plan_.groups.push_back({"trainer", {{all.begin(), all.begin() + mesh.size()}}});
+}
+
+/// How many iterations the engines may be ahead of the trainer.
+std::int32_t PricedPlanWriter::iterations_ahead() const {
+  if (!apart() || !setting().overlaps) return 0;
+  if (scenario_.sync.every > 1) return 1;  // what skips iterations is played in the walk's own
+  return static_cast<std::int32_t>(std::min<std::int64_t>(scenario_.algorithm.max_staleness, max_steps_back + 1));
 }
 
 /// Of the ranks of each engine, tensor-parallel ones nearest, then context-parallel ones, then stages. Experts are
@@ -92,6 +100,7 @@ void PricedPlanWriter::add_engine_families() {
   add("engine_tp_cp", r.tp * r.cp, 1);
   add("engine_experts", r.ep, 1);
   add("engine_pp", r.pp, r.tp * r.cp);
+  if (hands_over()) add("engine", each, 1);  // which takes weights by itself
 }
 
 GroupId PricedPlanWriter::family(std::string_view name) const {
@@ -120,7 +129,9 @@ void PricedPlanWriter::add_phases() {
 }
 
 /// Trainer and engines meet in the samples and in the weights. On policy the engines wait for the weights of each
-/// training; where their weights may be older, they roll out what comes next beside it.
+/// training; where their weights may be older, they roll out what comes next beside it. Where they may be older by more
+/// than one training, samples and weights are handed over: before their next rollout the engines take the weights of as
+/// many trainings ago as they may be ahead, and the trainer waits for nothing but samples.
 void PricedPlanWriter::add_phases_apart() {
   plan_.roles = {"trainer", "engines"};
   const std::vector<Player> trainer = {{.role = 0}}, engines = {{.role = 1}}, both = {{.role = 0}, {.role = 1}};
@@ -132,6 +143,7 @@ void PricedPlanWriter::add_phases_apart() {
   const auto sync = [&] {
     add(PlanPhase::sync, both);
     plan_.phases.back().every = static_cast<std::int32_t>(scenario_.sync.every);
+    plan_.phases.back().players.back().steps_back = std::max(iterations_ahead() - 1, 0);
   };
   if (!setting().overlaps) sync();
   add(PlanPhase::rollout, engines);
@@ -228,9 +240,19 @@ void PricedPlanWriter::start(std::int32_t phase) {
 }
 
 /// Finished samples reach the trainer.
-void PricedPlanWriter::samples(std::int32_t phase) {
+void PricedPlanWriter::samples(std::int32_t phase, Part part) {
   b().begin_block(phase, "samples");
+  if (hands_over()) return hand_over("samples", {}, part.serves);
   b().emit(OpKind::barrier, streams::control, "samples", {}, {}).group = family("world");
+}
+
+/// Behind all that touched `work`, and before what touches it next.
+void PricedPlanWriter::hand_over(const std::string& name, const std::vector<BufferId>& work, bool gives) {
+  std::vector<Tensor> touched;
+  for (const BufferId id : work) touched.push_back(b().whole(id));
+  Op& op = b().emit(OpKind::barrier, streams::control, name, touched, touched);
+  op.group = family("world");
+  with(op, Attr::gives, std::int64_t{gives});
 }
 
 /// What an iteration takes beside all passes: of the host's, no kernel runs.
@@ -272,7 +294,7 @@ Program PricedPlanWriter::program(Part part, std::int64_t stage) {
     else if (name == PlanPhase::sync) sync(phase, shift && shift->from_host, part);
     else if (part.serves && name == PlanPhase::rollout) rollout(phase);
     else if (part.serves && apart() && name == PlanPhase::start_rollout) start(phase);
-    else if (name == PlanPhase::samples) samples(phase);
+    else if (name == PlanPhase::samples) samples(phase, part);
     else if (name == PlanPhase::wake_work) b().begin_block(phase, "work");
     else if (name == PlanPhase::framework) framework(phase);
     else if (name == PlanPhase::exchange) exchange(phase);

@@ -58,6 +58,9 @@ class PricedPlanWriter {
     bool trains = true, serves = true;
   };
   bool apart() const { return point_.placement == PlacementMode::disaggregated; }
+  std::int32_t iterations_ahead() const;
+  /// Trainer and engines do not meet: what one gives waits until the other takes it.
+  bool hands_over() const { return iterations_ahead() > 1; }
 
   const RlSetting& setting() const { return rl_.setting(); }
   /// Tokens of the busiest data rank in all optimizer steps of an iteration.
@@ -112,7 +115,8 @@ class PricedPlanWriter {
   std::vector<Tensor> all_of(const std::vector<Backup>&, BufferId Backup::*side);
   void load(std::int32_t phase);
   void start(std::int32_t phase);
-  void samples(std::int32_t phase);
+  void samples(std::int32_t phase, Part);
+  void hand_over(const std::string& name, const std::vector<BufferId>& work, bool gives);
   /// Beside the passes of an iteration: an algorithm without samples has none.
   double framework_seconds() const { return point_.samples() ? model_.framework().iteration_seconds.value : 0.0; }
   void framework(std::int32_t phase);

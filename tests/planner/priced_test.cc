@@ -86,7 +86,7 @@ class PricedDraws : private test::DrawnNumbers {
         "algorithm: {{name: {}, prompts: {}, samples_per_prompt: {}, mini_batches: {}, reference: {}, old_logprobs: "
         "{}, max_staleness: {}}}\n",
         in(0, 4) == 0 ? "ppo" : "grpo", world * of<std::int64_t>({2, 4}), samples, mini_batches, flag(), flag(),
-        apart ? in(0, 1) : 0);
+        apart ? in(0, 3) : 0);
     return text + fmt::format(
                       "workload: {{prompt_tokens: {{mean: {0}, max: {0}, distribution: fixed}}, response_tokens: "
                       "{{mean: {1}, max: {1}, distribution: fixed}}}}\n",
@@ -352,41 +352,119 @@ TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what
   }
 }
 
-TEST_CASE("on GPUs of their own, engines wait for the trainer or roll out beside it") {
-  for (const char* staleness : {"0", "1"}) {
-    INFO("max_staleness " << staleness);
-    const auto s =
-        load_scenario(std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml",
-                      {"placement=disaggregated", "cluster.nodes=2", "train.offload=none", "rollout.sleep=false",
-                       "steps=6", "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
-                       "workload.response_tokens={mean: 1024, max: 1024, distribution: fixed}",
-                       fmt::format("algorithm.max_staleness={}", staleness)});
-    REQUIRE(s.has_value());
-    const auto pricer = ScenarioPricer::make(*s, catalog_root());
-    REQUIRE(pricer.has_value());
-    const auto job = priced_job(**pricer);
-    REQUIRE(job.has_value());
-    auto driver = LengthDriver::create(job->plan, job->scenario);
-    REQUIRE(driver.has_value());
-    const ModelCost cost((*pricer)->train().cost());
-    SimBackend backend(job->scenario.cluster, cost, {.timeline = {.first_step = 0, .last_step = -1}});
-    RunOptions run{.steps = 6, .local_ranks = {}};
-    for (Rank r = 0; r < job->plan.num_ranks(); ++r) run.local_ranks.push_back(r);
-    const auto trace = execute(job->plan, backend, **driver, run);
-    REQUIRE(trace.has_value());
-    std::map<std::int32_t, std::int64_t> trained;  // by step: when the last rank is through
-    const auto train = static_cast<std::int16_t>(job->plan.phase_index("train"));
-    for (const PhaseSpan& p : trace->phases)
-      if (p.phase == train) trained[p.step] = std::max(trained[p.step], p.end_ns);
-    REQUIRE(trained.size() == 6);
-    // In the steady state one training follows another by an iteration's time: the sum of the phases on policy, else
-    // the longer side and the sync.
-    const double steady = 1e-9 * static_cast<double>(trained[6] - trained[2]) / 4.0;
-    const RlPrice price = (*pricer)->price((*pricer)->point());
-    CAPTURE(steady, price.iteration_seconds, price.overlapped);
-    CHECK((price.overlapped > 0.0) == (*staleness == '1'));
-    CHECK(std::abs(steady / price.iteration_seconds - 1.0) < 0.03);
-    const double stated = summarize(job->plan, job->scenario, *trace).at("iteration_seconds").get<double>();
-    CHECK(std::abs(stated / steady - 1.0) < 0.25);  // of six iterations the first fills the pipeline
+namespace {
+
+/// The 7B on two sets of eight GPUs, so many steps, with so many prompts and these responses.
+struct Apart {
+  PricedJob job;
+  RlPrice price;
+  Trace trace;
+  std::int16_t phase(const char* name) const { return static_cast<std::int16_t>(job.plan.phase_index(name)); }
+  /// By step: when the last rank is through with its training, in seconds.
+  std::map<std::int32_t, double> trained() const {
+    std::map<std::int32_t, double> out;
+    for (const PhaseSpan& p : trace.phases)
+      if (p.phase == phase("train")) out[p.step] = std::max(out[p.step], 1e-9 * static_cast<double>(p.end_ns));
+    return out;
   }
+};
+
+Apart play_apart(int staleness, int steps, int prompts, const std::string& responses) {
+  const auto s =
+      load_scenario(std::string(source_folder) + "/scenarios/qwen2.5-7b-colocated.yaml",
+                    {"placement=disaggregated", "cluster.nodes=2", "train.offload=none", "rollout.sleep=false",
+                     fmt::format("steps={}", steps), fmt::format("algorithm.prompts={}", prompts),
+                     "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
+                     "workload.response_tokens=" + responses, fmt::format("algorithm.max_staleness={}", staleness)});
+  if (!s) FAIL(render(s.error()));
+  const auto pricer = ScenarioPricer::make(*s, catalog_root());
+  REQUIRE(pricer.has_value());
+  auto job = priced_job(**pricer);
+  if (!job) FAIL(render(job.error()));
+  auto driver = LengthDriver::create(job->plan, job->scenario);
+  REQUIRE(driver.has_value());
+  (*driver)->take_steps_together();
+  const ModelCost cost((*pricer)->train().cost());
+  SimBackend backend(job->scenario.cluster, cost,
+                     {.timeline = {.first_step = 0, .last_step = -1}, .granularity = Granularity::calls});
+  RunOptions run{.steps = steps, .local_ranks = {}};
+  for (Rank r = 0; r < job->plan.num_ranks(); ++r) run.local_ranks.push_back(r);
+  auto trace = execute(job->plan, backend, **driver, run);
+  if (!trace) FAIL(render(trace.error()));
+  return {std::move(*job), (*pricer)->price((*pricer)->point()), std::move(*trace)};
+}
+
+}  // namespace
+
+TEST_CASE("on GPUs of their own, engines wait for the trainer or roll out beside it") {
+  for (const int staleness : {0, 1, 2, 4}) {
+    INFO("max_staleness " << staleness);
+    const Apart played = play_apart(staleness, 9, 128, "{mean: 1024, max: 1024, distribution: fixed}");
+    const auto trained = played.trained();
+    REQUIRE(trained.size() == 9);
+    // In the steady state one training follows another by an iteration's time: the sum of the phases on policy, else
+    // the longer side and the sync. Engines that are four ahead need as many rollouts to come to it.
+    const double steady = (trained.at(9) - trained.at(5)) / 4.0;
+    CAPTURE(steady, played.price.iteration_seconds, played.price.overlapped);
+    CHECK((played.price.overlapped > 0.0) == (staleness > 0));
+    CHECK(std::abs(steady / played.price.iteration_seconds - 1.0) < 0.03);
+    const double stated =
+        summarize(played.job.plan, played.job.scenario, played.trace).at("iteration_seconds").get<double>();
+    CHECK(std::abs(stated / steady - 1.0) < 0.25);  // of nine iterations the first fills the pipeline
+  }
+}
+
+TEST_CASE("what engines are ahead evens out lengths that scatter") {
+  constexpr int steps = 24;
+  std::map<int, double> took;  // by staleness: the last training's end
+  double trainer_seconds = 0.0, engine_seconds = 0.0;
+  for (const int staleness : {1, 2, 4}) {
+    const Apart played = play_apart(staleness, steps, 64, "{mean: 600, max: 8192, cv: 0.7}");
+    // What each side does by itself, from the stays of each rank; a stay's waiting is for the other side.
+    std::map<Rank, std::map<std::int32_t, double>> rollout;
+    std::map<std::int32_t, double> training, sending, loading;
+    for (const PhaseSpan& p : played.trace.phases) {
+      const double busy = 1e-9 * static_cast<double>(p.end_ns - p.start_ns);
+      const double alone = busy - 1e-9 * static_cast<double>(std::max<std::int64_t>(p.waiting_ns, 0));
+      const bool trains = played.job.plan.role_of(p.rank) == 0;
+      if (p.phase == played.phase("rollout")) rollout[p.rank][p.step] = busy;
+      if (p.phase == played.phase("sync")) {
+        double& most = (trains ? sending : loading)[p.step];
+        most = std::max(most, alone);
+      }
+      if (p.rank != 0) continue;
+      for (const char* name : {"reference", "old_logprobs", "train", "framework"})
+        if (p.phase >= 0 && p.phase == played.phase(name)) training[p.step] += busy;
+    }
+    REQUIRE(rollout.size() == 8);
+    took[staleness] = played.trained().at(steps);
+    trainer_seconds = engine_seconds = 0.0;
+    for (int s = 1; s <= steps; ++s) {
+      double longest = 0.0;
+      for (const auto& [rank, by_step] : rollout) longest = std::max(longest, by_step.at(s));
+      trainer_seconds += sending[s] + training[s], engine_seconds += longest;
+    }
+    if (staleness == 1) continue;
+    // The recurrence of docs/simulate-and-compare.md, rank by rank of the engines.
+    std::map<Rank, double> engine;
+    std::vector<double> given(steps + 1, 0.0);
+    double trainer = 0.0;
+    for (int s = 1; s <= steps; ++s) {
+      double samples = 0.0;
+      for (const auto& [rank, by_step] : rollout) {
+        double& at = engine[rank];
+        if (s > staleness) at = std::max(at, given[static_cast<std::size_t>(s - staleness)]) + loading[s - staleness];
+        at += by_step.at(s);
+        samples = std::max(samples, at);
+      }
+      given[static_cast<std::size_t>(s)] = std::max(samples, trainer) + sending[s];
+      trainer = given[static_cast<std::size_t>(s)] + training[s];
+    }
+    CAPTURE(staleness, took[staleness], trainer);
+    CHECK(std::abs(took[staleness] / trainer - 1.0) < 0.01);
+  }
+  CAPTURE(took[1], took[2], took[4], trainer_seconds, engine_seconds);
+  CHECK(took[2] < 0.97 * took[1]);
+  CHECK(took[4] < 0.995 * took[2]);
+  CHECK(took[4] > trainer_seconds);
 }

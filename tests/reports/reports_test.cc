@@ -149,6 +149,24 @@ TEST_CASE("the Chrome trace: rank is process, stream is thread") {
   CHECK(events_where(doc, "cat", "phase").size() == 10);
 }
 
+TEST_CASE("of a rank without spans the Chrome trace has the stays of the steps that others have spans of") {
+  const Plan plan = test::sample_plan();
+  Trace trace = test::sample_trace();
+  std::erase_if(trace.spans, [](const Span& s) { return s.rank == 1 || s.step != 1; });
+  REQUIRE(!trace.spans.empty());
+  std::set<std::pair<int, int>> stays;  // rank, step
+  std::map<int, int> threads;
+  const Json document = json_from<Json>(chrome_trace(plan, trace));
+  for (const Json& e : document["traceEvents"]) {
+    if (e["ph"] == "X" && e["tid"] == 0 && e.value("cat", "") == "phase")
+      stays.emplace(e["pid"].get<int>(), e["args"]["step"].get<int>());
+    if (e["name"] == "thread_name") ++threads[e["pid"].get<int>()];
+  }
+  CHECK(stays == std::set<std::pair<int, int>>{{0, 0}, {0, 1}, {0, 2}, {1, 1}});
+  CHECK(threads[0] == 1 + std::ssize(plan.streams));
+  CHECK(threads[1] == 1);
+}
+
 TEST_CASE("the Chrome trace counts live bytes by category") {
   const auto counters =
       events_where(json_from<Json>(chrome_trace(plan_with_collective(), test::sample_trace())), "ph", "C");

@@ -304,6 +304,20 @@ TEST_CASE("a full disk is a failure at run time: what fits is written, each file
   CHECK_FALSE(partial);
 }
 
+TEST_CASE("the folder of many ranks no two of which are alike is small too") {
+  const fs::path out = work_folder() / "unlike";
+  const Result2 r = hotbunk_command(
+      fmt::format("simulate {}/scenarios/qwen2.5-7b-fsdp8.yaml --set cluster.nodes=128 --set train.layout.dp=1024 "
+                  "--set rollout.layout.dp=256 --set sync.transport=collective --set algorithm.prompts=1024 --set "
+                  "workload.response_tokens.mean=128 --set workload.response_tokens.max=512 --out {}",
+                  source_folder, out.string()));
+  REQUIRE(r.code == 0);
+  CHECK_THAT(r.out, Catch::Contains("ranks no two of which are alike") && Catch::Contains("--ops RANK"));
+  std::uintmax_t bytes = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(out)) bytes += entry.file_size();
+  CHECK(bytes < 25'000'000);
+}
+
 TEST_CASE("a simulation's folder is small, whole, and has ops and buffers of the ranks that were asked for") {
   const std::string file = std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml";
   const std::string small =

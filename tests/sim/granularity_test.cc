@@ -7,6 +7,7 @@
 #include "exec/length_driver.h"
 #include "lowering/lower.h"
 #include "sim/affine_sum.h"
+#include "sim/disturbed_cost.h"
 #include "sim/model_cost.h"
 #include "sim/sim_backend.h"
 #include "spec/catalog.h"
@@ -22,6 +23,7 @@ struct Way {
   Granularity granularity = Granularity::ops;
   bool steps_together = false, folded = false;
   const CostModel* links = nullptr;
+  std::vector<RankFactors> slow{};
 };
 
 /// A rank whose kernels take longer, as its neighbours' do not.
@@ -50,6 +52,7 @@ Simulated simulate_lengths(const Plan& plan, const Scenario& scenario, const OpC
   options.granularity = way.granularity;
   options.enforce_capacity = false;
   options.links = way.links;
+  options.slow = way.slow;
   const std::int64_t node = scenario.cluster.gpus_per_node;
   const std::vector<std::int64_t> neighbours = {node / scenario.cluster.even_numa_domains(), node};
   if (way.folded) options.classes = RankClasses::fold(plan, cost, (*driver)->rank_classes(1, steps), neighbours);
@@ -187,6 +190,71 @@ TEST_CASE("a straggler and other lengths split a class, and nothing else changes
   const Simulated lengths = simulate_lengths(drawn.plan, drawn.scenario, cost, folded);
   CHECK(lengths.players > even.players);
   CHECK(same_times(simulate_lengths(drawn.plan, drawn.scenario, cost, unfolded).trace, lengths.trace, 0));
+}
+
+namespace {
+
+/// Up to two slow ranks, a slow node and three slow links of any kind; at least one of all.
+DisturbanceSpec draw_disturbances(const ClusterSpec& cluster) {
+  const auto rank = [&] { return *rc::gen::inRange<std::int64_t>(0, cluster.nodes * cluster.gpus_per_node); };
+  const auto node = [&] { return *rc::gen::inRange<std::int64_t>(0, cluster.nodes); };
+  const auto factor = [] { return 1.0 + 0.125 * *rc::gen::inRange(1, 17); };
+  const auto times = [](int most) { return *rc::gen::inRange(0, most + 1); };
+  DisturbanceSpec out;
+  for (int i = times(2); i > 0; --i) out.slow_ranks.push_back({.rank = rank(), .factor = factor()});
+  for (int i = times(1); i > 0; --i) out.slow_nodes.push_back({.node = node(), .factor = factor()});
+  for (int i = times(3); i > 0 || out.none(); --i) {
+    const bool of_node = *rc::gen::arbitrary<bool>();
+    out.slow_links.push_back({.rank = of_node ? -1 : rank(),
+                              .node = of_node ? node() : -1,
+                              .link = *rc::gen::element(LinkKind::network, LinkKind::nvlink, LinkKind::pcie),
+                              .factor = factor()});
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("whatever is disturbed splits the classes that it must, and folded is unfolded to the nanosecond") {
+  std::size_t folded_ranks = 0, all_ranks = 0;
+  CHECK(rc::check("drawn disturbances", [&] {
+    const int nodes = *rc::gen::inRange(1, 4);
+    const Job job = lowered(small_job(16 * nodes, fixed_lengths, nodes));
+    const auto hardware = hardware_for(job.scenario, catalog_root());
+    RC_ASSERT(hardware.has_value());
+    const CostModel model(*hardware, job.scenario.cluster);
+    const ModelCost undisturbed(model);
+    const DisturbanceSpec disturbances = draw_disturbances(job.scenario.cluster);
+    const DisturbedCost cost(undisturbed, disturbances, job.scenario.cluster);
+    const std::vector<RankFactors> slow = rank_factors(disturbances, job.scenario.cluster);
+    for (const CostModel* links : {static_cast<const CostModel*>(nullptr), &model}) {
+      const Way unfolded{Granularity::calls, true, false, links, slow};
+      Way folded = unfolded;
+      folded.folded = true;
+      const Simulated each = simulate_lengths(job.plan, job.scenario, cost, unfolded),
+                      classes = simulate_lengths(job.plan, job.scenario, cost, folded);
+      RC_ASSERT(same_times(each.trace, classes.trace, 0));
+      RC_ASSERT(same_bytes(each.trace, classes.trace));
+      folded_ranks += classes.players, all_ranks += each.players;
+    }
+  }));
+  CHECK(folded_ranks < all_ranks * 9 / 10);  // they did not all split
+}
+
+TEST_CASE("where times scatter nobody is alike") {
+  const Job job = lowered(small_job(16, fixed_lengths));
+  const auto hardware = hardware_for(job.scenario, catalog_root());
+  REQUIRE(hardware);
+  const CostModel model(*hardware, job.scenario.cluster);
+  const ModelCost undisturbed(model);
+  DisturbanceSpec d;
+  d.jitter = {.relative = 0.1, .seed = 3};
+  const DisturbedCost cost(undisturbed, d, job.scenario.cluster);
+  const Way unfolded{Granularity::calls, false, false, &model}, folded{Granularity::calls, false, true, &model};
+  const Simulated each = simulate_lengths(job.plan, job.scenario, cost, unfolded),
+                  classes = simulate_lengths(job.plan, job.scenario, cost, folded);
+  CHECK(classes.players == each.players);
+  CHECK(same_times(each.trace, classes.trace, 0));
 }
 
 TEST_CASE("the sum over an affine stretch is exact, over a kink and a curve nearly so") {

@@ -161,6 +161,177 @@ Plan random_roles(std::uint64_t seed) {
 
 }  // namespace
 
+namespace {
+
+/// What takes as many ns as its block has tokens, and other things as said.
+struct ByTokens final : OpCost {
+  Prices fixed;
+  explicit ByTokens(Prices others) : fixed(std::move(others)) {}
+  std::int64_t nanoseconds(const Plan& plan, Rank r, const Op& o, const Args& args) const override {
+    return o.name == "rollout" || o.name == "train" ? args.sizes.tokens : fixed.nanoseconds(plan, r, o, args);
+  }
+};
+
+/// Of each step its own number of tokens, on the engine (rank 1) and on the trainer.
+struct StepTokens final : Fixed {
+  std::vector<std::int64_t> rollout, train;
+  std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
+    std::optional<Args> args = Fixed::next(r, step, phase);
+    if (args) args->sizes.tokens = (r == engine ? rollout : train).at(static_cast<std::size_t>(step - 1));
+    return args;
+  }
+};
+
+Op barrier(const std::string& name, bool gives) {
+  Op o = op(OpKind::barrier, streams::control, name);
+  o.group = 0;
+  o.attrs = {{Attr::gives, std::int64_t{gives}}};
+  return o;
+}
+
+/// Rank 1 rolls out and gives its samples; rank 0 takes them, sends its weights (7 ns), gives them and trains. The
+/// engine takes and loads (5 ns) those of `ahead` trainings ago.
+Plan handing_over(std::int32_t ahead) {
+  const auto timed = [](const char* name) {
+    Op o = kernel(name, streams::control);
+    o.outputs = {tensor(0, {512, tokens_extent})};
+    return o;
+  };
+  const std::vector<std::string> phases = {"rollout", "samples", "sync", "train"};
+  Plan plan = plan_of(phases, {{{},
+                                {barrier("take samples", false)},
+                                {kernel("send", streams::control), barrier("give weights", true)},
+                                {timed("train")}},
+                               {{timed("rollout")},
+                                {barrier("give samples", true)},
+                                {barrier("take weights", false), kernel("load", streams::control)},
+                                {}}});
+  plan.roles = {"trainer", "engine"};
+  for (Program& p : plan.programs) {
+    p.num_events = 0;
+    p.buffers = {{"buffer", DType::f32, 512, Category::workspace, sections::train_params, 0}};
+    p.section(sections::train_params).bytes = 4096;
+  }
+  plan.programs[1].role = engine;
+  plan.programs[0].phases[0].clear(), plan.programs[1].phases[3].clear();
+  plan.phases[0].players = {{engine, 0}};
+  plan.phases[1].players = {{trainer, 0}, {engine, 0}};
+  plan.phases[2].players = {{trainer, 0}, {engine, ahead - 1}};
+  plan.phases[3].players = {{trainer, 0}};
+  return plan;
+}
+
+std::string faults_of_roles(const Plan& plan) {
+  Faults faults(16);
+  check_roles(plan, faults);
+  return fmt::format("{}", fmt::join(faults.take(), "; "));
+}
+
+/// When each step's training ends.
+std::vector<std::int64_t> training_ends(std::int32_t ahead, const std::vector<std::int64_t>& rollout,
+                                        const std::vector<std::int64_t>& train) {
+  Plan plan = handing_over(ahead);
+  CHECK(faults_of_roles(plan).empty());
+  for (PhaseInfo& phase : plan.phases) phase.driven = true;
+  const ByTokens cost(Prices{{"send", 7}, {"load", 5}});
+  SimOptions options;
+  options.timeline.last_step = static_cast<std::int32_t>(rollout.size());
+  SimBackend backend(one_rank_per_device(), cost, options);
+  StepTokens driver;
+  driver.rollout = rollout, driver.train = train;
+  const auto trace =
+      execute(plan, backend, driver, {.steps = static_cast<std::int32_t>(rollout.size()), .local_ranks = {0, 1}});
+  if (!trace) FAIL(render(trace.error()));
+  std::vector<std::int64_t> out;
+  for (const auto& [start, end] : times(*trace, "train")) out.push_back(end);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("what is handed over lets an engine be ahead, and neither waits for more than it takes") {
+  using Ends = std::vector<std::int64_t>;
+  // Rollouts of 30 beside trainings of 60: the first samples come at 30, and from then on the trainer never waits: 7
+  // for its weights and 60, whether the engine is two ahead or four.
+  for (const std::int32_t ahead : {1, 2, 4})
+    CHECK(training_ends(ahead, Ends(5, 30), Ends(5, 60)) == Ends{97, 164, 231, 298, 365});
+  // Rollouts of 100 beside trainings of 60: the engine never waits. The first `ahead` take no weights, from then on it
+  // is 5 + 100; one ahead it waits for the sending as well.
+  CHECK(training_ends(1, Ends(4, 100), Ends(4, 60)) == Ends{167, 279, 391, 503});
+  CHECK(training_ends(2, Ends(4, 100), Ends(4, 60)) == Ends{167, 267, 372, 477});
+  CHECK(training_ends(4, Ends(6, 100), Ends(6, 60)) == Ends{167, 267, 367, 467, 572, 677});
+  // Rollouts of 100 and 20 by turns, trainings of 70, which is more than the mean of 60 + 5: one ahead the long ones
+  // show, two ahead they do not.
+  const Ends uneven = {100, 20, 100, 20, 100, 20, 100, 20}, seventy(8, 70);
+  const Ends one = training_ends(1, uneven, seventy), two = training_ends(2, uneven, seventy);
+  CHECK(two.back() - two.front() == 7 * 77);
+  CHECK(one.back() - one.front() > 7 * 77 + 3 * 20);
+}
+
+TEST_CASE("random hand-overs: every training ends when the recurrence says") {
+  std::uint64_t draw = 0;
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random_words(7, RngPurpose::test, draw++, 0)[0] % static_cast<std::uint32_t>(n));
+  };
+  for (int round = 0; round < 60; ++round) {
+    const auto ahead = static_cast<std::int32_t>(1 + below(6));
+    const auto steps = static_cast<std::size_t>(1 + below(10));
+    std::vector<std::int64_t> rollout, train, expected;
+    for (std::size_t s = 0; s < steps; ++s) rollout.push_back(1 + below(200)), train.push_back(1 + below(100));
+    // By step from 1: when its samples and its weights were given. Weights are given behind the samples of their step
+    // and the training before; a rollout begins when the weights of `ahead` trainings ago are loaded.
+    std::vector<std::int64_t> weights(steps + 1, 0);
+    std::int64_t engine_at = 0, trainer_at = 0;
+    for (std::size_t s = 1; s <= steps; ++s) {
+      engine_at += rollout[s - 1];
+      weights[s] = std::max(engine_at, trainer_at) + 7;
+      trainer_at = weights[s] + train[s - 1];
+      expected.push_back(trainer_at);
+      const auto taken = static_cast<std::int64_t>(s) - ahead + 1;
+      if (taken >= 1) engine_at = std::max(engine_at, weights[static_cast<std::size_t>(taken)]) + 5;
+    }
+    CAPTURE(ahead, rollout, train);
+    CHECK(training_ends(ahead, rollout, train) == expected);
+  }
+}
+
+TEST_CASE("the verifier finds hand-overs that cannot be") {
+  const auto faults = [](auto&& change) {
+    Plan plan = handing_over(2);
+    change(plan);
+    return faults_of_roles(plan);
+  };
+  const auto attr_of = [](Plan& plan, std::size_t program, std::size_t phase) -> AttrValue& {
+    Program& p = plan.programs[program];
+    for (Op& o : p.bodies.at(static_cast<std::size_t>(p.phases[phase][0].calls.at(0).body)).ops)
+      if (o.hands_over()) return o.attrs[0].second;
+    throw std::logic_error("no hand-over");
+  };
+  CHECK(faults([](Plan&) {}).empty());
+  CHECK_THAT(faults([&](Plan& p) { attr_of(p, 0, 1) = std::int64_t{1}; }), Catch::Contains("none takes"));
+  CHECK_THAT(faults([&](Plan& p) { attr_of(p, 1, 1) = std::int64_t{0}; }), Catch::Contains("none gives"));
+  CHECK_THAT(faults([&](Plan& p) { attr_of(p, 1, 1) = std::int64_t{2}; }), Catch::Contains("gives is 0 or 1"));
+  CHECK_THAT(faults([&](Plan& p) { p.programs[0].phases[1].clear(); }), Catch::Contains("trainer does neither"));
+  CHECK_THAT(faults([&](Plan& p) {
+               p.phases.push_back(p.phases[1]);
+               p.phases.back().name = "more samples";
+               for (Program& program : p.programs) program.phases.push_back(program.phases[1]);
+             }),
+             Catch::Contains("so does phase samples, over the same group and stream"));
+  // The weights of a training that waits for the samples of the rollout that waits for them.
+  CHECK_THAT(faults([&](Plan& p) { std::swap(p.phases[2].players[0].steps_back, p.phases[2].players[1].steps_back); }),
+             Catch::Contains("roles wait for one another for ever"));
+}
+
+TEST_CASE("who takes what is never given is named") {
+  Plan plan = handing_over(2);
+  Program& gives_nothing = plan.programs[1];
+  gives_nothing.phases[1] = {test::block_of(gives_nothing, "only", {kernel("nothing", streams::control)})};
+  const auto trace = simulate(plan, prices, 1, 2);
+  REQUIRE(!trace);
+  CHECK_THAT(render(trace.error()), Catch::Contains("E611") && Catch::Contains("takes what rank 1 has not given"));
+}
+
 TEST_CASE("random roles: a ring of waits in the plan is a deadlock in the run, and nothing else is") {
   int rings = 0, whole = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {

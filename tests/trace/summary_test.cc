@@ -157,6 +157,29 @@ TEST_CASE("ranks of one group with different counts have rows of their own") {
   CHECK(s["traffic"][1]["calls_per_rank"] == 4);
 }
 
+TEST_CASE("of many ranks those have rows whose memory is drawn, and one of each kind") {
+  Plan plan = test::sample_plan();
+  Trace trace = test::sample_trace();
+  const RankMemory small = trace.memory.at(0), large = trace.memory.at(1);
+  const auto rows_of = [&](std::size_t ranks) {
+    plan.program_of_rank.assign(ranks, 0);
+    trace.memory.assign(ranks, small);
+    for (const std::size_t r : {3, 9, 30}) trace.memory[r] = large;
+    trace.traffic.assign(ranks, {}), trace.traffic_totals.assign(ranks, {});
+    trace.memory_events = {{.rank = 5}, {.rank = 9}};
+    std::vector<int> out;
+    const Json memory = summarize(plan, test::sample_scenario(), trace)["memory"];
+    CHECK(memory["peak_rank"] == 3);
+    for (const Json& row : memory["by_rank"]) out.push_back(row["rank"].get<int>());
+    return out;
+  };
+  CHECK(rows_of(256).size() == 256);
+  CHECK(rows_of(257) == std::vector<int>{0, 3, 5, 9});
+  // Rank 5 was not played: rank 0 stands for it.
+  for (Rank r = 0; r < 257; ++r) trace.players.push_back(r == 5 ? 0 : r);
+  CHECK(rows_of(257) == std::vector<int>{0, 3, 9});
+}
+
 TEST_CASE("an empty trace has a summary too") {
   const Json s = summarize(test::sample_plan(), test::sample_scenario(), Trace{});
   CHECK(s["steps"] == 0);
