@@ -48,10 +48,6 @@ std::vector<Question> questions() {
   const auto ask = [&](std::string key, std::string value, Sets sets) {
     out.push_back({std::move(key), std::move(value), {std::move(sets)}});
   };
-  const auto megatron = [](Sets sets) {
-    sets.insert(sets.end(), {"train.engine=megatron", "profile=megatron"});
-    return sets;
-  };
   for (const std::string& model : catalog_names("models")) {
     Question q{"model", model, {}};
     for (const char* tp : {"4", "2", "8", "1", "16"})
@@ -71,7 +67,7 @@ std::vector<Question> questions() {
   ask("train.layout.vpp", "2", {"train.layout.pp=2", "train.layout.dp=8", "train.layout.vpp=2"});
   ask("train.layout.cp", "2", {"train.layout.cp=2", "train.layout.dp=8"});
   ask("train.layout.ulysses", "2", {"train.layout.ulysses=2", "train.layout.dp=8"});
-  ask("train.layout.ep", "2", megatron({"model=qwen3-30b-a3b", "train.layout.ep=2", "rollout.engine=sglang"}));
+  ask("train.layout.ep", "2", {"model=qwen3-30b-a3b", "train.layout.ep=2"});
   ask_each<Recompute>(out, "train.recompute");
   ask_each<Offload>(out, "train.offload");
   for (const char* dtype : {"bf16", "fp32", "fp16"})

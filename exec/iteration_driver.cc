@@ -274,7 +274,7 @@ std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, st
 }
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
-  return has_parts() ? filled_up(micro, scenario_.train.layout) : micro;
+  return has_parts() ? filled_up(micro, scenario_.train.layout, rows_sent_of_token(scenario_)) : micro;
 }
 
 bool IterationDriver::has_parts() const { return plan_.extents.size() > static_cast<std::size_t>(sequence_extent); }

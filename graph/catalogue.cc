@@ -40,7 +40,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::reduce_scatter, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::all_reduce, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::broadcast, 1, 1, 1, 1, FlopRule::none, 0},
-    {OpKind::all_to_all, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::all_to_all, 1, 2, 1, 1, FlopRule::none, 0},
     {OpKind::send, 1, 1, 0, 0, FlopRule::none, 0},
     {OpKind::recv, 0, 0, 1, 1, FlopRule::none, 0},
     {OpKind::send_recv, 1, 1, 1, 1, FlopRule::none, 0},
@@ -98,6 +98,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::merge_qkv, 2, 3, 1, 1, FlopRule::none, 0},
     {OpKind::context_attention, 3, 3, 2, 2, FlopRule::attention, 4},
     {OpKind::context_attention_backward, 6, 6, 2, 2, FlopRule::attention_backward, 10},
+    {OpKind::expert_arrivals, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -169,14 +170,24 @@ std::string check_grouped(const Op& op) {
   if (rows.rank < 2 || other.rank != rows.rank || weights.rank != 2 || offsets.rank != 1)
     return "needs rows of experts, their matrices one below the other and their offsets";
   const auto last = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1].size; };
-  const std::int64_t experts = offsets.shape[0].size - 1;
+  const std::int64_t segments = offsets.shape[0].size - 1;
   const bool forward = op.kind == OpKind::grouped_linear;
   const std::int64_t n = last(forward ? other : rows), k = last(forward ? rows : other);
-  const bool fits = experts > 0 && weights.shape[0].size == experts * n && weights.shape[1].size == k &&
+  const std::int64_t experts = n > 0 ? weights.shape[0].size / n : 0;
+  const bool fits = experts > 0 && segments > 0 && segments % experts == 0 && weights.shape[0].size == experts * n &&
+                    weights.shape[1].size == k &&
                     std::equal(rows.shape.begin(), rows.shape.begin() + rows.rank - 1, other.shape.begin());
   return fits ? ""
-              : fmt::format("shapes do not multiply: {} experts of {}x{} in {}x{}", experts, n, k,
+              : fmt::format("shapes do not multiply: {} segments of {}x{} in {}x{}", segments, n, k,
                             weights.shape[0].size, weights.shape[1].size);
+}
+
+/// Rows of a rank's own tokens on one side, rows that came on the other, as wide; and what each rank sends.
+bool check_routed_exchange(const Op& op) {
+  const Tensor &own = own_tokens_rows(op), &other = &own == &op.inputs[0] ? op.outputs[0] : op.inputs[0],
+               &offsets = op.inputs[1];
+  return own.rank == 3 && other.rank == 2 && own.dtype == other.dtype && own.shape[2] == other.shape[1] &&
+         offsets.rank == 2 && offsets.dtype == DType::i32 && (offsets.shape[1].size - 1) % offsets.shape[0].size == 0;
 }
 
 /// Choices of tokens, and where their rows lie.
@@ -199,6 +210,14 @@ std::string check_routed(const Op& op) {
     case OpKind::expert_sort:
       fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
              op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0);
+      break;
+    case OpKind::all_to_all:
+      fits = !is_routed(op) || check_routed_exchange(op);
+      break;
+    case OpKind::expert_arrivals:
+      fits = op.group >= 0 && op.inputs[0].rank == 2 && op.outputs[0].rank == 1 && op.outputs[1].capacity() == 1 &&
+             op.outputs[1].dtype == DType::i64 && op.inputs[0].shape[1] == op.outputs[0].shape[0] &&
+             (op.outputs[0].shape[0].size - 1) % op.inputs[0].shape[0].size == 0;
       break;
     case OpKind::dispatch:
       fits = leading(op.inputs[1], op.outputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
@@ -329,9 +348,14 @@ std::string check_context(const Op& op) {
 
 ExpertMatrices expert_matrices(const Op& op) {
   const Tensor& w = op.kind == OpKind::grouped_linear_wgrad ? op.outputs[0] : op.inputs[1];
-  const std::int64_t experts = op.inputs[2].shape[0].size - 1;
-  return {experts, w.shape[0].size / experts, w.shape[1].size};
+  const Tensor& as_wide = op.kind == OpKind::grouped_linear ? op.outputs[0] : op.inputs[0];
+  const std::int64_t n = as_wide.shape[static_cast<std::size_t>(as_wide.rank) - 1].size;
+  return {w.shape[0].size / n, n, w.shape[1].size, op.inputs[2].shape[0].size - 1};
 }
+
+bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_operands() > 1; }
+
+const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
 
 Range own_experts(const Op& op, const Places& places) {
   const std::int64_t own = op.outputs[1].shape[0].size - 1;
@@ -398,9 +422,9 @@ double op_flops(const Op& op, const Sizes& s) {
     }
     case FlopRule::grouped_gemm: {
       // Every row meets one expert's matrix: [R,K] x [N,K], [R,N] x [N,K] or [R,N]^T x [R,K].
-      const auto& [experts, n, k] = expert_matrices(op);
+      const ExpertMatrices m = expert_matrices(op);
       // Where ranks share the experts, a rank has its share of the rows.
-      return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(n) * static_cast<double>(k) /
+      return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(m.n * m.k) /
              static_cast<double>(op.integer(Attr::tp, 1));
     }
     case FlopRule::attention:
@@ -421,10 +445,11 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
     case OpKind::broadcast:
-    case OpKind::all_to_all:
     case OpKind::send:
     case OpKind::send_recv:
       return op.inputs[0].bytes(s) - padding;
+    case OpKind::all_to_all:
+      return (is_routed(op) ? own_tokens_rows(op) : op.inputs[0]).bytes(s) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
       for (const Move& move : op.moves) bytes += moved_elements(move, places).of_peers * size_of(op.inputs[0].dtype);
@@ -457,10 +482,12 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
     case OpKind::grouped_linear:
     case OpKind::grouped_linear_dgrad: {
-      // Of few rows, at most one expert's weights for each.
+      // Of few rows, at most one expert's weights for each; of those that came from other ranks nobody knows of how
+      // many.
       const ExpertMatrices m = expert_matrices(op);
+      const std::int64_t read = op.has(Attr::count) ? m.experts : std::min(m.experts, routed_rows(op.inputs[0], s));
       return op.inputs[0].bytes(s) + op.inputs[2].bytes(s) + op.outputs[0].bytes(s) +
-             std::min(m.experts, routed_rows(op.inputs[0], s)) * m.n * m.k * size_of(op.inputs[1].dtype);
+             read * m.n * m.k * size_of(op.inputs[1].dtype);
     }
     default:
       break;

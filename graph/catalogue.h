@@ -18,6 +18,9 @@
 //   all_reduce         x -> x                    in place, sum in rank order               reduce_max, padding_bytes
 //   broadcast          x -> x                                                              src_rank (index in group)
 //   all_to_all         x[W n] -> y[W n]          part r of y is rank r's part for this one  padding_bytes
+//                      x[T,c,H], offsets[W,E+1] -> y[R,H]   rows of actual sizes (is_routed): of rank r's rows, sorted
+//                                                by expert, those of experts w E/W … go to rank w, where they lie behind
+//                                                those of ranks before r; from y[R,H] to x[T,c,H] the way back
 //   send               x[n] ->                   to the rank at place `peer` of the group   peer, relative, padding_bytes
 //   recv               -> y[n]                   from the rank at place `peer`              peer, relative
 //   send_recv          x[n] -> y[m]              x to `peer` and y from `source` at the same time   peer, source, relative, padding_bytes
@@ -55,6 +58,8 @@
 //                                                and in what follows
 //   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
 //   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1] -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
+//                                                of x[R,K] with several offsets for each expert, one for each rank that
+//                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
 //   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K]                        accumulate
 //   combine            y[T,c,H], rows[T,c], weights[T,c] -> z[T,H]   sum over j, in order, of weights[t,j] y[rows[t,j]]
@@ -93,6 +98,9 @@
 //                                                ranks, source, accumulate; heads, … as attention
 //   context_attention_backward  do[T,ad], x[T,Q], kv[n,T,2kd], o, lse, cu_seqlens -> dq[T,ad], dkv[n,T,2kd]   o and lse: of all
 //                                                keys                    accumulate: dq +=; ranks, source, …
+//   expert_arrivals    offsets[W,E+1] -> arrivals[E+1], count[1]   of what each rank of the group sends, as an
+//                                                expert_sort says it: where the rows begin that come to this one, by rank
+//                                                and there by expert (E/W of them), and how many they are, int64
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.
@@ -137,14 +145,20 @@ struct ContextParts {
 };
 ContextParts context_parts(const Op&, const Places&);
 
-/// A grouped product's matrices: one [n,k] for each expert.
+/// A grouped product's matrices: one [n,k] for each expert. Its rows come in so many segments, of each rank that rows
+/// came from one for each expert.
 struct ExpertMatrices {
-  std::int64_t experts = 0, n = 0, k = 0;
+  std::int64_t experts = 0, n = 0, k = 0, segments = 0;
 };
 ExpertMatrices expert_matrices(const Op&);
 
 /// The experts whose rows an expert_sort sorts on a rank: all, or those at its place in op.group, which shares them.
 Range own_experts(const Op&, const Places&);
+
+/// An all-to-all of rows of experts, of as many as there are for each rank; and its tensor that has the rank's own
+/// tokens' rows, there or back. Its payload is these: all ranks' together are what is sent, and no routing changes it.
+bool is_routed(const Op&);
+const Tensor& own_tokens_rows(const Op&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
 struct Partners {

@@ -92,6 +92,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::merge_qkv, "merge_qkv", OpClass::compute},
     {OpKind::context_attention, "context_attention", OpClass::compute},
     {OpKind::context_attention_backward, "context_attention_backward", OpClass::compute},
+    {OpKind::expert_arrivals, "expert_arrivals", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

@@ -107,6 +107,7 @@ enum class OpKind : std::uint8_t {
   merge_qkv,
   context_attention,
   context_attention_backward,
+  expert_arrivals,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

@@ -28,11 +28,11 @@ std::string check_parts(const Plan& plan, const Op& op) {
   if (groups.empty() || op.inputs.empty() || op.outputs.empty()) return "";
   const auto ranks = static_cast<std::int64_t>(groups.front().size());
   const std::int64_t in = op.inputs[0].capacity(), out = op.outputs[0].capacity();
-  const bool good = op.kind == OpKind::all_gather                                   ? out == ranks * in
-                    : op.kind == OpKind::reduce_scatter                             ? in == ranks * out
-                    : op.kind == OpKind::all_reduce || op.kind == OpKind::broadcast ? in == out
-                    : op.kind == OpKind::all_to_all && !op.is_priced()              ? in == out && in % ranks == 0
-                                                                                    : true;
+  const bool good = op.kind == OpKind::all_gather                                        ? out == ranks * in
+                    : op.kind == OpKind::reduce_scatter                                  ? in == ranks * out
+                    : op.kind == OpKind::all_reduce || op.kind == OpKind::broadcast      ? in == out
+                    : op.kind == OpKind::all_to_all && !op.is_priced() && !is_routed(op) ? in == out && in % ranks == 0
+                                                                                         : true;
   return good ? "" : fmt::format("makes {} elements of {} over {} ranks", out, in, ranks);
 }
 

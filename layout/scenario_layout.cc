@@ -21,10 +21,18 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   Mesh expert = dense;
   if (s.model.moe && s.model.moe->experts > 0) {
     std::vector<MeshAxis> axes;
+    const MeshAxis ep{"ep", l.ep}, copies{"dp", dense.size() / (l.etp * l.ep * l.pp)};
+    const bool over_data = l.etp == l.tp;  // neighbours among the data ranks (train_mesh.h)
+    bool has_ep = false;
     for (const MeshAxis& axis : dense.axes())
-      if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back({"ep", l.ep});
-      else if (axis.name == "dp") axes.push_back({"dp", dense.size() / (l.etp * l.ep * l.pp)});
+      if (axis.name == "tp" && over_data) axes.push_back({"etp", l.etp});
+      else if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back(ep);
       else if (axis.name == "pp") axes.push_back(axis);
+      else {
+        const bool first = over_data && (axis.size > 1 || axis.name == "dp") && !has_ep;
+        if (first) axes.push_back(ep), has_ep = true;
+        if (axis.name == "dp") axes.push_back(copies);
+      }
     expert = Mesh(std::move(axes));
   }
   if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
@@ -52,7 +60,11 @@ Rectangle TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) con
   // All tensor-parallel places shard as many rows: of a vocabulary that does not divide, the last has padding.
   // An expert's ranks are others than those of the first place.
   const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
-  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), shards_, shard_of(rank));
+  // Data ranks that spread experts share each of them with so many fewer.
+  const bool over_data = parameter.expert >= 0 && layout_.expert.extent("etp") == layout_.dense.extent("tp");
+  const std::int64_t holders = over_data ? layout_.expert.extent("ep") : 1;
+  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(),
+                                 std::max<std::int64_t>(1, shards_ / holders), shard_of(rank) / holders);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   return box.elements() > 0 ? box : Rectangle{};
 }

@@ -1,5 +1,6 @@
 #include "layout/train_mesh.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/check.h"
@@ -20,7 +21,17 @@ ShardMesh shard_mesh(const TrainSpec& train) {
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  return {shards, data / shards, l.tp, l.ep, l.pp};
+  const bool over_data = l.etp == l.tp;  // else over the tensor-parallel ranks (spec/validate.cc)
+  return {shards, data / shards, l.tp, over_data ? 1 : l.ep, over_data ? l.ep : 1, l.pp};
+}
+
+std::int64_t rows_sent_of_token(const Scenario& s) {
+  return s.model.moe && shard_mesh(s.train).expert_data > 1 ? s.model.moe->experts_per_token : 0;
+}
+
+std::int64_t most_rows_received(const Scenario& s) {
+  const std::int64_t ranks = shard_mesh(s.train).expert_data;
+  return ranks * s.train.micro_batch_tokens * std::min(s.model.moe->experts_per_token, s.model.moe->experts / ranks);
 }
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {

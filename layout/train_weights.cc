@@ -56,7 +56,7 @@ TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
   return cut;
 }
 
-UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, std::int64_t ep,
+UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, const ExpertSpread& ep,
                    std::int64_t world, std::int64_t rank) {
   UnitParam param;
   param.parameter = spec.name;
@@ -65,24 +65,32 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
   const std::int64_t tp = tensor.size();
-  const bool spread = spec.expert >= 0 && ep > 1;
+  const bool spread = spec.expert >= 0 && ep.tensor > 1;
+  param.over_data = spec.expert >= 0 && ep.data > 1;
   const TensorPlacement cut = tp > 1 && !spread ? tensor_cut(spec, model) : TensorPlacement{};
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
   if (spread) {
-    param.spread = ep, param.step.rows = param.whole_rows;
-    param.base = spec.expert / (model.moe->experts / ep) * param.whole_rows;
+    param.spread = ep.tensor, param.step.rows = param.whole_rows;
+    param.base.row = spec.expert / (model.moe->experts / ep.tensor) * param.whole_rows;
+  } else if (param.over_data) {
+    // Those of all ranks lie where the parts of all tensor-parallel places follow one another in one direction.
+    param.spread = ep.data;
+    const std::int64_t holder = spec.expert / (model.moe->experts / ep.data);
+    if (spec.role == R::expert_down) param.step.cols = param.cols, param.base.col = holder * param.whole_cols;
+    else param.step.rows = param.rows, param.base.row = holder * param.whole_rows;
   } else if (tp > 1 && first == all) {
     param.step.repeat = tp;
   }
-  for (std::int64_t t = 1; t < tp && first != all; ++t) {
+  for (std::int64_t t = 1; t < tp && first != all && !param.over_data; ++t) {
     const Rectangle next = place(all, cut, tensor, t);
     if (next == first) continue;  // a KV head that neighbours share
     param.step = {next.rows.begin - first.rows.begin, next.cols.begin - first.cols.begin, t};
     break;
   }
-  param.shard = chunk_range(param.rows, world, rank);
-  param.padded_rows = ceil_div(param.rows, world);
+  const std::int64_t ranks_of_shard = param.over_data && world > 1 ? ep.data : 1;
+  param.shard = chunk_range(param.rows, world / ranks_of_shard, rank / ranks_of_shard);
+  param.padded_rows = ceil_div(param.rows, world / ranks_of_shard);
   return param;
 }
 
@@ -104,6 +112,10 @@ void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
   param.full_offset = unit.full_elements;
   unit.shard_elements += param.padded_elements();
   unit.full_elements += param.elements();
+  UnitRegion& region = param.over_data ? unit.experts : unit.shared;
+  HB_CHECK(param.over_data || unit.experts.full_elements == 0, "{} lies behind experts", param.parameter);
+  region.shard_elements += param.padded_elements();
+  region.full_elements += param.elements();
   unit.params.push_back(std::move(param));
 }
 
@@ -111,7 +123,8 @@ void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
 bool alike(const UnitParam& a, const UnitParam& b) {
   const auto all_but_name = [](const UnitParam& p) {
     return std::tuple(p.whole_rows, p.whole_cols, p.rows, p.cols, p.step.rows, p.step.cols, p.step.repeat, p.shard,
-                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base);
+                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base.row, p.base.col,
+                      p.over_data);
   };
   return all_but_name(a) == all_but_name(b);
 }
@@ -134,16 +147,19 @@ std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
-                                     std::int64_t ep) {
+                                     ExpertSpread ep) {
   return train_units(model, {.layers = {{0, model.layers}}}, tp, world, rank, ep);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
-                                     std::int64_t world, std::int64_t rank, std::int64_t ep) {
+                                     std::int64_t world, std::int64_t rank, ExpertSpread ep) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
   const std::string why_not = why_not_train_tp(model, tp);
   HB_CHECK(why_not.empty(), "{}", why_not);
-  HB_CHECK(ep == 1 || (ep == tp && model.moe && model.moe->experts % ep == 0), "experts over {} of {} ranks", ep, tp);
+  const std::int64_t holders = ep.tensor * ep.data;  // of other experts
+  HB_CHECK((ep.tensor == 1 || (ep.tensor == tp && ep.data == 1)) && (world == 1 || world % ep.data == 0),
+           "experts over {} of {} tensor-parallel ranks and {} of {} others", ep.tensor, tp, ep.data, world);
+  HB_CHECK(holders == 1 || (model.moe && model.moe->experts % holders == 0), "experts over {} ranks", holders);
   const Mesh tensor({{"tp", tp}});
   std::vector<ParamSpec> parameters = parameters_of(model);
   std::erase_if(parameters, [&](const ParamSpec& p) { return !has(stage, p, model); });
@@ -157,9 +173,10 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
       unit.layer = parameter.layer;
       units.push_back(std::move(unit));
     }
-    append(units.back(), shard_of(parameter, model, tensor, ep, world, rank), model.moe ? model.moe->experts / ep : 0);
+    append(units.back(), shard_of(parameter, model, tensor, ep, world, rank),
+           model.moe ? model.moe->experts / holders : 0);
   }
-  for (ShardedUnit& unit : units) unit.padding_elements = world * unit.shard_elements - unit.full_elements;
+  for (ShardedUnit& unit : units) unit.shared.shards = world, unit.experts.shards = world > 1 ? world / ep.data : 1;
   number_kinds(units);
   return units;
 }

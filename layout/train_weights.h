@@ -25,16 +25,27 @@ struct UnitParam {
   std::int64_t full_offset = 0;   // elements into the unsharded unit buffer
   ParamRole role = ParamRole::embedding;
   int expert = -1;
-  /// Where whole experts are spread over tensor-parallel ranks, expert e of the first rank shares its place in memory
-  /// with one of each other rank: the unit has the place once, and all these parameters. Together, one below the other,
-  /// they are the tensor of which each rank has a piece; `base` is this one's first row there.
-  std::int64_t spread = 1, base = 0;
+  /// Where whole experts are spread over ranks, expert e of the first rank shares its place in memory with one of each
+  /// other rank: the unit has the place once, and all these parameters. Together they are the tensor of which each rank
+  /// has a piece: one below the other, or beside it, which `base` says: this one's first row and column there.
+  std::int64_t spread = 1;
+  struct {
+    std::int64_t row = 0, col = 0;
+  } base;
+  bool over_data = false;  // over data ranks, of which each has a part of it or, its tensor-parallel places, parts
 
-  bool has_place() const { return base == 0; }
-  std::int64_t rows_of_all() const { return spread * whole_rows; }
+  bool has_place() const { return base.row == 0 && base.col == 0; }
+  std::int64_t rows_of_all() const { return step.cols > 0 ? whole_rows : spread * whole_rows; }
   std::int64_t elements() const { return rows * cols; }
   std::int64_t owned_elements() const { return shard.size() * cols; }
   std::int64_t padded_elements() const { return padded_rows * cols; }
+};
+
+/// What of a unit is cut into so many shards, back to back in a rank's shard and in the whole unit.
+struct UnitRegion {
+  std::int64_t shards = 1;
+  std::int64_t shard_elements = 0, full_elements = 0;
+  std::int64_t padding_elements() const { return shards * shard_elements - full_elements; }
 };
 
 /// What one all-gather makes whole: the parameters of one decoder layer, or of everything outside the layers ("root").
@@ -46,9 +57,11 @@ struct ShardedUnit {
   int layer = -1;    // -1: root
   int kind = 0;      // units of one kind differ in the names of their parameters only
   std::vector<UnitParam> params;
-  std::int64_t shard_elements = 0;    // what one rank contributes to the all-gather: sum of padded shards
-  std::int64_t full_elements = 0;     // sum of rows * cols
-  std::int64_t padding_elements = 0;  // world * shard_elements - full_elements
+  std::int64_t shard_elements = 0;  // what one rank contributes to the all-gather: sum of padded shards
+  std::int64_t full_elements = 0;   // sum of rows * cols
+  /// Of that, in front, what all data ranks share; behind it the experts that are spread over them, in fewer shards.
+  UnitRegion shared, experts;
+  std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
 };
 
 /// What one pipeline stage has of a model: the layers of its chunks, in model order; in front of them the embedding, if
@@ -68,6 +81,13 @@ struct StagePart {
   }
 };
 
+/// Ranks over which whole experts are spread: all tensor-parallel ones (1: these have a part of each), and so many
+/// neighbours of the `world`, which they divide if it is not 1.
+struct ExpertSpread {
+  std::int64_t tensor = 1, data = 1;
+  friend auto operator<=>(const ExpertSpread&, const ExpertSpread&) = default;
+};
+
 /// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 
@@ -75,11 +95,10 @@ std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 /// beside the first tensor-parallel rank: root, layers.0, layers.1, …
 /// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
-/// `ep`: the tensor-parallel ranks over which whole experts are spread, all of them; 1: all have a part of each.
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,
-                                     std::int64_t ep = 1);
+                                     ExpertSpread = {});
 /// Those of a stage, in the same order; a stage with neither end of the model has no root.
 std::vector<ShardedUnit> train_units(const ModelSpec&, const StagePart&, std::int64_t tp, std::int64_t world,
-                                     std::int64_t rank, std::int64_t ep = 1);
+                                     std::int64_t rank, ExpertSpread = {});
 
 }  // namespace hotbunk

@@ -39,6 +39,11 @@ namespace hotbunk {
 /// and with context parallelism:
 ///   context     the ranks of a stage that have each two chunks of every one of the same sequences, in the order of the
 ///               first chunks; with Ulysses those of one part
+/// and with experts over data ranks:
+///   experts          neighbours among the data ranks of one tensor-parallel place that have other experts each
+///   expert_places    these of all tensor-parallel places, which come first: who together have every expert
+///   expert_shards    of those that share one copy of what is sharded, the ones with the same experts
+///   expert_replicas  the ranks that hold the same shard of the same experts
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -52,7 +57,11 @@ enum class Family : GroupId {
   train_pp = 9,
   tied = 10,
   ulysses = 11,
-  context = 12
+  context = 12,
+  experts = 13,
+  expert_places = 14,
+  expert_shards = 15,
+  expert_replicas = 16
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -68,15 +77,21 @@ inline constexpr ExtentId returned_extent{3};
 /// With Ulysses: the tokens of a micro-batch on all the ranks of its group.
 inline constexpr ExtentId gathered_extent{4};
 
+/// With experts over data ranks: the rows that have come to a rank's own. The device counts them; expected are as many
+/// as the rank's own tokens send.
+inline constexpr ExtentId routed_extent{5};
+
 /// A rank's part of a micro-batch of padded sequences, which is filled up so that all that share it have as much
-/// (TrainLayout::token_multiple); samples and pairs are those of all.
-inline Sizes filled_up(const Sizes& micro, const TrainLayout& l) {
+/// (TrainLayout::token_multiple); samples and pairs are those of all. `rows_sent`: of a token, to the ranks that have
+/// its experts; 0: they are here.
+inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t rows_sent = 0) {
   Sizes out = micro;
   const std::int64_t all = round_up(micro.tokens, l.token_multiple()), filling = all - micro.tokens;
   out.tokens = all / l.sharers();
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
   out[sequence_extent] = out.tokens / (l.sp ? l.tp : 1);
   if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
+  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens;
   return out;
 }
 

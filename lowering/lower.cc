@@ -50,8 +50,33 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::context) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::expert_replicas) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
+
+/// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
+void add_expert_groups(Families& all, const std::vector<std::vector<std::int64_t>>& data, const ShardMesh& mesh) {
+  const std::int64_t holders = mesh.expert_data, copies = mesh.data() / holders,
+                     shards = mesh.expert_shards(mesh.shards);
+  const auto rank = [&](std::int64_t place, std::int64_t holder, std::int64_t copy) {
+    return static_cast<Rank>(data[static_cast<std::size_t>(place)][static_cast<std::size_t>(copy * holders + holder)]);
+  };
+  const auto add = [&](Family f, std::int64_t count, auto&& member) {
+    at(all, f).groups.push_back(members(count, member));
+  };
+  for (std::int64_t copy = 0; copy < copies; ++copy)
+    add(Family::expert_places, holders * mesh.tensor,
+        [&](auto m) { return rank(m % mesh.tensor, m / mesh.tensor, copy); });
+  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+    for (std::int64_t copy = 0; copy < copies; ++copy)
+      add(Family::experts, holders, [&](auto h) { return rank(t, h, copy); });
+    for (std::int64_t h = 0; h < holders; ++h) {
+      for (std::int64_t first = 0; first < copies; first += shards)
+        add(Family::expert_shards, shards, [&](auto i) { return rank(t, h, first + i); });
+      for (std::int64_t i = 0; i < shards; ++i)
+        add(Family::expert_replicas, copies / shards, [&](auto g) { return rank(t, h, g * shards + i); });
+    }
+  }
+}
 
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
   const std::vector<std::vector<std::int64_t>> data = data_ranks(s.train.layout, stage);  // by tensor-parallel place
@@ -70,8 +95,9 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   }
   for (std::int64_t d = 0; d < mesh.data(); ++d) add(Family::train_tp, mesh.tensor, [&](auto t) { return rank(t, d); });
   for (std::int64_t g = 0; g < mesh.replicas; ++g)
-    add(Family::holders, mesh.holders(),
+    add(Family::holders, mesh.shards * mesh.tensor,
         [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
+  if (mesh.expert_data > 1) add_expert_groups(all, data, mesh);
   const std::int64_t heads = s.model.kv_heads;
   if (heads >= mesh.tensor) return;
   const std::int64_t repeat = mesh.tensor / heads;
@@ -85,8 +111,10 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
 
 std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
   Families all;
-  constexpr std::array names = {"fsdp",       "tp",       "world",    "replicas", "train_tp", "holders", "data",
-                                "kv_sharers", "kv_parts", "train_pp", "tied",     "ulysses",  "context"};
+  constexpr std::array names = {"fsdp",    "tp",         "world",         "replicas",      "train_tp",       "holders",
+                                "data",    "kv_sharers", "kv_parts",      "train_pp",      "tied",           "ulysses",
+                                "context", "experts",    "expert_places", "expert_shards", "expert_replicas"};
+  static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
   at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
@@ -108,7 +136,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = s.train.layout.cp > 1            ? Family::context
+  const Family last = mesh.expert_data > 1             ? Family::expert_replicas
+                      : s.train.layout.cp > 1          ? Family::context
                       : s.train.layout.ulysses > 1     ? Family::ulysses
                       : mesh.stages > 1                ? Family::tied
                       : mesh.tensor > s.model.kv_heads ? Family::kv_parts
@@ -247,13 +276,15 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
   const ShardMesh mesh = shard_mesh(s.train);
-  plan.streams = plan_streams(mesh.replicas > 1, mesh.stages > 1, s.train.layout.cp > 1);
+  plan.streams = plan_streams(mesh.replicas > 1 || mesh.expert_replicas() > 1, mesh.stages > 1, s.train.layout.cp > 1);
   plan.groups = group_families(s, mesh, engines);
   // All up to the last that the plan may use.
-  const bool ulysses = s.train.layout.ulysses > 1;
-  if (s.train.layout.sp || mesh.stages > 1 || s.train.layout.sharers() > 1) plan.extents.push_back({"sequence"});
+  const bool experts = mesh.expert_data > 1, ulysses = s.train.layout.ulysses > 1 || experts;
+  if (s.train.layout.sp || mesh.stages > 1 || ulysses || s.train.layout.sharers() > 1)
+    plan.extents.push_back({"sequence"});
   if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
   if (ulysses) plan.extents.push_back({"gathered"});
+  if (experts) plan.extents.push_back({"routed", most_rows_received(s), CountedBy::device});
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;

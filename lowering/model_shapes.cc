@@ -2,7 +2,7 @@
 
 namespace hotbunk {
 
-ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, std::int64_t world, std::int64_t ep) {
+ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, std::int64_t world, ExpertSpread ep) {
   const std::scoped_lock lock(mutex_);
   Units& known = units_[{stage, tp, world, ep}];
   if (!known) known = std::make_shared<const std::vector<ShardedUnit>>(train_units(model_, stage, tp, world, 0, ep));

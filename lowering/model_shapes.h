@@ -19,16 +19,16 @@ class ModelShapes {
   explicit ModelShapes(const ModelSpec& model) : model_(model) {}
   using Units = std::shared_ptr<const std::vector<ShardedUnit>>;
   using Weights = std::shared_ptr<const std::vector<LocalWeight>>;
-  /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them, experts over `ep` of
-  /// these (layout/train_weights.h).
-  Units units(const StagePart&, std::int64_t tp, std::int64_t world, std::int64_t ep = 1);
+  /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them, experts spread so
+  /// (layout/train_weights.h).
+  Units units(const StagePart&, std::int64_t tp, std::int64_t world, ExpertSpread ep = {});
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
   Weights weights(std::int64_t tp);
 
  private:
   const ModelSpec& model_;
   std::mutex mutex_;
-  std::map<std::tuple<StagePart, std::int64_t, std::int64_t, std::int64_t>, Units> units_;
+  std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertSpread>, Units> units_;
   std::map<std::int64_t, Weights> weights_;
 };
 

@@ -62,6 +62,15 @@ void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, co
 void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads, const Tensor& sum) {
   const std::int64_t tensor = state.mesh().tensor;
   Tensor common = sum, shared = sum;  // of what all of them have, and of KV heads that several have
+  // Of experts that are spread over data ranks which have all else whole.
+  const bool spreads = state.mesh().expert_data > 1 && state.shards() == 1;
+  Tensor spread = sum;
+  if (spreads) {
+    b.begin_call("train.sum_squares.zero_experts", "train.");
+    spread = b.transient("train.grad_squares_of_experts", DType::f32, {fixed(1)}, Category::workspace);
+    b.emit(OpKind::zero, streams::compute, "train.grad_squares_of_experts.zero", {}, {spread});
+    if (tensor == 1) b.emit(OpKind::zero, streams::compute, "train.grad_squares.zero", {}, {sum});
+  }
   if (tensor > 1) {
     b.begin_call("train.sum_squares.zero", "train.");
     common = b.transient("train.grad_squares_in_common", DType::f32, {fixed(1)}, Category::workspace);
@@ -72,6 +81,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
   const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
     if (is_tied_copy(p, state)) return nullptr;
+    if (spreads && p.over_data) return &spread;
     return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
   };
   bool shares = false;
@@ -83,7 +93,8 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
       with(b.emit(OpKind::sum_squares, streams::compute, op, {of}, {to}), Attr::accumulate,
            std::int64_t{accumulate ? 1 : 0});
     };
-    if (tensor == 1 && std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
+    if (tensor == 1 && !spreads &&
+        std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
       b.call("train.sum_squares", u > 0 ? 1 : 0, name, {grad}, [&] { add(name, b.whole(grad), sum, u > 0); });
       continue;
     }
@@ -98,17 +109,19 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
           elements += unit.params[i].has_place() ? unit.params[i].padded_elements() : 0;
         if (to != nullptr)
           add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
-              *to, tensor > 1 || u > 0);
+              *to, spreads || tensor > 1 || u > 0);
       }
     });
   }
-  if (tensor == 1) return;
+  if (tensor == 1 && !spreads) return;
   b.begin_call("train.sum_squares.all", "train.");
   const auto add_all = [&](const Tensor& t, std::optional<Family> among) {
     const std::string& name = b.buffer(t.buffer).name;
     if (among) b.communicate(OpKind::all_reduce, streams::control, *among, name + ".all_reduce", {t}, {t});
     if (t.buffer != sum.buffer) b.emit(OpKind::add, streams::compute, name + ".add", {sum, t}, {sum});
   };
+  if (spreads) add_all(spread, Family::experts);
+  if (tensor == 1) return;
   add_all(sum, Family::train_tp);
   if (shares) add_all(shared, Family::kv_parts);
   add_all(common, std::nullopt);

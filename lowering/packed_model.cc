@@ -66,6 +66,16 @@ class PackedModel::Emits : public BackwardEmitter {
   BufferId overwritten_ = -1;
 };
 
+namespace {
+
+ExpertParallel expert_parallel(const Scenario& s) {
+  const std::int64_t ranks = shard_mesh(s.train).expert_data;
+  if (ranks == 1) return {};
+  return {ranks, static_cast<GroupId>(Family::experts), streams::tensor, routed_extent, most_rows_received(s)};
+}
+
+}  // namespace
+
 PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds,
                          const StagePart& part)
     : scenario_(s),
@@ -77,10 +87,11 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
-                 s.train.layout.sp ? sequence_extent : fixed_extent, s.train.layout.ep},
+                 s.train.layout.sp ? sequence_extent : fixed_extent, shard_mesh(s.train).experts},
                 {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent},
                 {s.train.layout.cp, static_cast<GroupId>(Family::context), streams::context,
-                 s.train.context_exchange == ContextExchange::all_gather}},
+                 s.train.context_exchange == ContextExchange::all_gather},
+                expert_parallel(s)},
       embedding_(decoder_embedding(s.model)),
       layers_(s.model),
       end_(decoder_end(s.model)) {

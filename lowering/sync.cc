@@ -33,14 +33,17 @@ struct Bucket {
   std::vector<Entry> entries;
   std::int64_t elements = 0;  // of one rank's part
   /// Elements of all parts that are padding: rows past the parameter's end.
-  std::int64_t padding(std::int64_t shards) const {
+  std::int64_t padding(std::int64_t shards, const ShardMesh& mesh) const {
     std::int64_t n = 0;
-    for (const Entry& e : entries)
-      for (std::int64_t w = 0; w < shards; ++w) {
+    for (const Entry& e : entries) {
+      const std::int64_t cut_into = e.param->over_data ? mesh.expert_shards(shards) : shards;
+      const std::int64_t pieces = mesh.tensor * (e.param->over_data ? mesh.expert_data : 1);
+      for (std::int64_t w = 0; w < cut_into; ++w) {
         const std::int64_t real =
             std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
-        n += (e.end - e.begin - real) * e.param->cols;
+        n += pieces * (e.end - e.begin - real) * e.param->cols;
       }
+    }
     return n;
   }
 };
@@ -242,7 +245,8 @@ class SyncLowering {
   Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
     Piece piece = source.piece;
-    piece.row_begin += p.base, piece.row_end += p.base;
+    piece.row_begin += p.base.row, piece.row_end += p.base.row;
+    piece.col_begin += p.base.col, piece.col_end += p.base.col;
     return {.tensor = tensor,
             .piece = piece,
             .parts = {.who = Holds::mine,
@@ -251,7 +255,7 @@ class SyncLowering {
                       .repeat = repeat,
                       .rows = source.step.rows,
                       .cols = source.step.cols,
-                      .last_row = p.base + p.whole_rows,
+                      .last_row = p.base.row + p.whole_rows,
                       .within = {}}};
   }
 
@@ -349,7 +353,7 @@ class SyncLowering {
       whole = b_.transient(name + "whole", dtype, {fixed(holders_ * bucket.elements)}, Category::communication);
       Op& op =
           b_.communicate(OpKind::all_gather, streams::gather, t_.synced_family(), name + "all_gather", {part}, {whole});
-      with(op, Attr::padding_bytes, t_.mesh().tensor * bucket.padding(shards_) * size_of(dtype));
+      with(op, Attr::padding_bytes, bucket.padding(shards_, t_.mesh()) * size_of(dtype));
     }
     take_turn(packed, whole.buffer);
     std::vector<std::size_t> used;

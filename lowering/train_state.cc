@@ -30,19 +30,6 @@ std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamR
   return out;
 }
 
-/// Between the gathered shards, padded, and the unit as it is computed with.
-std::vector<Move> shard_moves(const ShardedUnit& unit, std::int64_t shards, bool to_whole) {
-  std::vector<Move> moves;
-  for (const UnitParam& p : unit.params) {
-    if (!p.has_place()) continue;
-    const Side gathered = shards_of(unit, p, shards, {}, Holds::every);  // of a tensor-parallel rank's part
-    Side whole = local(p);
-    whole.piece.offset = p.full_offset;
-    moves.push_back(to_whole ? Move{gathered, whole} : Move{whole, gathered});
-  }
-  return moves;
-}
-
 }  // namespace
 
 std::string parameters_prefix(const ShardedUnit& unit) {
@@ -57,16 +44,46 @@ Side local(const UnitParam& p) {
 }
 
 Side logical(const UnitParam& p) {
-  return {
-      .piece = {.row_begin = p.base, .row_end = p.base + p.whole_rows, .col_end = p.whole_cols, .pitch = p.whole_cols},
-      .parts = {}};
+  return {.piece = {.row_begin = p.base.row,
+                    .row_end = p.base.row + p.whole_rows,
+                    .col_begin = p.base.col,
+                    .col_end = p.base.col + p.whole_cols,
+                    .pitch = p.whole_cols},
+          .parts = {}};
 }
 
 Family holders_of(std::int64_t shards, const ShardMesh& mesh) {
+  if (shards == 1 && mesh.expert_data > 1) return Family::expert_places;
   return mesh.tensor == 1 ? Family::fsdp : shards == 1 ? Family::train_tp : Family::holders;
 }
 
+namespace {
+
+/// The same of an expert that is spread over data ranks: of its pieces, those of all tensor-parallel places of one rank
+/// follow one another, and then come the next rank's.
+Parts parts_of_expert(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
+  const auto pieces = static_cast<std::int32_t>(mesh.expert_data * mesh.tensor);
+  Parts parts{.who = who,
+              .family = static_cast<GroupId>(who != Holds::mine ? holders_of(shards, mesh)
+                                             : shards == 1      ? Family::expert_places
+                                                                : Family::expert_shards),
+              .count = static_cast<std::int32_t>(mesh.expert_shards(shards)),
+              .rows = p.padded_rows,
+              .pitch = pitch,
+              .last_row = p.rows,
+              .within = {.family = static_cast<GroupId>(Family::expert_places),
+                         .count = pieces,
+                         .rows = p.step.rows,
+                         .cols = p.step.cols,
+                         .last_row = p.rows_of_all()}};
+  if (shards == 1 && who == Holds::mine) parts.repeat = pieces;
+  return parts;
+}
+
+}  // namespace
+
 Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
+  if (p.over_data) return parts_of_expert(p, shards, mesh, who, pitch);
   Parts parts{.who = who,
               .family = static_cast<GroupId>(Family::fsdp),
               .count = static_cast<std::int32_t>(shards),
@@ -74,10 +91,14 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
               .pitch = pitch,
               .last_row = p.rows,
               .within = {}};
+  // Who spreads experts has all else whole, as its neighbours do: the first of them counts.
+  const bool repeats = shards == 1 && mesh.expert_data > 1;
+  if (repeats) parts.repeat = static_cast<std::int32_t>(mesh.expert_data);
+  if (repeats || (mesh.tensor > 1 && (shards == 1 || who != Holds::mine)))
+    parts.family = static_cast<GroupId>(holders_of(shards, mesh));
   if (mesh.tensor == 1) return parts;
   const auto ranks = static_cast<std::int32_t>(mesh.tensor), repeat = static_cast<std::int32_t>(p.step.repeat);
-  if (shards == 1 || who != Holds::mine) parts.family = static_cast<GroupId>(holders_of(shards, mesh));
-  if (shards == 1 && who == Holds::mine) parts.repeat = ranks;
+  if (shards == 1 && who == Holds::mine) parts.repeat *= ranks;
   parts.within = {.family = static_cast<GroupId>(Family::train_tp),
                   .count = ranks / repeat,
                   .repeat = repeat,
@@ -92,7 +113,10 @@ Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards,
           .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
 
-std::int64_t padding_bytes(const ShardedUnit& unit, DType dtype) { return unit.padding_elements * size_of(dtype); }
+std::int64_t padding_bytes(const ShardedUnit& unit, const ShardMesh& mesh, DType dtype) {
+  const std::int64_t of_experts = mesh.expert_data * unit.experts.padding_elements();
+  return mesh.tensor * (unit.shared.padding_elements() + of_experts) * size_of(dtype);
+}
 
 Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
   const auto block = find_block(*unit, first, last);
@@ -110,8 +134,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   for (const StagePart& part : parts_) {
-    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
-    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
+    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards, mesh.spread()));
+    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.spread()));
   }
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
@@ -176,6 +200,51 @@ std::vector<SyncedUnit> TrainState::synced() const {
   return out;
 }
 
+std::vector<TrainState::Region> TrainState::regions(const ShardedUnit& unit) const {
+  std::vector<Region> out = {{.size = unit.shared, .num_replicas = mesh_.replicas, .name = ""}};
+  if (unit.experts.full_elements > 0)
+    out.push_back({.size = unit.experts,
+                   .shard_offset = unit.shared.shard_elements,
+                   .full_offset = unit.shared.full_elements,
+                   .gathered_offset = unit.shared.shards * unit.shared.shard_elements,
+                   .shards = Family::expert_shards,
+                   .replicas = Family::expert_replicas,
+                   .num_replicas = mesh_.expert_replicas(),
+                   .is_experts = true,
+                   .name = ".experts"});
+  return out;
+}
+
+std::vector<Move> TrainState::shard_moves(const ShardedUnit& unit, bool to_whole) const {
+  std::vector<Move> moves;
+  for (const Region& region : regions(unit)) {
+    if (region.size.shards == 1) continue;
+    for (const UnitParam& p : unit.params) {
+      if (!p.has_place() || p.over_data != region.is_experts) continue;
+      // Of what a tensor-parallel rank has of it, and of experts a data rank.
+      const Side gathered{.piece = {.row_end = p.padded_rows,
+                                    .col_end = p.cols,
+                                    .offset = region.gathered_offset + p.shard_offset - region.shard_offset,
+                                    .pitch = p.cols},
+                          .parts = {.who = Holds::every,
+                                    .family = static_cast<GroupId>(region.shards),
+                                    .count = static_cast<std::int32_t>(region.size.shards),
+                                    .rows = p.padded_rows,
+                                    .pitch = region.size.shard_elements,
+                                    .last_row = p.rows,
+                                    .within = {}}};
+      Side whole = local(p);
+      whole.piece.offset = p.full_offset;
+      moves.push_back(to_whole ? Move{gathered, whole} : Move{whole, gathered});
+    }
+  }
+  return moves;
+}
+
+Tensor TrainState::part_of(const ProgramBuilder& b, const Tensor& of, std::int64_t offset, std::int64_t elements) {
+  return elements == of.shape[0].size ? of : b.view(of.buffer, of.dtype, {fixed(elements)}, offset);
+}
+
 std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state, const Tensor& shard,
                                        const Tensor& whole, const std::string& name) const {
   const std::int64_t n = state.unit.shard_elements;
@@ -190,13 +259,24 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     made.push_back(send.buffer);
   }
-  const Tensor gathered =
-      b.transient(name + ".gather_out", whole.dtype, {fixed(shards() * n)}, Category::communication);
+  const std::vector<Region> all = regions(state.unit);
+  std::int64_t elements = 0;
+  for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
+  const Tensor gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(elements)}, Category::communication);
   made.push_back(gathered.buffer);
-  Op& op = b.communicate(OpKind::all_gather, streams::gather, Family::fsdp, name + ".all_gather", {send}, {gathered});
-  with(op, Attr::padding_bytes, padding_bytes(state.unit, whole.dtype));
-  Op& copy = b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole});
-  copy.moves = shard_moves(state.unit, shards(), true);
+  for (const Region& r : all) {
+    const Tensor part = part_of(b, send, r.shard_offset, r.size.shard_elements);
+    if (r.size.shards == 1) {
+      b.emit(OpKind::copy, streams::gather, name + r.name + ".copy_out", {part},
+             {part_of(b, whole, r.full_offset, r.size.full_elements)});
+      continue;
+    }
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, r.shards, name + r.name + ".all_gather", {part},
+                           {part_of(b, gathered, r.gathered_offset, r.size.shards * r.size.shard_elements)});
+    with(op, Attr::padding_bytes, r.size.padding_elements() * size_of(whole.dtype));
+  }
+  b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole}).moves =
+      shard_moves(state.unit, true);
   return made;
 }
 
@@ -254,20 +334,33 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   StreamId last = streams::reduce;
   const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
+  const std::vector<Region> all = regions(state.unit);
   if (shards() > 1) {
-    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(shards() * n)}, Category::communication);
+    std::int64_t elements = 0;
+    for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
+    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(elements)}, Category::communication);
     sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
     // Padding takes part in the sum and in the gradient norm: it must be zero.
-    if (state.unit.padding_elements > 0) b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {in});
+    if (state.unit.padding_elements() > 0) b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {in});
     Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {whole}, {in});
-    copy.moves = shard_moves(state.unit, shards(), false);
-    Op& op =
-        b.communicate(OpKind::reduce_scatter, streams::reduce, Family::fsdp, name + ".reduce_scatter", {in}, {sum});
-    with(op, Attr::padding_bytes, padding_bytes(state.unit, dtype));
+    copy.moves = shard_moves(state.unit, false);
+    for (const Region& r : all) {
+      const Tensor part = part_of(b, sum, r.shard_offset, r.size.shard_elements);
+      if (r.size.shards == 1) {
+        b.emit(OpKind::copy, streams::reduce, name + r.name + ".copy_in",
+               {part_of(b, whole, r.full_offset, r.size.full_elements)}, {part});
+        continue;
+      }
+      Op& op = b.communicate(OpKind::reduce_scatter, streams::reduce, r.shards, name + r.name + ".reduce_scatter",
+                             {part_of(b, in, r.gathered_offset, r.size.shards * r.size.shard_elements)}, {part});
+      with(op, Attr::padding_bytes, r.size.padding_elements() * size_of(dtype));
+    }
   }
-  if (mesh_.replicas > 1) {
+  for (const Region& r : all) {
+    if (r.num_replicas == 1) continue;
     last = streams::replicas;
-    b.communicate(OpKind::all_reduce, last, Family::replicas, name + ".all_reduce", {sum}, {sum});
+    const Tensor part = part_of(b, sum, r.shard_offset, r.size.shard_elements);
+    b.communicate(OpKind::all_reduce, last, r.replicas, name + r.name + ".all_reduce", {part}, {part});
   }
   return {sum, last};
 }
@@ -310,7 +403,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
       if (!p.has_place()) with(op, Attr::accumulate, std::int64_t{1});  // beside what shares its place
       Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
       if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
-      if (whole && state.mesh().tensor == 1) mine.parts = {};
+      if (whole && state.mesh().tensor == 1 && !p.over_data) mine.parts = {};
       mine.piece.offset = 0;  // of the view
       op.moves.push_back({logical(p), mine});
     }
@@ -351,7 +444,7 @@ Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUn
         b.transient(name + ".gathered", dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
     Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(state.shards(), state.mesh()),
                            name + ".all_gather", {b.whole(shard)}, {all});
-    with(op, Attr::padding_bytes, state.mesh().tensor * padding_bytes(unit, dtype));
+    with(op, Attr::padding_bytes, padding_bytes(unit, state.mesh(), dtype));
     return all;
   });
 }

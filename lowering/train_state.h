@@ -87,7 +87,7 @@ class TrainState {
   /// all of it: parameters that every rank has whole come from nowhere else.
   std::vector<SyncedUnit> synced() const;
   std::int64_t synced_shards() const { return whole_params_ ? 1 : shards(); }
-  std::int64_t synced_holders() const { return synced_shards() * mesh_.tensor; }
+  std::int64_t synced_holders() const { return mesh_.holders(synced_shards()); }
   Family synced_family() const { return holders_of(synced_shards(), mesh_); }
 
   /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when a rank holds
@@ -111,14 +111,31 @@ class TrainState {
   BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
  private:
-  /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes.
+  /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes. Experts that are
+  /// spread over data ranks are gathered apart, of those ranks that have them.
   std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
                              const std::string& name) const;
   /// Copy-in -> reduce-scatter over the shards -> all-reduce over the replicas: a tensor as long as the shard, and the
-  /// stream that it comes from. The all-reduce has a stream of its own, beside the next unit's reduce-scatter.
-  /// Source: PyTorch FSDP2 with a 2-D mesh (foreach_reduce).
+  /// stream that it comes from; of experts that are spread over data ranks among those that have them. The all-reduce
+  /// has a stream of its own, beside the next unit's reduce-scatter. Source: PyTorch FSDP2 with a 2-D mesh
+  /// (foreach_reduce).
   std::pair<Tensor, StreamId> sum_of_ranks(ProgramBuilder&, const UnitState&, const Tensor& whole, Category,
                                            const std::string& name) const;
+  /// A region of a unit: how it lies in a rank's shard and, from all ranks of `shards` behind one another, in what a
+  /// collective makes or takes; and who holds copies of the same shard.
+  struct Region {
+    UnitRegion size;
+    std::int64_t shard_offset = 0, full_offset = 0, gathered_offset = 0;
+    Family shards = Family::fsdp, replicas = Family::replicas;
+    std::int64_t num_replicas = 1;
+    bool is_experts = false;
+    std::string name;  // what its ops' names have behind the unit's
+  };
+  std::vector<Region> regions(const ShardedUnit&) const;
+  /// Between what lies behind one another of all ranks, padded, and the unit as it is computed with.
+  std::vector<Move> shard_moves(const ShardedUnit&, bool to_whole) const;
+  /// The part of a tensor over a whole unit, or over a shard of one, that a region is.
+  static Tensor part_of(const ProgramBuilder&, const Tensor&, std::int64_t offset, std::int64_t elements);
 
   const Scenario& scenario_;
   ShardMesh mesh_;
@@ -143,8 +160,8 @@ Side logical(const UnitParam&);
 /// What the names of a unit's parameters begin with: "model.layers.3.".
 std::string parameters_prefix(const ShardedUnit&);
 
-/// Bytes of padding in a collective over all shards of a unit.
-std::int64_t padding_bytes(const ShardedUnit&, DType);
+/// Bytes of padding where all ranks' shards of a unit lie behind one another.
+std::int64_t padding_bytes(const ShardedUnit&, const ShardMesh&, DType);
 
 // Phases of the training side. Each emits into the phase's blocks.
 void lower_load(ProgramBuilder&, const TrainState&, std::int32_t phase);

@@ -161,15 +161,17 @@ void Communicator::all_to_all(const void* send, void* recv, std::int64_t bytes_p
 }
 
 void Communicator::all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
-                                std::span<const std::int64_t> recv_bytes) {
+                                std::span<const std::int64_t> recv_bytes, bool back) {
   HB_CHECK(std::ssize(send_bytes) == size() && std::ssize(recv_bytes) == size(),
            "all_to_all of {} and {} parts in {} ranks", send_bytes.size(), recv_bytes.size(), size());
   for (int r = 0; r < size(); ++r) check_count(std::min(send_bytes[r], recv_bytes[r]), 0, 0);
   HB_CHECK(send_bytes[rank_] == recv_bytes[rank_], "all_to_all: rank {} sends {} B to itself and expects {}", rank_,
            send_bytes[rank_], recv_bytes[rank_]);
   do_all_to_all(next_call(CommOp::all_to_all, DType::u8, 0), in(send), send_bytes, out(recv), recv_bytes);
-  const std::int64_t n = std::accumulate(send_bytes.begin(), send_bytes.end(), std::int64_t{0});
-  count(CommOp::all_to_all, n, 0, n - send_bytes[rank_]);
+  const auto sum = [](std::span<const std::int64_t> bytes) {
+    return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  };
+  count(CommOp::all_to_all, sum(back ? recv_bytes : send_bytes), 0, sum(send_bytes) - send_bytes[rank_]);
 }
 
 void Communicator::send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes) {

@@ -15,6 +15,7 @@
 //                                                        ones shorter                          = 2(W-1)/W n if W | count
 //   broadcast       n                                    n; 0 for the last of the chain root, root+1, … (a pipelined ring)
 //   all_to_all      whole send buffer, own part included send buffer without the own part
+//   … back          whole receive buffer                 likewise
 //   send            bytes sent                           bytes sent
 //   send_recv       bytes sent                           bytes sent; 0 to itself
 //   recv, barrier   0                                    0
@@ -109,8 +110,9 @@ class Communicator {
   void all_to_all(const void* send, void* recv, std::int64_t bytes_per_rank);
   /// Byte counts per peer (size W each); parts lie one behind the other in rank order. send_bytes[p] here must equal
   /// recv_bytes[me] at p.
+  /// `back`: what once was sent comes back, and counts as payload where it returns to: what is received.
   void all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
-                    std::span<const std::int64_t> recv_bytes);
+                    std::span<const std::int64_t> recv_bytes, bool back = false);
   /// Blocks until the bytes may be overwritten, which may be when the peer has received them.
   void send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes = 0);
   void recv(int peer, void* data, std::int64_t bytes);

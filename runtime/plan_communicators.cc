@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "graph/catalogue.h"
@@ -48,6 +51,26 @@ void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
   if (op.kind == OpKind::recv) return c.recv(from, address(op.outputs[0]), bytes(op.outputs[0]));
   c.send_recv(to, address(op.inputs[0]), bytes(op.inputs[0]), from, address(op.outputs[0]), bytes(op.outputs[0]),
               padding);
+}
+
+/// Rows of experts, to the ranks that have these or back: how many, all ranks have said (graph/catalogue.h).
+void exchange_rows(Communicator& c, const OpCall& call) {
+  const Op& op = call.op;
+  const Tensor& own = own_tokens_rows(op);
+  const bool back = &own != &op.inputs[0];
+  const std::int64_t ranks = op.inputs[1].shape[0].size, experts = op.inputs[1].shape[1].size - 1,
+                     row_bytes = own.shape[2].size * size_of(own.dtype);
+  HB_CHECK(ranks == c.size(), "counts of {} ranks over {}", ranks, c.size());
+  std::vector<std::int32_t> offsets(static_cast<std::size_t>(ranks * (experts + 1)));
+  std::memcpy(offsets.data(), call.addresses.address(op.inputs[1]), offsets.size() * sizeof(std::int32_t));
+  const auto bytes = [&](std::int64_t from, std::int64_t to) {
+    const std::int32_t* const of = &offsets[static_cast<std::size_t>(from * (experts + 1))];
+    return (of[(to + 1) * experts / ranks] - of[to * experts / ranks]) * row_bytes;
+  };
+  std::vector<std::int64_t> sent, received;
+  for (std::int64_t r = 0; r < ranks; ++r) sent.push_back(bytes(c.rank(), r)), received.push_back(bytes(r, c.rank()));
+  if (back) std::swap(sent, received);
+  c.all_to_all_v(call.addresses.address(op.inputs[0]), sent, call.addresses.address(op.outputs[0]), received, back);
 }
 
 }  // namespace
@@ -113,6 +136,7 @@ void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
     case OpKind::all_to_all: {
+      if (is_routed(op)) return exchange_rows(c, call);
       const std::int64_t bytes = op.inputs[0].bytes(sizes);
       HB_CHECK(bytes == op.outputs[0].bytes(sizes) && bytes % c.size() == 0, "all_to_all '{}' of {} B to {} B over {}",
                bound.name(), bytes, op.outputs[0].bytes(sizes), c.size());

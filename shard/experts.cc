@@ -1,5 +1,6 @@
 // The rules of a mixture of experts. A rank of a tensor-parallel group has the whole router, and its columns of every
-// expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same.
+// expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same. Where data
+// ranks have other experts each, the same is done of the rows that have come (expert_parallel.h).
 #include "base/check.h"
 #include "shard/writers.h"
 
@@ -8,6 +9,11 @@ namespace {
 
 void with_renormalised(Op& op, const ModelSpec& model) {
   with(op, Attr::renormalise, std::int64_t{model.moe->norm_topk ? 1 : 0});
+}
+
+/// A product whose rows go back to their tokens: what it leaves is as wide as the stream.
+bool leaves_experts(const Forward& f, const ForwardOp& grouped) {
+  return f.value(grouped.outputs[0]).width == Width::routed;
 }
 
 /// Says how many ranks share the experts, where they do.
@@ -22,19 +28,30 @@ void ForwardWriter::route(const ForwardOp& op) {
 }
 
 void ForwardWriter::expert_sort(const ForwardOp& op) {
+  if (s_.ep.ranks > 1) return sort_of_all_ranks(to_, f_, s_, op, at(op.inputs[0]), values_);
   Op& sort = emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])});
   if (s_.tp.expert_ranks > 1) with_experts(sort, s_).group = s_.tp.group;
 }
 
 void ForwardWriter::dispatch(const ForwardOp& op) {
   const Tensor x = all_tokens_of(op.inputs[0]);
-  emit(op.kind, op.name, {x, at(op.inputs[1])}, {make(op.outputs[0])});
+  if (s_.ep.ranks == 1) {
+    emit(op.kind, op.name, {x, at(op.inputs[1])}, {make(op.outputs[0])});
+    return;
+  }
+  const ForwardValue& y = f_.value(op.outputs[0]);
+  const Tensor choices = make_value(to_, s_, y, y.name + ".choices", s_.compute);
+  emit(op.kind, op.name, {x, at(op.inputs[1])}, {choices});
+  values_[static_cast<std::size_t>(op.outputs[0])] = to_experts(to_, f_, s_, y.name, choices, values_);
 }
 
 void ForwardWriter::grouped_linear(const ForwardOp& op) {
-  with_experts(
-      emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {make(op.outputs[0])}),
-      s_);
+  const Tensor y = make(op.outputs[0]);
+  const std::string& name = f_.value(op.outputs[0]).name;
+  const bool goes_back = s_.ep.ranks > 1 && leaves_experts(f_, op);
+  const Tensor found = goes_back ? make_routed(to_, s_, name + ".routed", y.dtype, y.shape[2]) : y;
+  with_experts(emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {found}), s_);
+  if (goes_back) from_experts(to_, f_, s_, name, found, y, values_);
 }
 
 void ForwardWriter::combine(const ForwardOp& op) {
@@ -54,7 +71,10 @@ void BackwardWriter::combine(const ForwardOp& op) {
 
 void BackwardWriter::grouped_linear(const ForwardOp& op) {
   const ValueId x = op.inputs[0], offsets = op.inputs[1];
-  const Tensor dy = gradient(op.outputs[0]);
+  const std::string d_name = "d_" + f_.value(op.outputs[0]).name;
+  Tensor dy = gradient(op.outputs[0]);
+  if (s_.ep.ranks > 1 && leaves_experts(f_, op)) dy = to_experts(to_, f_, s_, d_name + ".routed", dy, values_);
+  const bool came = f_.value(x).width == Width::routed;
   const auto of_weights = [&] {
     with(with_experts(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
                            {to_.gradient(op.weights[0])}),
@@ -62,21 +82,29 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
          Attr::accumulate, accumulate_);
   };
   const auto of_input = [&] {
+    if (came && s_.ep.ranks > 1)
+      gradient_of(x) = make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, value(x).shape[1]);
+    else make(x);
     with_experts(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
-                      {make(x)}),
+                      {gradient(x)}),
                  s_);
   };
   // What was dispatched is free before its gradient, as large, is there.
-  const bool weights_first = f_.value(x).width == Width::routed;
-  if (weights_first) of_weights();
+  if (came) of_weights();
   of_input();
-  if (!weights_first) of_weights();
+  if (!came) of_weights();
 }
 
 void BackwardWriter::dispatch(const ForwardOp& op) {
+  Tensor dy = gradient(op.outputs[0]);
+  if (s_.ep.ranks > 1) {
+    const ForwardValue& y = f_.value(op.outputs[0]);
+    const Tensor choices = make_value(to_, s_, y, "d_" + y.name + ".choices", s_.compute);
+    from_experts(to_, f_, s_, "d_" + y.name, dy, choices, values_);
+    dy = choices;
+  }
   const auto found = summands_of(op.inputs[0]);
-  with(emit(OpKind::dispatch_backward, op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[1])},
-            {found.tensor}),
+  with(emit(OpKind::dispatch_backward, op.name + ".backward", {dy, value(op.inputs[1])}, {found.tensor}),
        Attr::accumulate, std::int64_t{found.first ? 0 : 1});
   added(op.inputs[0], op.name + ".backward");
 }

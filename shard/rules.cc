@@ -33,6 +33,8 @@ std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const
   std::vector<ValueId> out = op.outputs;
   if (op.kind == OpKind::attention && s.ulysses.ranks > 1)
     out.insert(out.end(), {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0])});
+  if (op.kind == OpKind::expert_sort && s.ep.ranks > 1)
+    out.insert(out.end(), {sent_by_all(f, op), count_of_rows(f, op)});
   return out;
 }
 
@@ -54,6 +56,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
+      if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
     case OpKind::grouped_linear:
     case OpKind::combine:

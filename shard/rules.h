@@ -12,7 +12,8 @@
 namespace hotbunk {
 
 /// This rank's tensors of a forward, by ValueId; without a buffer: not there. Behind them, in the same order, what
-/// attention computes on where that is another tensor (ulysses.h).
+/// attention computes on where that is another tensor (ulysses.h), and what all ranks say of their choices
+/// (expert_parallel.h).
 using Values = std::vector<Tensor>;
 inline bool is_there(const Values& values, ValueId id) { return values[static_cast<std::size_t>(id)].buffer >= 0; }
 

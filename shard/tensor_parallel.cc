@@ -52,6 +52,15 @@ std::int64_t TensorSharding::width_of(Width width) const {
   return 0;
 }
 
+namespace {
+
+/// Rows of a rank's own tokens, one for each of their choices.
+Tensor make_choices(Emitter& to, const TensorSharding& s, const std::string& name, DType dtype, const Dim& width) {
+  return to.make(name, dtype, {s.tokens, {s.width_of(Width::choices), fixed_extent, 0}, width});
+}
+
+}  // namespace
+
 Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, const std::string& name, DType dtype) {
   const Dim rows = s.rows_of(v.width), width{s.width_of(v.width), fixed_extent, 0};
   switch (v.width) {
@@ -59,10 +68,12 @@ Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, c
       return to.make(name, dtype, {rows});
     case Width::expert_offsets:
       return to.make(name, dtype, {width});
-    case Width::routed:
     case Width::expert_gate_up:
     case Width::expert_inner:
-      return to.make(name, dtype, {rows, {s.width_of(Width::choices), fixed_extent, 0}, width});
+      if (s.ep.ranks == 1) return make_choices(to, s, name, dtype, width);
+      return to.make(name, dtype, {{s.ep.capacity, s.ep.routed, 0}, width});
+    case Width::routed:
+      return make_choices(to, s, name, dtype, width);
     default:
       return to.make(name, dtype, {rows, width});
   }

@@ -56,6 +56,16 @@ struct ContextParallel {
   bool gathers = false;  // else they go around a ring
 };
 
+/// Neighbours among the data ranks that have other experts each; 1: every rank has all of those that its
+/// tensor-parallel ones share. `routed`: how many rows have come to a rank's experts, of `capacity` at most.
+struct ExpertParallel {
+  std::int64_t ranks = 1;
+  GroupId group = -1;
+  StreamId stream = lead_stream;
+  ExtentId routed = fixed_extent;
+  std::int64_t capacity = 0;
+};
+
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.
 struct TensorSharding {
   const ModelSpec& model;
@@ -64,6 +74,7 @@ struct TensorSharding {
   TensorParallel tp;
   TokenParallel ulysses = {};
   ContextParallel context = {};
+  ExpertParallel ep = {};
   std::int64_t head_parts = 1;  // of a tensor-parallel rank's heads
   std::int64_t heads() const;
   std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one

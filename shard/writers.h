@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "shard/expert_parallel.h"
 #include "shard/rules.h"
 
 namespace hotbunk {
@@ -29,7 +30,8 @@ class ForwardWriter {
   void combine(const ForwardOp&);
 
   Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
-    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
+    return with_count_of_rows(to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs)), f_, s_,
+                              values_);
   }
   const Tensor& at(ValueId id) const {
     HB_CHECK(is_there(values_, id), "'{}' is not there", f_.value(id).name);
@@ -62,7 +64,8 @@ class BackwardWriter {
   void combine(const ForwardOp&);
 
   Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
-    return to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs));
+    return with_count_of_rows(to_.emit(kind, lead_stream, name, std::move(inputs), std::move(outputs)), f_, s_,
+                              values_);
   }
   const Tensor& value(ValueId id) const {
     HB_CHECK(is_there(values_, id), "backward reads '{}', which is not there",

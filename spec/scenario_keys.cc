@@ -38,7 +38,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
       integer_or_auto("train.layout.pp", HB_FIELD(train.layout.pp), 1, max_ranks, {"ranks", "pipeline stages"}));
   keys.push_back(
       integer("train.layout.vpp", HB_FIELD(train.layout.vpp), 1, 1024, {"", "model chunks per pipeline stage"}));
-  keys.push_back(integer("train.layout.ep", HB_FIELD(train.layout.ep), 1, max_ranks, {"ranks", "expert parallel"}));
+  keys.push_back(integer("train.layout.ep", HB_FIELD(train.layout.ep), 1, max_ranks,
+                         {"ranks", "expert parallel: whole experts are spread over so many"}));
   keys.push_back(integer("train.layout.etp", HB_FIELD(train.layout.etp), 1, max_ranks,
                          {"ranks", "tensor parallel inside an expert"}));
   keys.push_back(string("train.layout.order", HB_FIELD(train.layout.order),

@@ -452,6 +452,44 @@ void executable_precision(const Scenario& s, const Need& need) {
     need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
 }
 
+/// Whether no other axis stands between the two that make data ranks.
+bool data_ranks_follow(const TrainLayout& t) {
+  std::istringstream in(t.order);
+  std::string axes;  // of more than one rank: d of data, or another
+  for (std::string axis; std::getline(in, axis, '-');) {
+    const int64_t size = axis == "cp"   ? t.cp * t.ulysses
+                         : axis == "dp" ? t.dp
+                         : axis == "tp" ? t.tp
+                         : axis == "pp" ? t.pp
+                                        : 1;
+    if (size > 1) axes += axis == "cp" || axis == "dp" ? 'd' : 'o';
+  }
+  return std::ranges::count(axes, 'd') < 2 || axes.find("dd") != std::string::npos;
+}
+
+/// Which ranks may have other experts than their neighbours: tensor-parallel ones, or data ranks of one copy of what is
+/// sharded, where it is.
+template <class Need>
+void executable_experts(const Scenario& s, const Need& need) {
+  const TrainLayout& t = s.train.layout;
+  if (!s.model.moe) return;
+  need(t.etp == t.tp || (t.etp == 1 && t.ep == t.tp),
+       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep over data "
+       "ranks) or have whole ones (ep = tp, etp = 1)",
+       t.etp, t.ep, t.tp);
+  if (t.ep == 1 || t.etp != t.tp) return;
+  const int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                         : t.fsdp > 0                       ? t.fsdp
+                                                                                            : data;
+  need(shards == 1 || shards % t.ep == 0,
+       "train.layout.ep {} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
+       "those",
+       t.ep, shards, shards, t.ep, shards % t.ep);
+  need(data_ranks_follow(t),
+       "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
+       t.ep, t.order, t.dp, t.cp * t.ulysses);
+}
+
 }  // namespace
 
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
@@ -487,10 +525,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");
-  need(!m.moe || (t.etp == t.tp && t.ep == 1) || (t.etp == 1 && t.ep == t.tp),
-       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep = 1) or "
-       "have whole ones (ep = tp, etp = 1)",
-       t.etp, t.ep, t.tp);
+  executable_experts(s, need);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

@@ -90,7 +90,11 @@ inline std::string draw_scenario() {
                      layers = std::max(some_layers, chunks);
   const bool experts = in(0, 3) == 0;
   const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
-  const DrawnModel model = draw_model(tp, experts, whole_experts ? train_tp : 1, layers);
+  std::vector<std::int64_t> holders{1};          // of other experts each, among the data ranks
+  for (std::int64_t k = 2; k <= data; ++k)
+    if (experts && !whole_experts && data % k == 0) holders.push_back(k);
+  const std::int64_t spread = one_of(holders);
+  const DrawnModel model = draw_model(tp, experts, whole_experts ? train_tp : spread, layers);
   std::vector<std::int64_t> sharers{1, 1};
   for (std::int64_t u = 2; u <= data; ++u)
     if (data % u == 0 &&
@@ -110,7 +114,7 @@ inline std::string draw_scenario() {
   const bool sequence = train_tp > 1 && coin();
   std::vector<std::int64_t> shard_groups{-1, -1};
   for (std::int64_t g = 1; g <= data; ++g)
-    if (data % g == 0) shard_groups.push_back(g);
+    if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
@@ -119,7 +123,7 @@ inline std::string draw_scenario() {
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
-      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : 1,
+      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : spread,
       experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "graph/catalogue.h"
 #include "trace/kept_steps.h"
 
 namespace hotbunk {
@@ -39,7 +40,12 @@ class CommonSteps {
 /// Collects the differences of one rank.
 class Comparer {
  public:
-  Comparer(const Plan& plan, Comparison& out) : plan_(plan), out_(out) {}
+  Comparer(const Plan& plan, Comparison& out) : plan_(plan), out_(out) {
+    for (const Program& program : plan.programs)
+      for (const Body& body : program.bodies)
+        for (const Op& op : body.ops)
+          if (is_routed(op)) routing_.insert(op.group);
+  }
 
   void memory(Rank rank, const RankMemory& a, const RankMemory& b) {
     rank_ = rank;
@@ -69,11 +75,15 @@ class Comparer {
       line("calls", x.calls, y.calls);
       line("payload bytes", x.payload_bytes, y.payload_bytes);
       line("padding bytes", x.padding_bytes, y.padding_bytes);
-      line("wire bytes", x.wire_bytes, y.wire_bytes);
+      // Which rows of experts stay where they are is the routers' affair.
+      if (!routes(key)) line("wire bytes", x.wire_bytes, y.wire_bytes);
     }
   }
 
  private:
+  bool routes(const TrafficKey& key) const {
+    return key.op == OpKind::all_to_all && routing_.contains(static_cast<GroupId>(key.group));
+  }
   std::string name_of_phase(std::int16_t phase) const {
     return phase < 0 ? "" : plan_.phases[static_cast<std::size_t>(phase)].name;
   }
@@ -126,6 +136,7 @@ class Comparer {
 
   const Plan& plan_;
   Comparison& out_;
+  std::set<GroupId> routing_;  // over which rows of experts go
   Rank rank_ = 0;
   std::int32_t step_ = -1;
   std::string phase_;
@@ -227,7 +238,18 @@ void compare_visits(const Plan& plan, const Trace& a, const Trace& b, const Comm
   }
 }
 
-/// Every op that both sides kept spans of: how often each kind ran in each phase and what it read and wrote.
+/// Kinds of ops that work on rows of experts: a rank's router sends them where it likes, and nowhere else.
+std::set<OpKind> kinds_on_routed_rows(const Plan& plan) {
+  std::set<OpKind> out;
+  for (const Program& program : plan.programs)
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (op.has(Attr::count)) out.insert(op.kind);
+  return out;
+}
+
+/// Every op that both sides kept spans of: how often each kind ran in each phase and what it read and wrote. What that
+/// is of rows which the device counts, ranks make up together: as many as are sent are received.
 void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
   constexpr std::size_t cut = std::size_t{1} << 20;  // recording stops there (sim/timeline.h): counts mean nothing then
   if (a.spans.size() >= cut || b.spans.size() >= cut) return;
@@ -236,6 +258,8 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
     std::array<std::int64_t, 2> runs{}, bytes{};  // of either side
   };
   std::map<Key, Sums> ops;
+  const std::set<OpKind> routed = kinds_on_routed_rows(plan);
+  constexpr Rank all_ranks = -1;
   std::array<std::set<std::int32_t>, 2> steps;
   for (std::size_t side = 0; side < 2; ++side)
     for (const Span& s : (side == 0 ? a : b).spans) {
@@ -243,12 +267,14 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
       if (s.kind == OpKind::map || s.kind == OpKind::unmap) continue;  // the memory tables speak of them
       Sums& sums = ops[{s.rank, s.step, s.phase, s.kind}];
       ++sums.runs[side];
-      sums.bytes[side] += s.bytes;
+      if (!routed.contains(s.kind)) sums.bytes[side] += s.bytes;
+      else ops[{all_ranks, s.step, s.phase, s.kind}].bytes[side] += s.bytes;
     }
   for (const auto& [key, sums] : ops) {
     const auto& [rank, step, phase, kind] = key;
     // The simulator keeps no span of what takes no time: a copy from nobody. Traffic has counted its calls.
-    if ((sums.runs[0] == 0 || sums.runs[1] == 0) && sums.bytes[0] == 0 && sums.bytes[1] == 0) continue;
+    if (rank != all_ranks && (sums.runs[0] == 0 || sums.runs[1] == 0) && sums.bytes[0] == 0 && sums.bytes[1] == 0)
+      continue;
     if (!steps[0].contains(step) || !steps[1].contains(step)) continue;
     const auto line = [&, rank = rank, step = step, phase = phase, kind = kind](const char* unit, const auto& values) {
       ++out.numbers_compared;
@@ -256,8 +282,8 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
       out.differences.push_back({rank, step, plan.phases[static_cast<std::size_t>(phase)].name,
                                  fmt::format("{}: {}", name_of(kind), unit), values[0], values[1]});
     };
-    line("ops run", sums.runs);
-    line("bytes read and written", sums.bytes);
+    if (rank != all_ranks) line("ops run", sums.runs);
+    if (rank == all_ranks || !routed.contains(kind)) line("bytes read and written", sums.bytes);
   }
 }
 

@@ -11,7 +11,7 @@ namespace hotbunk {
 
 /// One number that differs. `what` says which: "live peak of params", "all_gather over fsdp: calls".
 struct Difference {
-  Rank rank = 0;
+  Rank rank = 0;           // -1: all together
   std::int32_t step = -1;  // -1: over all steps
   std::string phase;       // "": over all phases
   std::string what;
@@ -47,10 +47,10 @@ struct Comparison {
 
 /// Memory: for every rank and space, the live and mapped peaks and what stays at the end; per category except overhead
 /// the peak and its share at the peak; the same per phase: over all steps. Traffic: for every rank, phase, group and op
-/// the calls, payload, padding and wire bytes over all steps, and in each step that both sides have rows of. Visits:
-/// likewise, how often each phase was entered and the blocks run. Ops: for every rank, step, phase and kind how many
-/// ran and the bytes they read and wrote, in the steps that both sides kept spans of. Both traces must be of `plan`
-/// (trace_fits_plan).
+/// the calls, payload, padding and wire bytes (but of what routers share out between the wires) over all steps, and in
+/// each step that both sides have rows of. Visits: likewise, how often each phase was entered and the blocks run. Ops:
+/// for every rank, step, phase and kind how many ran and the bytes they read and wrote, of rows that the device counts
+/// all ranks together, in the steps that both sides kept spans of. Both traces must be of `plan` (trace_fits_plan).
 Comparison compare_traces(const Plan&, const Trace& a, const Trace& b);
 
 /// Schema "hotbunk.compare/1".

@@ -19,7 +19,7 @@ std::string difference_table(const Comparison& c, bool colour) {
   TextTable table({"rank", "step", "phase", "what", c.a_source, c.b_source, "difference"}, 4);
   for (std::size_t i = 0; i < std::min(c.differences.size(), shown_differences); ++i) {
     const Difference& d = c.differences[i];
-    table.add({fmt::format("{}", d.rank), d.step < 0 ? "all" : fmt::format("{}", d.step),
+    table.add({d.rank < 0 ? "all" : fmt::format("{}", d.rank), d.step < 0 ? "all" : fmt::format("{}", d.step),
                d.phase.empty() ? "all" : d.phase, d.what, format_count(d.a), format_count(d.b),
                fmt::format("{}{}", d.a > d.b ? "+" : "", format_count(d.a - d.b))});
   }

@@ -9,6 +9,8 @@
 //   broadcast        input                  n; 0 for the last of the chain root, root+1, …
 //   all_to_all       what this rank sends,  n / W * (W-1)
 //                    own part included
+//   of rows          its own tokens' rows,  n / W * (W-1) where every expert gets as many; what a rank does send is its
+//                    there or back          routers' affair, and a measured count of it no equal of this one
 //   send             what it sends          n
 //   send_recv        what it sends          n; 0 to itself, in a ring of one
 //   recv, barrier    0                      0
@@ -35,10 +37,11 @@ inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
     case OpKind::reduce_scatter:
     case OpKind::all_reduce:
     case OpKind::broadcast:
-    case OpKind::all_to_all:
     case OpKind::send:
     case OpKind::send_recv:
       return op.inputs.at(0).bytes(sizes);
+    case OpKind::all_to_all:
+      return (is_routed(op) ? own_tokens_rows(op) : op.inputs.at(0)).bytes(sizes);
     default:
       return 0;
   }

@@ -324,6 +324,13 @@ void run_expert_sort(const KernelCall& c) {
               OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
               data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
+void run_expert_arrivals(const KernelCall& c) {
+  const Tensor& sent = in(c, 0);
+  const std::int64_t count = expert_arrivals(
+      {data<const std::int32_t>(c, sent), static_cast<std::size_t>(sent.elements(c.sizes))}, extent(c, sent, 0),
+      c.places.at(static_cast<std::size_t>(c.op.group)), data<std::int32_t>(c, out(c, 0)));
+  *data<std::int64_t>(c, out(c, 1)) = count;
+}
 void run_dispatch(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
   dispatch(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), matrix(c, out(c, 0)),
@@ -347,7 +354,8 @@ void run_combine_backward(const KernelCall& c) {
 }
 Experts experts(const KernelCall& c) {
   const ExpertMatrices m = expert_matrices(c.op);
-  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.experts) + 1},
+  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.segments) + 1},
+          m.experts,
           m.n,
           m.k,
           num_rows(c, in(c, 0))};
@@ -520,7 +528,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::take_kv, run_take_kv},
                                       Registration{OpKind::merge_qkv, run_merge_qkv},
                                       Registration{OpKind::context_attention, run_context_attention},
-                                      Registration{OpKind::context_attention_backward, run_context_attention_backward}};
+                                      Registration{OpKind::context_attention_backward, run_context_attention_backward},
+                                      Registration{OpKind::expert_arrivals, run_expert_arrivals}};
 
 }  // namespace
 

@@ -387,9 +387,8 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   TrainSpace& t = space.train;
   t.etp = {1};
   t.optimizer_on_host = {false};
-  // Tensor-parallel ranks share each expert, or have whole ones.
+  // Tensor-parallel ranks share each expert, which data ranks may spread, or have whole ones.
   t.etp_as_tp = s.model.moe.has_value();
-  std::erase_if(t.ep, [&](std::int64_t ep) { return std::ranges::find(t.tp, ep) == t.tp.end(); });
   // 1F1B has GPipe's bubble in less memory.
   const PipelineSchedule own_schedule = train_point_of(s).schedule;
   std::erase_if(t.schedule, [&](PipelineSchedule p) { return p == PipelineSchedule::gpipe && p != own_schedule; });

@@ -78,8 +78,9 @@ Sizes micro_batch_sizes(const Scenario& s, double sequences) {
                     .seqs = std::max<std::int64_t>(1, std::llround(sequences)),
                     .attention_pairs = std::llround(tokens * pairs)};
   const TrainLayout& l = s.train.layout;
-  if (!l.sp && l.pp == 1 && l.sharers() == 1) return sizes;
-  Sizes out = filled_up(sizes, l);
+  const std::int64_t rows_sent = rows_sent_of_token(s);
+  if (!l.sp && l.pp == 1 && l.sharers() == 1 && rows_sent == 0) return sizes;
+  Sizes out = filled_up(sizes, l, rows_sent);
   out[returned_extent] = out[sequence_extent];
   return out;
 }

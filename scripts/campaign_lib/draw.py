@@ -108,12 +108,16 @@ def draw_split(r, layers, stages):
 def draw_train(r, world, cuts, model, longest):
     data_ranks = world // cuts["tp"] // cuts["pp"]
     sp = cuts["tp"] > 1 and r.random() < 0.5
+    engine = r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"])
     micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
     layout = {"dp": data_ranks // cuts["ulysses"] // cuts["cp"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
               "sp": sp}
     if model["model_type"] in ("mixtral", "qwen3_moe"):
-        layout.update(r.choice([{"etp": cuts["tp"], "ep": 1}, {"etp": 1, "ep": cuts["tp"]}]))
-    train = {"engine": r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"]), "layout": layout,
+        experts = model.get("num_experts", model.get("num_local_experts"))
+        shards = 1 if engine == "ddp" else data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
+        over_data = [k for k in divisors(math.gcd(experts, data_ranks)) if shards == 1 or shards % k == 0]
+        layout.update(r.choice([{"etp": 1, "ep": cuts["tp"]}] + [{"etp": cuts["tp"], "ep": k} for k in over_data]))
+    train = {"engine": engine, "layout": layout,
              "context_exchange": r.choice(["auto", "ring", "all-gather"]), "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
              "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
              "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),

@@ -1,6 +1,7 @@
 // Collectives of two ranks: calls, payload, padding and wire as the rules say; sums in rank order; and ranks that fail.
 #include <fmt/format.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cstring>
 
@@ -96,6 +97,53 @@ TEST_CASE("all_reduce: sum and maximum, everywhere the same") {
 TEST_CASE("all_to_all: part r of each rank goes to rank r; half of it is the rank's own") {
   check(OpKind::all_to_all, {}, 4, 4, {{1, 2, 3, 4}, {10, 20, 30, 40}}, {{1, 2, 10, 20}, {3, 4, 30, 40}},
         {{1, 16, 0, 8}, {1, 16, 0, 8}});
+}
+
+TEST_CASE(
+    "all_to_all of rows: to the rank of each row's expert, rank by rank, and back; the payload is the own tokens'") {
+  // 3 rows of 2 fp32 on each rank, sorted by 2 experts, of which each rank has one. Rank 0 sends its first to itself
+  // and two to rank 1, which sends all of its to rank 0: there come 4 and 2, of 6 at most.
+  for (const bool back : {false, true}) {
+    RankProgram p;
+    const Tensor own = p.tensor("own", DType::f32, {3, 1, 2}), came = p.tensor("came", DType::f32, {6, 2}),
+                 offsets = p.tensor("offsets", DType::i32, {2, 3});
+    for (const Tensor& t : {own, came, offsets}) p.feed(t);
+    Op op = collective(OpKind::all_to_all, "together", back ? came : own, back ? own : came);
+    op.inputs.push_back(offsets);
+    p.add(op);
+    p.fetch(back ? own : came);
+    Bytes sent = floats(p, offsets, {});
+    const std::array<std::int32_t, 6> of_both = {0, 1, 3, 0, 3, 3};
+    std::memcpy(sent.data() + RankProgram::guard, of_both.data(), sizeof of_both);
+    const std::vector<float> own0 = {1, 2, 3, 4, 5, 6}, own1 = {10, 20, 30, 40, 50, 60},
+                             came0 = {1, 2, 10, 20, 30, 40, 50, 60, 0, 0, 0, 0},
+                             came1 = {3, 4, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0}, nothing(12, 0.0F);
+    const Script script{.feeds = {{"feed offsets", sent},
+                                  {"feed own@0", floats(p, own, back ? std::vector<float>(6) : own0)},
+                                  {"feed own@1", floats(p, own, back ? std::vector<float>(6) : own1)},
+                                  {"feed came@0", floats(p, came, back ? came0 : nothing)},
+                                  {"feed came@1", floats(p, came, back ? came1 : nothing)}}};
+    for (const auto& subject : subjects()) {
+      INFO(subject->name() << ", " << (back ? "back" : "there"));
+      const Played played = play(*subject, on_two_ranks(p), script);
+      if (subject->lacks(OpKind::expert_arrivals)) {
+        CHECK_THAT(played.failure(), Catch::Contains("does not execute all_to_all: how many rows go to which rank"));
+        continue;
+      }
+      REQUIRE_THAT(played.failure(), Catch::Equals(""));
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        // The simulator sends half of them, as routers are trained to.
+        const std::int64_t moved = !subject->has_values() ? 12 : back ? (rank == 0 ? 24 : 16) : (rank == 0 ? 16 : 24);
+        CHECK(played.trace.traffic[rank] == RankTraffic{{{1, 0, 0, OpKind::all_to_all}, {1, 24, 0, moved}}});
+      }
+      if (!subject->has_values()) continue;
+      for (const int rank : {0, 1}) {
+        const Bytes& is = played.fetched.at(fmt::format("fetch {}@{}", back ? "own" : "came", rank));
+        CHECK(guarded(is));
+        CHECK(floats_of(is) == (back ? (rank == 0 ? own0 : own1) : (rank == 0 ? came0 : came1)));
+      }
+    }
+  }
 }
 
 TEST_CASE("broadcast: the root's values; the last of the chain sends nothing") {

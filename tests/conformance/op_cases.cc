@@ -407,6 +407,18 @@ void add_routing(std::vector<OpCase>& out) {
                  }});
 }
 
+/// Of one rank: what it sends is what comes.
+void add_arrivals(std::vector<OpCase>& out) {
+  out.push_back({OpKind::expert_arrivals,
+                 {{"offsets", DType::i32, {1, E + 1}, bounds},
+                  to_write("arrivals", DType::i32, {E + 1}),
+                  to_write("count", DType::i64, {1})},
+                 {0},
+                 {1, 2},
+                 {},
+                 [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>(i)]; }});
+}
+
 void add_experts(std::vector<OpCase>& out, DType x) {
   const Operand rows{"rows", DType::i32, {T, C}, row_of}, offsets_of{"offsets", DType::i32, {E + 1}, bounds};
   const Operand weights{"weights", DType::f32, {T, C}, whole};
@@ -586,6 +598,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_attention(out, activations);
   add_activations(out, activations);
   add_routing(out);
+  add_arrivals(out);
   add_experts(out, activations);
   add_loss_and_optimizer(out);
   return out;

@@ -72,8 +72,8 @@ Prepared prepare(const OpCase& c) {
   for (const std::size_t i : c.outputs) p.op.outputs.push_back(p.tensors[i]);
   p.op.attrs = c.attrs;
   p.op.moves = c.moves;
-  // The ranks that share the vocabulary, or sequences.
-  if (p.op.has(Attr::vocab_stride) || p.op.has(Attr::ranks)) p.op.group = 0;
+  // The ranks that share the vocabulary, sequences or the experts.
+  if (p.op.has(Attr::vocab_stride) || p.op.has(Attr::ranks) || c.kind == OpKind::expert_arrivals) p.op.group = 0;
   p.program.add(p.op);
   for (const Tensor& t : p.tensors) p.program.fetch(t);
   return p;

@@ -303,6 +303,10 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
     c->all_reduce(a.data(), b.data(), 10, DType::f32);  // chunks 4, 4, 2 elements: wire (10 - k + 2 k) * 4 = 56, 56, 48
     c->broadcast(a.data(), 100, 1);                     // chain 1, 2, 0: rank 0 passes nothing on
     c->all_to_all(a.data(), b.data(), 50);              // 150 sent, 50 of them to itself
+    // Rank r sends r + 1 bytes to each, and has back 1 + 2 + 3: those are the payload, those to others the wire.
+    const std::int64_t each = c->rank() + 1;
+    const std::array<std::int64_t, 3> out = {each, each, each}, back = {1, 2, 3};
+    c->all_to_all_v(a.data(), out, b.data(), back, true);
     c->barrier();
     if (c->rank() == 0) c->send(2, a.data(), 77);
     if (c->rank() == 2) c->recv(0, a.data(), 77);
@@ -315,7 +319,7 @@ TEST_CASE("counters equal the closed forms, by tag", "[comm]") {
         {5, CommOp::reduce_scatter, 1, 1192, 8, 800},
         {6, CommOp::all_reduce, 2, 640, 0, 800 + (r == 2 ? 48 : 56)},
         {6, CommOp::broadcast, 1, 100, 0, r == 0 ? 0 : 100},
-        {6, CommOp::all_to_all, 1, 150, 0, 100},
+        {6, CommOp::all_to_all, 2, 150 + 6, 0, 100 + 2 * (r + 1)},
     };
     if (r == 0) expected.push_back({6, CommOp::send, 1, 77, 0, 77});
     if (r == 2) expected.push_back({6, CommOp::recv, 1, 0, 0, 0});

@@ -130,6 +130,66 @@ TEST_CASE("a sort by expert is a permutation: experts in order, and of each its 
   }
 }
 
+TEST_CASE("rows of several ranks arrive by rank and there by expert, and meet the same experts") {
+  // 3 ranks with 2 of 6 experts each; what they send, by expert.
+  const std::vector<std::vector<std::int32_t>> sent = {{2, 0, 1, 3, 0, 1}, {0, 0, 4, 0, 2, 2}, {1, 1, 0, 5, 0, 0}};
+  std::vector<std::int32_t> offsets;
+  for (const auto& of_rank : sent) {
+    offsets.push_back(0);
+    for (const std::int32_t rows : of_rank) offsets.push_back(offsets.back() + rows);
+  }
+  KernelContext ctx(2);
+  Random rng(75);
+  constexpr std::int64_t N = 5, K = 4;
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    std::vector<std::int32_t> arrivals(7), begins = {0}, expert_of;
+    for (const auto& of_rank : sent)
+      for (std::size_t e = 0; e < 2; ++e) {
+        begins.push_back(begins.back() + of_rank[2 * rank + e]);
+        expert_of.insert(expert_of.end(), static_cast<std::size_t>(of_rank[2 * rank + e]),
+                         static_cast<std::int32_t>(e));
+      }
+    const std::int64_t R = expert_arrivals(offsets, 3, static_cast<std::int64_t>(rank), arrivals.data());
+    CHECK(arrivals == begins);
+    REQUIRE(R == std::ssize(expert_of));
+    const Experts experts{arrivals, 2, N, K, R};
+    const Tensor x = Tensor::random(DType::f32, R, K, K, rng), w = Tensor::random(DType::f32, 2 * N, K, K, rng),
+                 dy = Tensor::random(DType::f32, R, N, N, rng);
+    Tensor y(DType::f32, R, N), dx(DType::f32, R, K), dw(DType::f32, 2 * N, K);
+    const auto row_of = [&](auto r, auto n) { return expert_of[static_cast<std::size_t>(r)] * N + n; };
+    grouped_linear(ctx, experts, x.matrix(), w.matrix(), y.matrix());
+    check_close(
+        y,
+        [&](auto r, auto n) {
+          double sum = 0;
+          for (std::int64_t k = 0; k < K; ++k) sum += x.at(r, k) * w.at(row_of(r, n), k);
+          return sum;
+        },
+        kF32Tolerance);
+    grouped_linear_dgrad(ctx, experts, dy.matrix(), w.matrix(), dx.matrix());
+    check_close(
+        dx,
+        [&](auto r, auto k) {
+          double sum = 0;
+          for (std::int64_t n = 0; n < N; ++n) sum += dy.at(r, n) * w.at(row_of(r, n), k);
+          return sum;
+        },
+        kF32Tolerance);
+    for (const Write write : {Write::overwrite, Write::accumulate}) {  // of all segments of an expert, once or twice
+      grouped_linear_wgrad(ctx, experts, dy.matrix(), x.matrix(), dw.matrix(), write);
+      check_close(
+          dw,
+          [&](auto n, auto k) {
+            double sum = 0;
+            for (std::int64_t r = 0; r < R; ++r)
+              if (expert_of[static_cast<std::size_t>(r)] == n / N) sum += dy.at(r, n % N) * x.at(r, k);
+            return write == Write::accumulate ? 2 * sum : sum;
+          },
+          kF32Tolerance);
+    }
+  }
+}
+
 TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forward and backward") {
   KernelContext ctx(2);
   Random rng(74);
@@ -142,7 +202,7 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
       const auto row = [&](std::int64_t t, std::int64_t j) {
         return static_cast<std::int64_t>(d.rows[static_cast<std::size_t>(t * c + j)]);
       };
-      const Experts experts{d.offsets, N, H, R};
+      const Experts experts{d.offsets, routing.experts, N, H, R};
       const Tensor x = Tensor::random(dtype, T, H, H, rng), w = Tensor::random(dtype, routing.experts * N, H, H, rng);
       Tensor routed(dtype, R, H), y(dtype, R, N), z(dtype, T, N);
       dispatch(ctx, x.matrix(), d.rows.data(), routed.matrix(), T, c, H);
@@ -242,7 +302,7 @@ TEST_CASE("ranks that have some experts each make together what one makes that h
     expert_sort(d.chosen, {first, count, E}, rows.data(), offsets.data());
     for (std::size_t i = 0; i < rows.size(); ++i)
       CHECK((rows[i] >= 0) == (d.chosen[i] >= first && d.chosen[i] < first + count));
-    const Experts experts{offsets, N, H, R};
+    const Experts experts{offsets, count, N, H, R};
     ConstMatrix own = w.matrix();
     own.data = static_cast<const float*>(own.data) + first * N * H;
     Tensor routed(DType::f32, R, H), y(DType::f32, R, N), z(DType::f32, T, N), dy(DType::f32, R, N),
@@ -279,11 +339,11 @@ TEST_CASE("an expert's rows have the same bits whatever other rows there are") {
   constexpr std::int64_t H = 40, N = 24, E = 3;
   const Tensor x = Tensor::random(DType::f32, 50, H, H, rng), w = Tensor::random(DType::f32, E * N, H, H, rng);
   Tensor all(DType::f32, 50, N), few(DType::f32, 50, N);
-  grouped_linear(two, {Index{0, 20, 21, 50}, N, H, 50}, x.matrix(), w.matrix(), all.matrix());
+  grouped_linear(two, {Index{0, 20, 21, 50}, E, N, H, 50}, x.matrix(), w.matrix(), all.matrix());
   // Row 20, expert 1's, and rows 21 … 22, of expert 2.
   ConstMatrix from = x.matrix();
   from.data = static_cast<const float*>(from.data) + 20 * H;
-  grouped_linear(one, {Index{0, 0, 1, 3}, N, H, 3}, from, w.matrix(), few.matrix());
+  grouped_linear(one, {Index{0, 0, 1, 3}, E, N, H, 3}, from, w.matrix(), few.matrix());
   for (std::int64_t r = 0; r < 3; ++r)
     for (std::int64_t n = 0; n < N; ++n) CHECK(few.at(r, n) == all.at(20 + r, n));
 }

@@ -47,6 +47,29 @@ TEST_CASE("stages of several chunks hold the layers that interleaving gives them
   CHECK(uneven.error().front().code == "E244");
 }
 
+TEST_CASE("neighbours among the data ranks hold other experts, of each fewer shards") {
+  // 8 data ranks of FSDP, of 2 tensor-parallel places each: 4 have other experts, 2 a half of each.
+  Scenario s = megatron(8, 2, 1);
+  s.train.engine = TrainEngine::fsdp2;
+  MoeSpec moe;
+  moe.experts = 16, moe.experts_per_token = 2, moe.expert_intermediate = 64;
+  s.model.moe = moe;
+  s.train.layout.ep = 4, s.train.layout.etp = 2;
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    if (p.expert < 0) continue;
+    std::int64_t all = 0;
+    for (std::int64_t rank = 0; rank < 16; ++rank) {
+      const Rectangle part = held.held(p, rank);
+      all += part.elements();
+      CAPTURE(p.name, rank);
+      CHECK((part.elements() > 0) == (rank / 2 % 4 == p.expert / 4));
+      if (part.elements() > 0) CHECK(4 * part.elements() == p.numel());
+    }
+    CHECK(all == p.numel());
+  }
+}
+
 TEST_CASE("experts lie on a mesh of their own over the same ranks") {
   Scenario s = megatron(4, 2, 1);
   MoeSpec moe;

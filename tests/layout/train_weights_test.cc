@@ -37,7 +37,7 @@ TEST_CASE("FSDP units of a small Llama, by hand") {
   // Root: embedding, final norm (24 rows -> 6 each), head. 10*24 + 6 + 10*24 = 486 per rank, 37*24*2 + 24 = 1800 whole.
   CHECK(units[0].shard_elements == 486);
   CHECK(units[0].full_elements == 1800);
-  CHECK(units[0].padding_elements == 4 * 486 - 1800);
+  CHECK(units[0].padding_elements() == 4 * 486 - 1800);
   CHECK(param(units[0], ParamRole::final_norm).shard_offset == 240);
   CHECK(param(units[0], ParamRole::final_norm).cols == 1);
   CHECK(param(units[0], ParamRole::lm_head).full_offset == 37 * 24 + 24);
@@ -45,7 +45,7 @@ TEST_CASE("FSDP units of a small Llama, by hand") {
   // Layer: norm 24, q 32 x 24, k 8 x 24, v 8 x 24, o 24 x 32, norm 24, gate 40 x 24, up 40 x 24, down 24 x 40: all
   // extents divide by 4, so nothing is padded.
   CHECK(units[1].full_elements == 2 * 24 + 48 * 24 + 24 * 32 + 3 * 24 * 40);
-  CHECK(units[1].padding_elements == 0);
+  CHECK(units[1].padding_elements() == 0);
   CHECK(param(units[1], ParamRole::k_proj).shard == Range{6, 8});
 }
 
@@ -113,7 +113,7 @@ TEST_CASE(
 
 TEST_CASE("Whole experts over two ranks: two share each place, and the parameter's rows follow from the rank's") {
   // 4 experts over 2 ranks: 0 and 2, 1 and 3.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, 2)[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, {.tensor = 2})[1];
   std::int64_t elements = 0;
   for (const UnitParam& p : layer.params) {
     if (p.has_place()) elements += p.elements();
@@ -121,12 +121,43 @@ TEST_CASE("Whole experts over two ranks: two share each place, and the parameter
     const UnitParam& first = *std::ranges::find_if(
         layer.params, [&](const UnitParam& q) { return q.role == p.role && q.expert == p.expert % 2; });
     CHECK((p.rows == p.whole_rows && p.cols == p.whole_cols));
-    CHECK(p.base == p.expert / 2 * p.whole_rows);
+    CHECK((p.base.row == p.expert / 2 * p.whole_rows && p.base.col == 0));
     CHECK(p.rows_of_all() == 2 * p.whole_rows);
     CHECK(p.step == TensorStep{.rows = p.whole_rows});
     CHECK((p.full_offset == first.full_offset && p.shard_offset == first.shard_offset));
   }
   CHECK(layer.full_elements == elements);
+}
+
+TEST_CASE("Whole experts over data ranks: fewer shards of each, behind what all ranks share") {
+  // 4 experts over 2 of 4 data ranks: 0 and 2, 1 and 3, each in 2 shards; 2 tensor-parallel ranks have half of each.
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 4, 3, {.data = 2})[1];
+  std::int64_t shared = 0, experts = 0;
+  for (const UnitParam& p : layer.params) {
+    if (!p.has_place()) continue;
+    (p.expert < 0 ? shared : experts) += p.padded_elements();
+    CHECK(p.over_data == (p.expert >= 0));
+    CHECK((p.expert < 2 && (p.expert < 0) == (p.shard_offset < layer.shared.shard_elements)));
+    CHECK(p.padded_rows == ceil_div(p.rows, p.expert < 0 ? 4 : 2));
+    if (p.expert >= 0) CHECK(p.shard == chunk_range(p.rows, 2, 1));
+  }
+  CHECK((layer.shared.shard_elements == shared && layer.experts.shard_elements == experts));
+  CHECK((layer.shared.shards == 4 && layer.experts.shards == 2));
+  CHECK(layer.shard_elements == shared + experts);
+  CHECK(layer.padding_elements() == 4 * shared + 2 * experts - layer.full_elements);
+  for (const UnitParam& p : layer.params) {
+    if (p.expert < 0) continue;
+    // Pieces of all four holders follow one another: of one rank's the first half, then the second, then the next's.
+    const bool down = p.role == ParamRole::expert_down;
+    CHECK(p.step == (down ? TensorStep{.cols = p.whole_cols / 2} : TensorStep{.rows = p.whole_rows / 2}));
+    CHECK(p.base.row == (down ? 0 : p.expert / 2 * p.whole_rows));
+    CHECK(p.base.col == (down ? p.expert / 2 * p.whole_cols : 0));
+    CHECK(p.rows_of_all() == (down ? 1 : 2) * p.whole_rows);
+  }
+  // Nothing sharded: each has its experts whole, and nothing is padded.
+  const ShardedUnit whole = train_units(test::tiny_mixtral(), 1, 1, 0, {.data = 4})[1];
+  CHECK((whole.experts.shards == 1 && whole.padding_elements() == 0));
+  CHECK(whole.full_elements < train_units(test::tiny_mixtral(), 1, 1, 0)[1].full_elements);
 }
 
 TEST_CASE("Sizes of Qwen2.5-7B units") {
@@ -162,8 +193,8 @@ TEST_CASE("FSDP shards tile every parameter exactly, whatever the world size") {
         }
         RC_ASSERT(unit.shard_elements == shard);
         RC_ASSERT(unit.full_elements == full);
-        RC_ASSERT(unit.padding_elements == world * shard - full);
-        RC_ASSERT(unit.padding_elements >= 0);
+        RC_ASSERT(unit.padding_elements() == world * shard - full);
+        RC_ASSERT(unit.padding_elements() >= 0);
       }
     }
     RC_ASSERT(next_row == rows);

@@ -44,8 +44,8 @@ TEST_CASE("A micro-batch gathers the root once and a layer twice, once when it i
                                 {fmt::format("train.reshard_after_forward={}", reshard),
                                  fmt::format("train.precision.params={}", precision)});
         const auto units = train_units(s.model, 1, world, 0);
-        REQUIRE(units[0].padding_elements == pad.first);
-        REQUIRE(units[1].padding_elements == pad.second);
+        REQUIRE(units[0].padding_elements() == pad.first);
+        REQUIRE(units[1].padding_elements() == pad.second);
         const Plan plan = lowered(s);
         const std::int64_t runs = reshard ? 2 : 1;
         for (Rank r = 0; r < world; ++r) {

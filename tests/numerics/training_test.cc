@@ -450,11 +450,73 @@ TEST_CASE("context parallelism computes what one rank does") {
       }
 }
 
+TEST_CASE("experts over data ranks compute what transformers does") {
+  // More choices than a rank has experts, all ranks its group or several groups, copies of what is sharded; beside
+  // every engine, tensor and sequence parallelism, Ulysses and pipelines.
+  struct Way {
+    const char* model;
+    std::int64_t ep, dp, tp = 1, ulysses = 1, pp = 1;
+    TrainEngine engine = TrainEngine::fsdp2;
+    std::int64_t group = -1;
+    const char* order = "tp-cp-ep-dp-pp";
+  };
+  for (const Way& way : {Way{"mixtral-tiny", 2, 2},
+                         {"mixtral-tiny", 4, 4},
+                         {"mixtral-tiny", 2, 4},
+                         {"qwen3-moe-tiny", 2, 4, 1, 1, 1, TrainEngine::fsdp2, 2},
+                         {"qwen3-moe-tiny", 2, 4, 1, 1, 1, TrainEngine::fsdp2, 1},
+                         {"qwen3-moe-tiny", 2, 2, 1, 1, 1, TrainEngine::ddp},
+                         {"mixtral-tiny", 2, 4, 1, 1, 1, TrainEngine::ddp},
+                         {"mixtral-tiny", 2, 2, 1, 1, 1, TrainEngine::zero1},
+                         {"mixtral-tiny", 2, 4, 1, 1, 1, TrainEngine::zero1, 2},
+                         {"qwen3-moe-tiny", 4, 4, 1, 1, 1, TrainEngine::zero2},
+                         {"mixtral-tiny", 2, 2, 2},
+                         {"mixtral-tiny", 2, 4, 2},
+                         {"mixtral-tiny", 2, 2, 2, 1, 1, TrainEngine::ddp},
+                         {"qwen3-moe-tiny", 2, 2, 2, 1, 1, TrainEngine::zero1},
+                         {"mixtral-tiny", 2, 1, 1, 2},
+                         {"qwen3-moe-tiny", 4, 2, 1, 2},
+                         {"mixtral-tiny", 2, 2, 1, 1, 2},
+                         {"mixtral-tiny", 2, 2, 2, 1, 2, TrainEngine::fsdp2, -1, "pp-tp-cp-ep-dp"},
+                         {"qwen3-moe-tiny", 2, 2, 1, 1, 2, TrainEngine::zero1}})
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const bool several = recompute != Recompute::selective;
+      CAPTURE(way.model, way.ep, way.dp, way.tp, way.ulysses, way.pp, static_cast<int>(way.engine), way.group,
+              static_cast<int>(recompute));
+      const Golden g = Golden::load(way.model);
+      Scenario s = golden_scenario(g, way.ulysses * way.tp * way.dp * way.pp);
+      s.train.engine = way.engine;
+      TrainLayout& l = s.train.layout;
+      l.ep = way.ep, l.etp = way.tp;
+      l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
+      l.sp = several && way.tp > 1;
+      if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
+      s.train.recompute = recompute;
+      s.train.micro_batch_tokens =
+          round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
+      check_training(g, train(g, s));
+    }
+}
+
 namespace {
 
 std::uint64_t number(const char* variable, std::uint64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::stoull(text) : otherwise;
+}
+
+/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, or none.
+void draw_experts(Scenario& s, std::mt19937_64& random) {
+  TrainLayout& l = s.train.layout;
+  const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                       : l.fsdp > 0                       ? l.fsdp
+                                                                                          : data;
+  std::vector<std::int64_t> over_data;
+  for (const std::int64_t ep : {2, 3, 4})
+    if (data % ep == 0 && (shards == 1 || shards % ep == 0) && s.model.moe->experts % ep == 0) over_data.push_back(ep);
+  const bool spreads = !over_data.empty() && random() % 4 != 0, whole = !spreads && random() % 2 == 0;
+  l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
+  l.etp = whole ? 1 : l.tp;
 }
 
 /// A layout of 1 to 8 ranks that this model can have, and how it is trained in it. Of a golden's two or three layers no
@@ -482,12 +544,12 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
   l.sp = l.tp > 1 && one_of({0, 1}) == 1;
-  if (g.model.moe) l.ep = one_of({1, l.tp}), l.etp = l.tp / l.ep;
   s.train.engine = static_cast<TrainEngine>(
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
               static_cast<std::int64_t>(TrainEngine::zero2)}));
   if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
+  if (g.model.moe) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
   s.train.prefetch = one_of({0, 1});
@@ -516,7 +578,7 @@ std::string text_of(const Scenario& s) {
 TEST_CASE("layouts drawn at random compute what transformers does") {
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0;
+  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
     const Golden g = Golden::load(models[random() % models.size()]);
@@ -524,6 +586,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     if (!s) continue;
     ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
     shared += s->train.layout.ulysses > 1 ? 1 : 0, chunked += s->train.layout.cp > 1 ? 1 : 0;
+    spread += s->train.layout.ep > 1 && s->train.layout.etp == s->train.layout.tp ? 1 : 0;
     CAPTURE(i, text_of(*s));
     check_training(g, train(g, *s));
   }
@@ -531,6 +594,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(3 * staged > rounds / 2);
   CHECK(4 * shared > rounds / 2);
   CHECK(4 * chunked > rounds / 2);
+  CHECK(40 * spread > rounds / 2);
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {

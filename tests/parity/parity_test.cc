@@ -253,7 +253,8 @@ TEST_CASE("and so with experts") {
     int group, dp, tp, rollout_tp;
     const char *recompute, *params;
     bool sequence = false;
-    int ep = 1, pp = 1;
+    int ep = 1, pp = 1, etp = 0;  // 0: experts over tensor-parallel ranks, as many as ep
+    const char* transport = "ipc";
   };
   std::vector<Case> cases;
   for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
@@ -267,13 +268,25 @@ TEST_CASE("and so with experts") {
                          {mixtral, "fsdp2", 1, 2, 2, 4, "full", "fp32", false, 2},
                          {mixtral, "ddp", -1, 1, 4, 1, "selective", "bf16", true, 4},
                          {qwen3, "fsdp2", -1, 2, 1, 2, "selective", "bf16", false, 1, 2},
-                         {mixtral, "zero1", -1, 1, 2, 1, "none", "fp32", true, 2, 2}}) {
+                         {mixtral, "zero1", -1, 1, 2, 1, "none", "fp32", true, 2, 2},
+                         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32", false, 2, 1, 1},
+                         {mixtral, "fsdp2", -1, 4, 1, 2, "full", "bf16", false, 4, 1, 1, "collective"},
+                         {mixtral, "fsdp2", 2, 4, 1, 4, "selective", "bf16", false, 2, 1, 1},
+                         {mixtral, "fsdp2", 1, 4, 1, 2, "selective", "fp32", false, 2, 1, 1},
+                         {mixtral, "zero1", -1, 4, 1, 2, "selective", "bf16", false, 2, 1, 1},
+                         {mixtral, "zero2", -1, 4, 1, 1, "none", "fp32", false, 4, 1, 1, "collective"},
+                         {mixtral, "ddp", -1, 4, 1, 2, "full", "bf16", false, 2, 1, 1},
+                         {mixtral, "ddp", -1, 2, 2, 2, "none", "bf16", true, 2, 1, 2, "collective"},
+                         {mixtral, "fsdp2", -1, 2, 2, 4, "selective", "fp32", true, 2, 1, 2},
+                         {mixtral, "zero1", -1, 2, 2, 1, "full", "fp32", false, 2, 1, 2},
+                         {mixtral, "fsdp2", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(sets.end(),
                 {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
                  fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
-                 fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.tp / way.ep),
-                 fmt::format("train.layout.pp={}", way.pp),
+                 fmt::format("train.layout.ep={}", way.ep),
+                 fmt::format("train.layout.etp={}", way.etp > 0 ? way.etp : way.tp / way.ep),
+                 fmt::format("sync.transport={}", way.transport), fmt::format("train.layout.pp={}", way.pp),
                  way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
                  fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
                  fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
@@ -341,7 +354,14 @@ TEST_CASE("gloo counts what shared memory counts") {
             2,
             {{"gloo", tiny_scenario(2, 2, {"sync.transport=collective"}), {}, {}},
              {"gloo, ulysses", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={ulysses: 2}"}), {}, {}},
-             {"gloo, cp", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={cp: 2}"}), {}, {}}},
+             {"gloo, cp", tiny_scenario(2, 2, {"sync.transport=collective", "train.layout={cp: 2}"}), {}, {}},
+             {"gloo, experts",
+              tiny_scenario(2, 2,
+                            {"sync.transport=collective", "train.layout={dp: 2, ep: 2}", "model.model_type=mixtral",
+                             "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                             "model.num_experts_per_tok=2"}),
+              {},
+              {}}},
             same_plan, options) == "");
 }
 
@@ -404,4 +424,21 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
     return "";
   };
   CHECK(run_cases(2, {{"mutations", tiny_scenario(2, 2, {"train.layout={cp: 2}"}), {}, {}}}, around) == "");
+  const auto spread = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    for (const OpKind kind : {OpKind::all_to_all, OpKind::all_gather, OpKind::expert_arrivals, OpKind::grouped_linear})
+      for (const char* phase : {"train", "old_logprobs"})
+        if (complaint(o, without(o.plan, kind, phase, 1)).empty())
+          return fmt::format("dropping {} of {} went unnoticed", name_of(kind), phase);
+    return "";
+  };
+  CHECK(run_cases(2,
+                  {{"mutations of experts",
+                    tiny_scenario(2, 2,
+                                  {"train.layout={dp: 2, ep: 2}", "model.model_type=mixtral",
+                                   "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                                   "model.num_experts_per_tok=2"}),
+                    {},
+                    {}}},
+                  spread) == "");
 }

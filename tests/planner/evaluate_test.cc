@@ -526,7 +526,7 @@ TEST_CASE(
     std::int64_t root = 0, layers = 0, padding = 0;
     for (const ShardedUnit& u : train_units(s.model, 1, shards, 0)) {
       (u.layer < 0 ? root : layers) += shards * u.shard_elements;
-      padding += u.padding_elements;
+      padding += u.padding_elements();
     }
     const std::int64_t all = root + layers, backwards = engine == "fsdp2" || engine == "zero2" ? micro_batches : 1;
     std::map<std::pair<Family, OpKind>, std::int64_t> moved;  // with padding

@@ -16,6 +16,7 @@
 #include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 #include "tests/planner/pricers.h"
 
 namespace hotbunk {
@@ -260,6 +261,30 @@ TEST_CASE("joint search = brute force under our own engine by estimates, and wit
     const SearchOptions options{.keep = 6};
     check_search(pricer->rl(), space, options, Brute(pricer->rl(), space, options));
   }
+}
+
+TEST_CASE("where plans are lowered, experts are spread over data ranks too, and only as it is executed") {
+  const auto with = [](std::vector<std::string> sets) {
+    sets.emplace_back("cluster.device_memory_mib=64");
+    auto s = load_scenario(std::string(source_folder) + "/scenarios/expert-parallel-cpu.yaml", sets);
+    REQUIRE(s);
+    return std::move(*s);
+  };
+  const Scenario s = with({});
+  const auto pricer = pricer_for(s);
+  RlSpace space = default_rl_space(s);
+  keep_what_executes(space, s, pricer->point().sync);
+  CHECK(space.train.ep == std::vector<std::int64_t>{1, 2, 4});
+  const PlanPrices prices = plan_prices(s, pricer->train().cost());
+  const auto is_priced = [&](const std::vector<std::string>& sets) {
+    RlPrice price;
+    return prices.use(rl_point_of(with(sets)), price);
+  };
+  CHECK(is_priced({}));
+  CHECK(is_priced({"train.layout.ep=4"}));
+  CHECK(is_priced({"train.layout.dp=2", "train.layout.tp=2", "train.layout.etp=2"}));
+  CHECK(!is_priced({"train.layout.dp=2", "train.layout.tp=2", "train.layout.ep=4"}));  // over both
+  CHECK(!is_priced({"train.layout.ep=4", "train.layout.fsdp=2"}));                     // over more than share shards
 }
 
 TEST_CASE("where plans are lowered, those put together of parts answer as each by itself") {

@@ -29,6 +29,21 @@ TEST_CASE("a mixture of experts trains, is what the plan says, goes on in anothe
   CHECK(said.out.starts_with("["));
 }
 
+TEST_CASE("experts over data ranks train, are what the plan says, and go on where each rank has all") {
+  const std::string scenario = (fs::path(source_folder) / "scenarios/expert-parallel-cpu.yaml").string();
+  const fs::path run = work_folder() / "spread", on = work_folder() / "spread-on", back = work_folder() / "spread-back";
+  must_run(fmt::format("run {} --set steps=2 --out {}", scenario, run.string()));
+  must_run(fmt::format("compare {}", run.string()));
+  // Saved by pairs of ranks, read by ranks that have all experts, and again by four that have other ones each.
+  must_run(fmt::format("run {} --set steps=3 --set train.layout.ep=1 --resume {} --out {}", scenario,
+                       (run / "checkpoints/final").string(), on.string()));
+  must_run(
+      fmt::format("run {} --set steps=4 --set train.layout.ep=4 --set train.engine=zero1 --set "
+                  "sync.transport=collective --resume {} --out {}",
+                  scenario, (on / "checkpoints/final").string(), back.string()));
+  must_run(fmt::format("compare {}", back.string()));
+}
+
 TEST_CASE("what a layout with experts cannot do is refused with the setting to change") {
   const std::string scenario = (fs::path(source_folder) / "scenarios/moe-cpu.yaml").string();
   const auto refused = [&](const std::string& sets, const std::string& why) {
@@ -38,8 +53,12 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
     CHECK_THAT(r.err, Catch::Contains(why));
   };
   refused("--set train.layout.etp=1",
-          "the tensor-parallel ranks share each expert (etp = tp, ep = 1) or have whole ones");
-  refused("--set train.layout.ep=2 --set train.layout.etp=2", "train.layout.etp 2 and ep 2 with tp 2");
+          "the tensor-parallel ranks share each expert (etp = tp, ep over data ranks) or have whole ones");
+  refused(
+      "--set train.layout.tp=1 --set train.layout.etp=1 --set train.layout.sp=false --set train.layout.dp=4 "
+      "--set train.layout.ep=4 --set train.layout.fsdp=2",
+      "train.layout.ep 4 with what 2 data ranks shard: 2 % 4 = 2; ranks that spread experts have to be among those");
+  refused("--set train.layout.ep=4 --set train.layout.etp=2", "the expert mesh does not fit over the dense mesh");
   refused("--set train.layout.ep=4 --set train.layout.etp=1", "train.layout.etp 1 and ep 4 with tp 2");
   refused(
       "--set model.moe_intermediate_size=33 --set train.layout.etp=1 --set train.layout.tp=1 --set train.layout.dp=4 "

@@ -74,13 +74,14 @@ std::int64_t own_rows(const std::int32_t* rows, std::int64_t choices) {
   return choices - std::count(rows, rows + choices, -1);
 }
 
-/// product(e, first row, rows) of each expert.
+/// product(e, first row, rows, whether they are its first) of each segment.
 template <class Product>
-void each_expert(const Experts& experts, Product&& product) {
-  for (std::size_t e = 0; e + 1 < experts.offsets.size(); ++e) {
-    const std::int64_t begin = experts.offsets[e], rows = experts.offsets[e + 1] - begin;
-    HB_CHECK(begin >= 0 && rows >= 0, "expert {} has {} rows from row {}", e, rows, begin);
-    product(static_cast<std::int64_t>(e), begin, rows);
+void each_segment(const Experts& experts, Product&& product) {
+  for (std::size_t s = 0; s + 1 < experts.offsets.size(); ++s) {
+    const std::int64_t begin = experts.offsets[s], rows = experts.offsets[s + 1] - begin;
+    HB_CHECK(begin >= 0 && rows >= 0, "segment {} has {} rows from row {}", s, rows, begin);
+    const auto segment = static_cast<std::int64_t>(s);
+    product(segment % experts.experts, begin, rows, segment < experts.experts);
   }
 }
 
@@ -122,6 +123,20 @@ void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, st
   for (std::size_t e = 0; e < static_cast<std::size_t>(own.count); ++e) next[e + 1] += next[e];
   std::copy(next.begin(), next.end(), offsets);
   for (std::size_t i = 0; i < chosen.size(); ++i) rows[i] = is_own(chosen[i]) ? next[place(chosen[i])]++ : -1;
+}
+
+std::int32_t expert_arrivals(std::span<const std::int32_t> offsets, std::int64_t ranks, std::int64_t place,
+                             std::int32_t* arrivals) {
+  const std::int64_t all = std::ssize(offsets) / ranks - 1, own = all / ranks;
+  std::int32_t begin = 0;
+  for (std::int64_t r = 0; r < ranks; ++r)
+    for (std::int64_t e = place * own; e < (place + 1) * own; ++e) {
+      *arrivals++ = begin;
+      const auto at = static_cast<std::size_t>(r * (all + 1) + e);
+      begin += offsets[at + 1] - offsets[at];
+    }
+  *arrivals = begin;
+  return begin;
 }
 
 void dispatch(KernelContext& ctx, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
@@ -200,7 +215,7 @@ void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const s
 }
 
 void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix w, Matrix y) {
-  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
     linear_forward(ctx, from_row(x, begin), from_row(w, e * experts.N), {}, from_row(y, begin), rows, experts.N,
                    experts.K);
   });
@@ -208,7 +223,7 @@ void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, C
 }
 
 void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix w, Matrix dx) {
-  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
     linear_dgrad(ctx, from_row(dy, begin), from_row(w, e * experts.N), from_row(dx, begin), rows, experts.N, experts.K,
                  Write::overwrite);
   });
@@ -217,9 +232,9 @@ void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatri
 
 void grouped_linear_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix x, Matrix dw,
                           Write write) {
-  each_expert(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool first) {
     linear_wgrad(ctx, from_row(dy, begin), from_row(x, begin), from_row(dw, e * experts.N), rows, experts.N, experts.K,
-                 write);
+                 first ? write : Write::accumulate);
   });
 }
 

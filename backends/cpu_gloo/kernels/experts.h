@@ -30,6 +30,11 @@ struct OwnExperts {
 /// there are. One thread: a pass over T·c integers. Whoever writes rows below writes zeros behind them, up to T·c.
 void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts&, std::int32_t* rows, std::int32_t* offsets);
 
+/// offsets[W,E+1] of all ranks, as expert_sort says them -> arrivals[E+1]: where the rows begin that come to rank
+/// `place`, which has experts place·E/W on: those of rank 0 by expert, then those of rank 1, …; returns how many.
+std::int32_t expert_arrivals(std::span<const std::int32_t> offsets, std::int64_t ranks, std::int64_t place,
+                             std::int32_t* arrivals);
+
 /// y[rows[t·c + j]] = x[t]; x: [T,h].
 void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
               std::int64_t h);
@@ -44,9 +49,11 @@ void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const floa
 void combine_backward(KernelContext&, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
                       Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h);
 
-/// Expert e multiplies rows [offsets[e], offsets[e+1]) by its matrix [N,K], e·N rows into w (gemm.h's products).
+/// Expert e multiplies rows [offsets[s], offsets[s+1]) by its matrix [N,K], e·N rows into w (gemm.h's products), of
+/// each segment s = e, e + E, e + 2 E, …: one for each rank that rows came from.
 struct Experts {
-  std::span<const std::int32_t> offsets;  // E + 1
+  std::span<const std::int32_t> offsets;  // of all segments, and the end of the last
+  std::int64_t experts = 0;               // E
   std::int64_t N = 0, K = 0;
   std::int64_t rows = 0;  // that there is room for: of y or dx, zeros behind the last expert's
 };
