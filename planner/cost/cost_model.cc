@@ -263,8 +263,9 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
         seconds = hardware_.kernel_overhead.value + compute_seconds(op, s, places);
       }
   }
+  seconds = std::min(seconds, most_price);
   HB_CHECK(std::isfinite(seconds) && seconds >= 0.0, "{} '{}' costs {} s", name_of(op.kind), op.name, seconds);
-  return std::llround(std::min(seconds, 9e9) * 1e9);
+  return std::llround(seconds * 1e9);
 }
 
 double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at) const {

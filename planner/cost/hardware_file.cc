@@ -135,6 +135,10 @@ void read_measurement(const YamlNode& node, Hardware& h, Diagnostics& errors) {
     }
   }
   if (m.seconds <= 0.0) errors.push_back(profile_mistake(node, fmt::format("measurement of {} has no seconds", m.op)));
+  if (m.seconds > most_price)
+    errors.push_back(
+        profile_mistake(node, fmt::format("measurement of {} says {:g} s: more than {:g} s are no time of an op", m.op,
+                                          m.seconds, most_price)));
   h.measurements.push_back(std::move(m));
 }
 
