@@ -9,6 +9,7 @@
 #include "graph/json_text.h"
 #include "trace/critical_path.h"
 #include "trace/meetings.h"
+#include "trace/memory_in_time.h"
 
 namespace hotbunk {
 namespace {
@@ -105,11 +106,12 @@ class Writer {
   void counters() {
     std::map<std::pair<Rank, Space>, CategoryBytes> live;
     std::map<std::pair<Rank, Space>, std::bitset<num_categories>> drawn;
-    for (std::size_t i = 0; i < trace_.memory_events.size(); ++i) {
-      const MemoryEvent& e = trace_.memory_events[i];
+    const std::vector<MemoryEvent> events = memory_in_time(trace_);
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      const MemoryEvent& e = events[i];
       CategoryBytes& bytes = live[{e.rank, e.space}];
       bytes[static_cast<std::size_t>(e.category)] += e.delta_bytes;
-      const MemoryEvent* next = i + 1 < trace_.memory_events.size() ? &trace_.memory_events[i + 1] : nullptr;
+      const MemoryEvent* next = i + 1 < events.size() ? &events[i + 1] : nullptr;
       if (next && next->rank == e.rank && next->space == e.space && next->time_ns == e.time_ns) continue;
       auto& seen = drawn[{e.rank, e.space}];
       begin('C', fmt::format("{} memory (bytes)", name_of(e.space)), e.rank, 0);

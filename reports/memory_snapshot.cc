@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "trace/memory_in_time.h"
 
 namespace hotbunk {
 namespace {
@@ -56,9 +57,11 @@ Json entry(const char* action, std::int64_t address, std::int64_t bytes, std::in
           {"stream", 0},      {"time_us", time_ns / 1000}, {"frames", frames}};
 }
 
-Json events_of(const Plan& plan, const Trace& trace, Rank rank, const Addresses& addresses, LiveBlocks& live) {
+/// `events`: the trace's, in time.
+Json events_of(const Plan& plan, const Trace& trace, const std::vector<MemoryEvent>& events, Rank rank,
+               const Addresses& addresses, LiveBlocks& live) {
   Json out = Json::array();
-  for (const MemoryEvent& e : trace.memory_events) {
+  for (const MemoryEvent& e : events) {
     if (e.rank != rank || e.space != Space::device || e.delta_bytes == 0) continue;
     const std::string& name = trace.names[static_cast<std::size_t>(e.name)];
     const std::int64_t address = addresses.of(name);
@@ -122,13 +125,14 @@ std::vector<Rank> ranks_with_buffers(const Plan& plan, const Trace& trace) {
 
 Json memory_snapshot(const Plan& plan, const Trace& trace) {
   const std::vector<Rank> known = ranks_with_buffers(plan, trace);
+  const std::vector<MemoryEvent> events = memory_in_time(trace);
   Json segments = Json::array(), traces = Json::array();
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);
     const Addresses addresses(program);
     LiveBlocks live;
     const bool has_events = std::ranges::binary_search(known, r);
-    traces.push_back(has_events ? events_of(plan, trace, r, addresses, live) : Json::array());
+    traces.push_back(has_events ? events_of(plan, trace, events, r, addresses, live) : Json::array());
     if (!has_events) continue;
     for (std::size_t i = 0; i < program.sections.size(); ++i) {
       const Section& s = program.sections[i];

@@ -11,6 +11,7 @@
 #include "reports/palette.h"
 #include "trace/compare.h"
 #include "trace/critical_path.h"
+#include "trace/memory_in_time.h"
 #include "trace/static_memory.h"
 #include "trace/summary.h"
 
@@ -155,12 +156,14 @@ std::string alike(const Trace& trace, Rank rank) {
 }
 
 /// By rank; null for those that are not drawn.
-Json timelines(const Plan& plan, const Trace& trace, Space space, const std::vector<Rank>& drawn, Rank peak_rank) {
+/// `events`: the trace's, in time.
+Json timelines(const Plan& plan, const Trace& trace, const std::vector<MemoryEvent>& events, Space space,
+               const std::vector<Rank>& drawn, Rank peak_rank) {
   const auto peak = static_cast<std::size_t>(peak_rank);
   const Buckets buckets(trace, peak < trace.memory.size() ? trace.memory[peak].device.peak_step : 1);
   std::map<Rank, Timeline> by_rank;
   for (const Rank r : drawn) by_rank.emplace(r, Timeline(buckets));
-  for (const MemoryEvent& e : trace.memory_events)
+  for (const MemoryEvent& e : events)
     if (const auto it = by_rank.find(e.rank); it != by_rank.end() && e.space == space) it->second.add(e);
   Json out = Json::array();
   for (Rank r = 0; r < plan.num_ranks() && r <= drawn.back(); ++r) {
@@ -360,8 +363,9 @@ Json report_data(const ReportInput& in) {
   for (const Rank rank : drawn) out["who"][std::to_string(rank)] = alike(in.trace, rank);
   out["num_ranks"] = in.plan.num_ranks();
   out["folded"] = !in.trace.players.empty();
-  out["timeline"] = timelines(in.plan, in.trace, Space::device, drawn, peak_rank);
-  out["host_timeline"] = timelines(in.plan, in.trace, Space::host, drawn, peak_rank);
+  const std::vector<MemoryEvent> events = memory_in_time(in.trace);
+  out["timeline"] = timelines(in.plan, in.trace, events, Space::device, drawn, peak_rank);
+  out["host_timeline"] = timelines(in.plan, in.trace, events, Space::host, drawn, peak_rank);
   out["at_peak"] = tensors_at_peak(in.plan, peak_rank, -1);
   const CriticalPath path = critical_path(in.plan, in.trace, last_recorded_step(in.plan, in.trace));
   out["spans"] = spans_json(in.trace, drawn, path);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 
@@ -69,8 +70,13 @@ void DeviceRecord::leave(std::int64_t blocks) {
   stays_.add(stay_);
 }
 
-void DeviceRecord::note_live(const BoundBuffer& b, std::int64_t delta_bytes) {
+void DeviceRecord::mark(Mark::Kind kind, StreamId stream, std::int32_t what) {
+  if (keeps(where_)) marks_.push_back({kind, stream, enqueued_[static_cast<std::size_t>(stream)], what});
+}
+
+void DeviceRecord::note_live(StreamId stream, const BoundBuffer& b, std::int64_t delta_bytes) {
   if (!keeps(where_)) return;
+  mark(Mark::Kind::memory, stream, static_cast<std::int32_t>(trace_.memory_events.size()));
   const auto [name, added] = names_.try_emplace({b.buffer, b.prefix}, static_cast<std::int32_t>(trace_.names.size()));
   if (added) trace_.names.push_back(b.name());
   trace_.memory_events.push_back({.rank = rank_,
@@ -90,8 +96,25 @@ void DeviceRecord::note_mapping(const BoundOp& op, const Moment& start) {
     host_timed_.push_back({op, op->stream, where_.step, where_.phase, {}, start.ns, end.ns, start.cpu_ns, end.cpu_ns});
 }
 
-void DeviceRecord::note_call(bool enqueues) {
-  stretch_.calls += enqueues ? 1 : 0;
+void DeviceRecord::note_enqueued(StreamId stream) {
+  note_call();
+  ++stretch_.calls;
+  if (keeps(where_)) ++enqueued_[static_cast<std::size_t>(stream)];
+}
+
+void DeviceRecord::note_record(StreamId stream, EventId event) {
+  note_call();
+  ++stretch_.calls;
+  mark(Mark::Kind::record, stream, event);
+}
+
+void DeviceRecord::note_wait(StreamId stream, EventId event) {
+  note_call();
+  ++stretch_.calls;
+  mark(Mark::Kind::wait, stream, event);
+}
+
+void DeviceRecord::note_call() {
   if (std::exchange(decided_, true) || !measure_cpu_) return;
   const std::int64_t now = cpu_ns();
   stretch_.decide_ns = now - host_mark_ns_;
@@ -132,8 +155,35 @@ std::vector<TimedOp> DeviceRecord::timings() const {
   return out;
 }
 
+/// A memory event happens when its stream comes to it: behind the ops and waits that were enqueued there before, and no
+/// earlier than the program asked. So a range is free before its next buffer comes, whichever streams they are on.
+void DeviceRecord::time_memory_events() {
+  std::array<std::int64_t, max_streams> waited_until{};
+  std::map<std::int32_t, std::int64_t> fired;  // by event
+  for (const Mark& m : marks_) {
+    const auto stream = static_cast<std::size_t>(m.stream);
+    // Of a run that failed, what was enqueued may never have run.
+    const auto ran = std::min<std::size_t>(static_cast<std::size_t>(m.ops_before), timed_[stream].size());
+    const std::int64_t at = std::max(waited_until[stream], ran > 0 ? timed_[stream][ran - 1].op.end_ns : 0);
+    switch (m.kind) {
+      case Mark::Kind::memory: {
+        std::int64_t& time_ns = trace_.memory_events[static_cast<std::size_t>(m.what)].time_ns;
+        time_ns = std::max(time_ns, at);
+        break;
+      }
+      case Mark::Kind::record:
+        fired[m.what] = at;
+        break;
+      case Mark::Kind::wait:
+        if (const auto event = fired.find(m.what); event != fired.end())
+          waited_until[stream] = std::max(at, event->second);
+    }
+  }
+}
+
 Trace DeviceRecord::take_trace(std::size_t ranks, RankMemory memory, const TrafficFold& traffic) {
   const auto me = static_cast<std::size_t>(rank_);
+  time_memory_events();
   trace_.memory.resize(ranks);
   trace_.traffic.resize(ranks);
   trace_.traffic_totals.resize(ranks);

@@ -63,10 +63,15 @@ class DeviceRecord {
 
   void enter(std::int32_t step, std::int16_t phase);
   void leave(std::int64_t blocks);
-  void note_live(const BoundBuffer&, std::int64_t delta_bytes);
+  /// take_trace() says when it happened: when its stream came to it, not when the program issued it.
+  void note_live(StreamId, const BoundBuffer&, std::int64_t delta_bytes);
   void note_mapping(const BoundOp&, const Moment& start);
-  /// The first call after a sync ends the driver's decision.
-  void note_call(bool enqueues);
+  /// A call of the device that enqueues nothing. The first call after a sync ends the driver's decision.
+  void note_call();
+  /// Calls that enqueue: an op that note_op() will be told of, a record, a wait.
+  void note_enqueued(StreamId);
+  void note_record(StreamId, EventId);
+  void note_wait(StreamId, EventId);
   /// Around the wait for the streams.
   void note_sync_begins();
   void note_sync_ends();
@@ -91,8 +96,17 @@ class DeviceRecord {
     TimedOp op;
     std::int64_t bytes;
   };
+  /// What the calling thread asked a stream for, in program order: where its memory events stand among its ops.
+  struct Mark {
+    enum class Kind : std::uint8_t { memory, record, wait } kind{};
+    StreamId stream = lead_stream;
+    std::int32_t ops_before = 0;  // of kept steps, enqueued on the stream so far
+    std::int32_t what = 0;        // the event, or the index of the memory event
+  };
   std::int64_t cpu_ns() const;
   std::int64_t clock_ns() const;
+  void mark(Mark::Kind, StreamId, std::int32_t what);
+  void time_memory_events();
 
   const Rank rank_;
   const Places places_;
@@ -103,6 +117,8 @@ class DeviceRecord {
   PhaseSpan stay_;  // the phase that the device is in
   StayFold stays_;
   std::array<std::vector<Timed>, max_streams> timed_;  // each grown by its stream's thread
+  std::array<std::int32_t, max_streams> enqueued_{};   // ops of kept steps
+  std::vector<Mark> marks_;                            // of kept steps
   std::vector<TimedOp> host_timed_;                    // map and unmap, which run on the calling thread
   std::vector<HostStretch> host_times_;                // with measure_cpu
   HostStretch stretch_;                                // since the last sync

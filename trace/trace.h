@@ -24,7 +24,8 @@ struct Span {
   double flops = 0.0;
 };
 
-/// A change of live bytes, in program order of its rank.
+/// A change of live bytes. A trace has them in program order of their rank, each with the time when its stream came to
+/// it (trace/memory_in_time.h).
 struct MemoryEvent {
   Rank rank = 0;
   Space space = Space::device;

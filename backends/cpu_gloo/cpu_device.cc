@@ -110,10 +110,10 @@ void CpuDevice::leave(std::int64_t blocks) {
 // fresh ranges only, so it can happen at once; unmapping waits until nothing runs.
 
 Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
-  record_.note_call(false);
+  record_.note_call();
   return guarded(op, [&] {
     const BoundBuffer b = op.allocated();
-    record_.note_live(b, memory_.alloc(b));
+    record_.note_live(id, b, memory_.alloc(b));
     if (poison_ && b.bytes() > 0)
       poison_->poison(id, b, [this, b] {
         const Arena& arena = b.space() == Space::device ? *arena_ : *host_arena_;
@@ -125,13 +125,13 @@ Status CpuDevice::alloc(StreamId id, const BoundOp& op) {
   });
 }
 
-Status CpuDevice::free(StreamId, const BoundOp& op) {
-  record_.note_call(false);
-  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.free(op.allocated())); });
+Status CpuDevice::free(StreamId id, const BoundOp& op) {
+  record_.note_call();
+  return guarded(op, [&] { record_.note_live(id, op.allocated(), memory_.free(op.allocated())); });
 }
 
 Status CpuDevice::map(StreamId, const BoundOp& op) {
-  record_.note_call(false);
+  record_.note_call();
   const auto& where = record_.where();
   if (!memory_.fits(*op))
     return fail(does_not_fit(plan_,
@@ -150,7 +150,7 @@ Status CpuDevice::map(StreamId, const BoundOp& op) {
 }
 
 Status CpuDevice::unmap(StreamId, const BoundOp& op) {
-  record_.note_call(false);
+  record_.note_call();
   if (auto s = drain(); !s) return s;
   return guarded(op, [&] {
     const auto start = record_.now();
@@ -180,7 +180,7 @@ Sizes CpuDevice::sizes_now(const BoundOp& op, const Addresses& addresses, Sizes 
 }
 
 Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
-  record_.note_call(true);
+  record_.note_enqueued(id);
   const Sizes before = sizes_before(op, args.sizes);
   if (auto s = check_order(op, before); !s) return s;
   if (poison_) poison_->touch(op, before);
@@ -284,14 +284,14 @@ Status CpuDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
 }
 
 Status CpuDevice::record(StreamId id, EventId event) {
-  record_.note_call(true);
+  record_.note_record(id, event);
   if (order_) order_->record(id, event);
   stream(id).queue.record(events_[static_cast<std::size_t>(event)]);
   return {};
 }
 
 Status CpuDevice::wait(StreamId id, EventId event) {
-  record_.note_call(true);
+  record_.note_wait(id, event);
   if (order_) order_->wait(id, event);
   stream(id).queue.wait(events_[static_cast<std::size_t>(event)]);
   return {};

@@ -147,18 +147,18 @@ void CudaDevice::leave(std::int64_t blocks) {
 // Memory is booked when the call comes, in program order (DESIGN: one total program order per rank). Mapping touches
 // fresh ranges only, so it can happen at once; unmapping waits until nothing runs.
 
-Status CudaDevice::alloc(StreamId, const BoundOp& op) {
-  record_.note_call(false);
-  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.alloc(op.allocated())); });
+Status CudaDevice::alloc(StreamId id, const BoundOp& op) {
+  record_.note_call();
+  return guarded(op, [&] { record_.note_live(id, op.allocated(), memory_.alloc(op.allocated())); });
 }
 
-Status CudaDevice::free(StreamId, const BoundOp& op) {
-  record_.note_call(false);
-  return guarded(op, [&] { record_.note_live(op.allocated(), memory_.free(op.allocated())); });
+Status CudaDevice::free(StreamId id, const BoundOp& op) {
+  record_.note_call();
+  return guarded(op, [&] { record_.note_live(id, op.allocated(), memory_.free(op.allocated())); });
 }
 
 Status CudaDevice::map(StreamId, const BoundOp& op) {
-  record_.note_call(false);
+  record_.note_call();
   const auto& where = record_.where();
   if (!memory_.fits(*op))
     return fail(does_not_fit(plan_,
@@ -177,7 +177,7 @@ Status CudaDevice::map(StreamId, const BoundOp& op) {
 }
 
 Status CudaDevice::unmap(StreamId, const BoundOp& op) {
-  record_.note_call(false);
+  record_.note_call();
   if (auto s = drain(); !s) return s;
   return guarded(op, [&] {
     const auto start = record_.now();
@@ -215,7 +215,7 @@ Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addre
 }
 
 Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
-  record_.note_call(true);
+  record_.note_enqueued(id);
   const Sizes before = sizes_before(op, args.sizes);
   if (auto s = check_order(op, before); !s) return s;
   Stream& s = stream(id);
@@ -384,7 +384,7 @@ Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) 
 }
 
 Status CudaDevice::record(StreamId id, EventId event) {
-  record_.note_call(true);
+  record_.note_record(id, event);
   if (order_) order_->record(id, event);
   return guarded([] { return std::string("recording an event"); },
                  [&] {
@@ -397,7 +397,7 @@ Status CudaDevice::record(StreamId id, EventId event) {
 }
 
 Status CudaDevice::wait(StreamId id, EventId event) {
-  record_.note_call(true);
+  record_.note_wait(id, event);
   if (order_) order_->wait(id, event);
   const auto at = static_cast<std::size_t>(event);
   if (latest_[at] == nullptr) return {};  // never recorded

@@ -182,7 +182,7 @@ function memory() {
   const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
     Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
   return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' +
-    (S.source === 'measured' ? ' A measured event stands where the program issued it; streams may run later.' : '') + (D.drawn.length < D.num_ranks ? ` ${D.drawn.length} of ${count(D.num_ranks)} ranks are drawn${D.folded ? '; the others are like these, or have no room' : '; the table has all'}.` : '') +
+    (S.source === 'measured' ? ' An event stands where its stream came to it; streams overlap, so what is alive together here may differ from the peaks of the table, which are counted in program order.' : '') + (D.drawn.length < D.num_ranks ? ` ${D.drawn.length} of ${count(D.num_ranks)} ranks are drawn${D.folded ? '; the others are like these, or have no room' : '; the table has all'}.` : '') +
     (S.source === 'simulated' ? ' A call, or a run of a block, is drawn at its peak from its beginning on.' : '') +
     (D.recorded.last_step < S.steps ? ` Events were kept for the first ${D.recorded.last_step} of ${S.steps} steps.` : ''),
     zoomControls(), thumbnails(r => { rank = r; picture.redraw(); if (hosts) hosts.redraw(); }), el('figure', {}, picture),
