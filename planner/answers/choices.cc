@@ -7,12 +7,12 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ranges>
-#include <tuple>
 
 #include "base/format.h"
 #include "base/json.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
+#include "planner/answers/promising.h"
 #include "planner/answers/stated_error.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
@@ -232,38 +232,6 @@ std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own
   return {};
 }
 
-/// Which axes a cut has.
-auto kind_of(const TrainCut& c) {
-  return std::tuple(c.tp > 1, c.pp > 1, c.cp > 1, c.ulysses > 1, c.ep > 1, c.etp > 1, c.sp);
-}
-
-/// Ways to cut training of which plans are lowered: the scenario's, data parallelism alone and, of those that execute,
-/// the best by estimate: first of each of the best kinds the best, for an estimate errs alike about all degrees of a
-/// kind, then the best of the others. All where no estimate fits.
-std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
-                                     SearchOptions options) {
-  constexpr std::size_t kinds = 4, most = 6;
-  options.keep = 32 * most;
-  options.nearest = options.front = false;
-  const RlSearch estimated = search_layouts(s, space, options);
-  if (estimated.best.empty()) return {};
-  std::vector<TrainCut> out = {TrainCut::of(own.train)};
-  const auto add = [&](const TrainCut& cut) {
-    if (std::ranges::find(out, cut) == out.end()) out.push_back(cut);
-  };
-  add({});
-  std::vector<TrainCut> executed;
-  for (const RlCandidate& c : estimated.best)
-    if (unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
-      executed.push_back(TrainCut::of(c.point.train));
-  const std::size_t enough = out.size() + most, of_kinds = out.size() + kinds;
-  for (const TrainCut& cut : executed)
-    if (out.size() < of_kinds && std::ranges::find(out, kind_of(cut), kind_of) == out.end()) add(cut);
-  for (const TrainCut& cut : executed)
-    if (out.size() < enough) add(cut);
-  return out;
-}
-
 }  // namespace
 
 Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
@@ -286,7 +254,11 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
     const PlanPrices lowered = plan_prices(s.scenario(), s.train().cost());
     out.beyond = better_beyond(s, own, space, search, lowered);
     keep_what_executes(space, s.scenario(), own.sync);
-    if (options.budget > 0) out.cuts = space.train.cuts = promising_cuts(s, own, space, search);
+    if (options.budget > 0) {
+      out.cuts = space.train.cuts = promising_cuts(s, own, space, search);
+      if (!out.cuts.empty() && options.objective != Objective::memory)
+        space.train.points = promising_points(s, own, space.train, search);
+    }
     search.plan_prices = lowered;
   }
   const RlSearch found = search_layouts(s, space, search);

@@ -34,9 +34,11 @@ struct TrainSpace {
   std::vector<std::int64_t> tp{1}, pp{1}, vpp{1}, cp{1}, ulysses{1}, ep{1}, etp{1}, micro_batch{1};
   bool etp_as_tp = false;      // beside the values of etp, which go with every tp
   std::vector<TrainCut> cuts;  // of all that these make only those; empty: all
-  bool takes(const TrainPoint& p) const {
+  bool takes_cut(const TrainPoint& p) const {
     return cuts.empty() || std::ranges::find(cuts, TrainCut::of(p)) != cuts.end();
   }
+  std::vector<TrainPoint> points;  // of those only these, sorted; empty: all
+  bool takes(const TrainPoint& p) const { return points.empty() || std::ranges::binary_search(points, p); }
   std::vector<bool> sp{false, true};
   std::vector<PipelineSchedule> schedule{PipelineSchedule::one_f_one_b};  // others where vpp is 1
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};

@@ -157,6 +157,10 @@ void add_rollouts(const RlModel& model, const RlSpace& space, const SearchOption
 
 }  // namespace
 
+std::vector<Trained> estimated_training(const RlModel& model, const TrainSpace& space) {
+  return price_share(model, space, layer_keys(space), false, false).points;
+}
+
 std::int64_t SearchSegment::points() const {
   const auto shifted =
       (trained - on_host) * static_cast<std::int64_t>(orders.size()) + on_host * static_cast<std::int64_t>(num_awake);

@@ -24,6 +24,9 @@ struct Rolled {
   double least_bytes = 0, least_later_bytes = 0;
 };
 
+/// All training points of the space as estimates have them, sorted.
+std::vector<Trained> estimated_training(const RlModel&, const TrainSpace&);
+
 /// The points of one placement.
 struct SearchSegment {
   PlacementChoice placement;

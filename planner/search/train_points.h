@@ -89,7 +89,7 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
     const std::int64_t used = key.tp * key.cp * key.ulysses * pp;
     if (space.ranks % used != 0) continue;
     p.pp = pp;
-    if (!space.takes(p)) continue;
+    if (!space.takes_cut(p)) continue;
     p.dp = space.ranks / used;
     if (space.ragged ? p.dp > space.batch : space.batch % (p.dp * key.micro_batch) != 0) continue;
     const std::int64_t sequences = (space.batch + p.dp - 1) / p.dp;  // of the busiest data rank
@@ -124,7 +124,7 @@ std::int64_t visit_points(const TrainModel& model, const TrainSpace& space, cons
             for (bool on_host : space.optimizer_on_host) {
               if (on_host && !space.accumulates_on_host && p.micro_batches > 1) continue;
               sharded.optimizer_on_host = on_host;
-              visit(sharded, layers);
+              if (space.takes(sharded)) visit(sharded, layers);
             }
           });
         }
