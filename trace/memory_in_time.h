@@ -7,7 +7,9 @@
 
 namespace hotbunk {
 
-/// By rank, then by time; what happens at one moment in program order.
+/// By rank, then by time; what happens at one moment in program order. A simulated event is of a whole call, at its
+/// peak from its beginning on: two that overlap on two streams would count both peaks. So these stay in program order,
+/// none earlier than the one before.
 std::vector<MemoryEvent> memory_in_time(const Trace&);
 
 }  // namespace hotbunk

@@ -75,8 +75,11 @@ function bands(series, x, y, lo, hi, overhead = D.overhead_bytes) {
     return el('path', {d: upper + lower + 'Z', fill: category.colour});
   });
 }
-const top_ = Math.max(M.peak_bytes + D.overhead_bytes, M.mapped_peak_bytes + D.overhead_bytes,
-  M.capacity_bytes < 1.7 * (M.mapped_peak_bytes + D.overhead_bytes) ? M.capacity_bytes : 0, 1) * 1.06;
+// A capacity far above all else is a line of text, for which there is room above what is drawn.
+const capacityIsFar = M.capacity_bytes >= 1.7 * (M.mapped_peak_bytes + D.overhead_bytes);
+const highest = Math.max(M.peak_bytes + D.overhead_bytes, M.mapped_peak_bytes + D.overhead_bytes,
+  capacityIsFar ? 0 : M.capacity_bytes, 1);
+const top_ = highest * (capacityIsFar ? 1.15 : 1.06);
 
 function memoryChart(rank, W) {
   const H = 330, up = 24, bottom = H - 26, series = D.timeline[rank];
@@ -100,7 +103,7 @@ function memoryChart(rank, W) {
     el('line', {x1: left, x2: W - right, y1: y(b), y2: y(b), stroke: colour, 'stroke-width': 1.5, 'stroke-dasharray': dash}),
     text(W - right - 4, y(b) + above, label, {class: 'ink', 'text-anchor': 'end'})) : 0;
   level(M.capacity_bytes, 'capacity ' + bytes(M.capacity_bytes), 'var(--bad)', null);
-  if (M.capacity_bytes >= top_) g.push(text(left + 6, up + 32, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink'}));
+  if (M.capacity_bytes >= top_) g.push(text(W - right - 4, up + 13, `↑ capacity ${bytes(M.capacity_bytes)}, above this picture`, {class: 'ink', 'text-anchor': 'end'}));
   const mapped = rowOf.get(rank).mapped_peak_bytes + D.overhead_bytes;
   const close = M.capacity_bytes < top_ && Math.abs(y(mapped) - y(M.capacity_bytes)) < 18;
   level(mapped, 'highest mapped ' + bytes(mapped), 'var(--soft)', '5 4', close ? 13 : -5);
@@ -182,7 +185,7 @@ function memory() {
   const host = M.by_rank.filter(r => r.host.peak_bytes > 0).map(r => [r.rank, bytes(r.host.peak_bytes),
     Object.entries(r.host.category_peaks).filter(c => c[1] > 0).map(([c, b]) => `${c} ${bytes(b)}`).join(', ')]);
   return section('Memory over time', 'Live bytes of each GPU by category, as the plan allocates and frees them. Pick a rank.' +
-    (S.source === 'measured' ? ' An event stands where its stream came to it; streams overlap, so what is alive together here may differ from the peaks of the table, which are counted in program order.' : '') + (D.drawn.length < D.num_ranks ? ` ${D.drawn.length} of ${count(D.num_ranks)} ranks are drawn${D.folded ? '; the others are like these, or have no room' : '; the table has all'}.` : '') +
+    (S.source === 'measured' ? ' What is measured stands where its stream came to it. Streams overlap, so what is alive together here may differ from the peaks of the table, which are counted in program order.' : '') + (D.drawn.length < D.num_ranks ? ` ${D.drawn.length} of ${count(D.num_ranks)} ranks are drawn${D.folded ? '; the others are like these, or have no room' : '; the table has all'}.` : '') +
     (S.source === 'simulated' ? ' A call, or a run of a block, is drawn at its peak from its beginning on.' : '') +
     (D.recorded.last_step < S.steps ? ` Events were kept for the first ${D.recorded.last_step} of ${S.steps} steps.` : ''),
     zoomControls(), thumbnails(r => { rank = r; picture.redraw(); if (hosts) hosts.redraw(); }), el('figure', {}, picture),
@@ -265,7 +268,7 @@ function turns() {
 
 /// Live bytes by category at the peak of each rank, side by side.
 function composition() {
-  const list = M.by_rank.slice(0, 16), hi = top_ / 1.06;
+  const list = M.by_rank.slice(0, 16), hi = highest;
   const bars = w => {
     const row = 26, label = 60, x = b => label + b / hi * (w - label - 80), g = [];
     list.forEach((r, i) => {
