@@ -205,7 +205,14 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
 
 void TrainState::find_layers() {
   for (std::size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].unit.layer < 0) outer_.push_back(u);
+    if (units_[u].unit.layer < 0) {
+      outer_.push_back(u);
+      const auto of_loss = [](const UnitParam& p) {
+        return p.role == ParamRole::lm_head || p.role == ParamRole::final_norm || p.role == ParamRole::final_norm_bias;
+      };
+      const bool wrapped = scenario_.train.engine == TrainEngine::fsdp1;
+      if (wrapped && std::ranges::all_of(units_[u].unit.params, of_loss)) loss_.push_back(u);
+    }
   std::vector<std::vector<std::int64_t>> kinds;  // of layers in several units
   for (const Range& chunk : part().layers)
     for (auto number = static_cast<int>(chunk.begin); number < chunk.end; ++number) {
@@ -356,11 +363,17 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
   return {&state.unit, whole.buffer, compute};
 }
 
-WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::string& prefix) const {
+WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::string& prefix, Outer outer) const {
   WholeUnit out;
   std::vector<BufferId> made;
-  for (const std::size_t u : outer_) out.parts.push_back(gather(b, u, which, prefix, made));
+  for (const std::size_t u : outer_)
+    if (outer == Outer::all || !std::ranges::count(loss_, u)) out.parts.push_back(gather(b, u, which, prefix, made));
   return out;
+}
+
+void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer) const {
+  std::vector<BufferId> made;
+  for (const std::size_t u : loss_) outer.parts.push_back(gather(b, u, which, prefix, made));
 }
 
 WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights which, const std::string& prefix,
@@ -481,8 +494,16 @@ void TrainState::reduce(ProgramBuilder& b, const std::vector<std::size_t>& units
   }
 }
 
-void TrainState::reduce_outer(ProgramBuilder& b, const WholeUnit& gradients, const std::string& prefix) const {
-  reduce(b, outer_, gradients, prefix);
+void TrainState::reduce_outer(ProgramBuilder& b, const WholeUnit& gradients, const std::string& prefix,
+                              Outer outer) const {
+  std::vector<std::size_t> units = outer_;
+  if (outer == Outer::all_but_loss)
+    std::erase_if(units, [&](std::size_t u) { return std::ranges::count(loss_, u) > 0; });
+  reduce(b, units, gradients, prefix);
+}
+
+void TrainState::reduce_loss_units(ProgramBuilder& b, const WholeUnit& gradients, const std::string& prefix) const {
+  reduce(b, loss_, gradients, prefix);
 }
 
 void TrainState::reduce_layer(ProgramBuilder& b, std::size_t i, const WholeUnit& gradients,

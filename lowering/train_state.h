@@ -100,7 +100,10 @@ class TrainState {
   /// Emits what makes units whole, those of no layer or layer i's: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing when a rank holds all in the compute dtype. The buffers live until their last use; with a limit
   /// they take its next turn. A layer may have parameters in `outer` units, which are whole.
-  WholeUnit gather_outer(ProgramBuilder&, Weights, const std::string& prefix) const;
+  /// `outer`: which of those of no layer; those of the loss alone may be left for then (add_loss_units).
+  enum class Outer : std::uint8_t { all, all_but_loss };
+  WholeUnit gather_outer(ProgramBuilder&, Weights, const std::string& prefix, Outer = Outer::all) const;
+  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer) const;
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
 
@@ -116,7 +119,8 @@ class TrainState {
   bool accumulates() const { return whole_grads_ || mesh_.data() == 1; }
   /// After each backward of units that do not accumulate, of no layer or layer i's: sums their gradients (sum_of_ranks)
   /// and adds them to the persistent shards.
-  void reduce_outer(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix) const;
+  void reduce_outer(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix, Outer = Outer::all) const;
+  void reduce_loss_units(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix) const;
   void reduce_layer(ProgramBuilder&, std::size_t i, const WholeUnit& gradients, const std::string& prefix) const;
   /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What
   /// is accumulated whole is summed here, and freed.
@@ -172,7 +176,7 @@ class TrainState {
   // Of each stage: cut into as many shards as the mesh has; into one, where parameters are whole.
   std::vector<ModelShapes::Units> cut_, uncut_;
   std::vector<UnitState> units_;
-  std::vector<std::size_t> outer_;  // units of no layer
+  std::vector<std::size_t> outer_, loss_;  // units of no layer; of these those that nothing but the loss reads
   std::vector<Layer> layers_;
 };
 

@@ -124,7 +124,7 @@ inline std::string draw_scenario() {
                                : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
   const bool sequence = train_tp > 1 && coin();
-  std::vector<std::int64_t> shard_groups{-1, -1};
+  std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);

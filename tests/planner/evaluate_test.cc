@@ -510,7 +510,7 @@ TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by 
                                                  {"size", "min_parameters=1"},
                                                  {"names", "names=[model.layers.1, '*.mlp']"}})
     for (const char* transport : {"ipc", "collective"})
-      for (const char* bucket : {"0.0001", "0.008", "1"})
+      for (const char* bucket : {"0.001", "0.008", "1"})
         same(3, 1,
              {"train.engine=fsdp1", "train.wrap.policy=" + wrap[0], "train.wrap." + wrap[1],
               fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
@@ -563,7 +563,8 @@ TEST_CASE(
     CHECK(moved[{Family::fsdp, OpKind::all_gather}] == (shards > 1 ? 2 * gathered : 0));
     CHECK(moved[{Family::fsdp, OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
     CHECK(moved[{Family::replicas, OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
-    CHECK((shards == 1) == (padding == 0));
+    if (flat) CHECK(padding < (shards > 1 ? 4 * shards : 1));  // less than a shard of each of 4 units
+    else CHECK((shards == 1) == (padding == 0));
   }
 }
 
