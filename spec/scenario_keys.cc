@@ -88,7 +88,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
       integer("train.wrap.min_parameters", HB_FIELD(train.wrap.min_parameters), 1, 1e15,
               {"parameters", "of policy size: what a module has at least, beside those inside it that are wrapped"}));
   keys.push_back(steps("train.wrap.names", HB_FIELD(train.wrap.names),
-                       {"", "of policy names: patterns of modules, as [model.layers.*, lm_head]; * is any text"}));
+                       {"",
+                        "of policy names: patterns of modules, as [*.self_attn, *.mlp, lm_head]; * is any text, dots "
+                        "too, ? one character"}));
   for (std::size_t i = first_of_wrap; i < keys.size(); ++i) keys[i].only_when_set = true;
 
   keys.push_back(choice("optimizer.name", HB_FIELD(optimizer.name),

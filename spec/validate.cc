@@ -353,7 +353,7 @@ class Validator {
     if (!flat || !by_names) return;
     if (w.names.empty())
       report("E230", "train.wrap.policy", "a policy by names without names", {},
-             "set train.wrap.names, for example to [model.layers.*]");
+             "set train.wrap.names, for example to [*.self_attn, *.mlp]");
     const std::vector<std::string> modules = wrappable_modules(s_.model);
     for (const std::string& pattern : patterns_of(w))
       if (std::ranges::none_of(modules, [&](const std::string& m) { return matches(pattern, m); }))
@@ -361,7 +361,7 @@ class Validator {
                {fmt::format("there are {}{}", fmt::join(modules | std::views::take(8), ", "),
                             modules.size() > 8 ? ", …" : ""),
                 "what stands inside attention or an MLP is computed as one matrix"},
-               "name modules as the model's parameters do, with * for any text");
+               "name modules as the model's parameters do, with * for any text and ? for one character");
   }
 
   void rollout() {

@@ -27,7 +27,7 @@ std::vector<WrappedModule> wrapped_modules(const ModelSpec&, const WrapSpec&);
 
 /// The patterns of a policy by names.
 std::vector<std::string> patterns_of(const WrapSpec&);
-/// Whether the whole name matches; * is any text, dots too, as Python's fnmatch has it.
+/// Whether the whole name matches; * is any text, dots too, and ? one character, as Python's fnmatch has it.
 bool matches(const std::string& pattern, const std::string& module);
 
 }  // namespace hotbunk
