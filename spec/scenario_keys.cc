@@ -89,7 +89,7 @@ void add_train(std::vector<ScenarioKey>& keys) {
               {"parameters", "of policy size: what a module has at least, beside those inside it that are wrapped"}));
   keys.push_back(steps("train.wrap.names", HB_FIELD(train.wrap.names),
                        {"",
-                        "of policy names: patterns of modules, as [*.self_attn, *.mlp, lm_head]; * is any text, dots "
+                        "of policy names: patterns of modules, as [model.layers.*.mlp, lm_head]; * is any text, dots "
                         "too, ? one character"}));
   for (std::size_t i = first_of_wrap; i < keys.size(); ++i) keys[i].only_when_set = true;
 

@@ -353,7 +353,7 @@ class Validator {
     if (!flat || !by_names) return;
     if (w.names.empty())
       report("E230", "train.wrap.policy", "a policy by names without names", {},
-             "set train.wrap.names, for example to [*.self_attn, *.mlp]");
+             "set train.wrap.names, for example to [model.layers.*.mlp]");
     const std::vector<std::string> modules = wrappable_modules(s_.model);
     for (const std::string& pattern : patterns_of(w))
       if (std::ranges::none_of(modules, [&](const std::string& m) { return matches(pattern, m); }))
