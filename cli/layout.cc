@@ -91,14 +91,20 @@ class Seats {
   }
 
   Json rectangles(std::int64_t r) const {
-    Json out = Json::array();
     const auto box = [](const Rectangle& b) -> Json {
       if (b.elements() == 0) return nullptr;
       return {b.rows.begin, b.rows.end, b.cols.begin, b.cols.end};
     };
+    const auto boxes = [&](const std::vector<Rectangle>& all) -> Json {  // several: runs of a flat unit
+      if (all.size() < 2) return all.empty() ? Json(nullptr) : box(all.front());
+      Json list = Json::array();
+      for (const Rectangle& b : all) list.push_back(box(b));
+      return list;
+    };
+    Json out = Json::array();
     for (const ParamSpec& p : parameters_of(s_.model)) {
       Json line = {{"parameter", p.name}, {"shape", p.shape}};
-      if (trains(r)) line["training"] = box(train_.held(p, r));
+      if (trains(r)) line["training"] = boxes(train_.held(p, r));
       if (serves(r)) line["engine"] = box(of_engine(p, r));
       out.push_back(std::move(line));
     }
@@ -176,11 +182,16 @@ std::string table_of(const Json& ranks) {
 
 std::string rectangles_text(const Json& rectangles) {
   TextTable table({"parameter", "shape", "training", "engine"}, 4);
-  const auto box = [](const Json& line, const char* key) {
-    if (!line.contains(key) || line[key].is_null()) return std::string("-");
-    const Json& b = line[key];
+  const auto one = [](const Json& b) {
     return fmt::format("[{}:{}, {}:{}]", b[0].get<std::int64_t>(), b[1].get<std::int64_t>(), b[2].get<std::int64_t>(),
                        b[3].get<std::int64_t>());
+  };
+  const auto box = [&](const Json& line, const char* key) {
+    if (!line.contains(key) || line[key].is_null()) return std::string("-");
+    if (!line[key][0].is_array()) return one(line[key]);
+    std::string all;
+    for (const Json& b : line[key]) all += (all.empty() ? "" : " ") + one(b);
+    return all;
   };
   for (const Json& line : rectangles)
     table.add({line["parameter"].get<std::string>(),

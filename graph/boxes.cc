@@ -37,6 +37,27 @@ PlacedPart part(const Side& side, std::int64_t h, std::int64_t w) {
           .place = static_cast<std::int32_t>(member)};
 }
 
+/// The elements of a run's part h that the piece has, counted from its first.
+Range elements_of(const Side& side, std::int64_t h) {
+  const Run& run = side.parts.run;
+  const std::int64_t first = run.begin + h * run.step, begin = std::max<std::int64_t>(first, 0);
+  return {begin, std::max(begin, std::min(first + run.elements, side.piece.elements()))};
+}
+
+template <class F>
+void each_rectangle_of_run(const Side& side, std::int64_t h, F&& f) {
+  const Piece& p = side.piece;
+  const std::int64_t cols = p.col_end - p.col_begin,
+                     base = p.offset + h * side.parts.pitch - side.parts.run.begin - h * side.parts.run.step;
+  each_rectangle(elements_of(side, h), cols, [&](const Range& rows, const Range& columns, std::int64_t first) {
+    f(PlacedPart{.rows = {p.row_begin + rows.begin, p.row_begin + rows.end},
+                 .cols = {p.col_begin + columns.begin, p.col_begin + columns.end},
+                 .offset = base + first,
+                 .pitch = cols,
+                 .place = static_cast<std::int32_t>(h)});
+  });
+}
+
 PlacedPart whole(const Piece& p) { return {{p.row_begin, p.row_end}, {p.col_begin, p.col_end}, p.offset, p.pitch, 0}; }
 
 std::int32_t place_in(GroupId family, const Places& places) {
@@ -52,9 +73,21 @@ std::optional<PlacedPart> own_part(const Side& side, const Places& places) {
   return part(side, h / side.parts.repeat, w / in.repeat);
 }
 
+/// Those of a run that may have an element of the wanted rows.
+Range runs_near(const Side& side, const Range& wanted) {
+  const Run& run = side.parts.run;
+  const std::int64_t cols = side.piece.col_end - side.piece.col_begin;
+  const std::int64_t begin = (wanted.begin - side.piece.row_begin) * cols - run.begin,
+                     end = (wanted.end - side.piece.row_begin) * cols - run.begin;
+  if (end <= 0) return {0, 0};
+  const std::int64_t first = std::clamp<std::int64_t>((begin - run.elements) / run.step, 0, side.parts.count);
+  return {first, std::clamp<std::int64_t>(end / run.step + 1, first, side.parts.count)};
+}
+
 /// The parts in order of which some may have a row of `wanted`, counted from where their piece begins.
 Range parts_near(const Side& side, const Range& wanted) {
   const Parts& parts = side.parts;
+  if (parts.run.elements > 0) return runs_near(side, wanted);
   Range near{0, parts.count};
   if (parts.rows <= 0) return near;
   const Piece& p = side.piece;
@@ -70,10 +103,20 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
     case Holds::whole:
       return f(whole(side.piece));
     case Holds::mine:
-      if (const std::optional<PlacedPart> own = own_part(side, places)) f(*own);
+      if (side.parts.run.elements > 0) {
+        const std::int32_t h = place_in(side.parts.family, places);
+        if (h >= 0) each_rectangle_of_run(side, h / side.parts.repeat, f);
+      } else if (const std::optional<PlacedPart> own = own_part(side, places)) {
+        f(*own);
+      }
       return;
     case Holds::every:
     case Holds::peers:
+      if (side.parts.run.elements > 0) {
+        const Range near = parts_near(side, wanted);
+        for (std::int64_t h = near.begin; h < near.end; ++h) each_rectangle_of_run(side, h, f);
+        return;
+      }
       for (std::int64_t w = 0; w < side.parts.within.count; ++w) {
         const std::int64_t below = w * side.parts.within.rows;
         const Range near = parts_near(side, {wanted.begin - below, wanted.end - below});
@@ -85,7 +128,7 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
 /// The rows that a side has on the rank, or around all its parts.
 Range rows_around(const Side& side, const Places& places) {
   const Parts& parts = side.parts;
-  if (parts.who == Holds::whole) return {side.piece.row_begin, side.piece.row_end};
+  if (parts.who == Holds::whole || parts.run.elements > 0) return {side.piece.row_begin, side.piece.row_end};
   if (parts.who == Holds::mine) {
     const std::optional<PlacedPart> own = own_part(side, places);
     return own ? own->rows : Range{};
@@ -114,6 +157,12 @@ void each_meeting(const Move& move, const Places& places, F&& f) {
 Side joined(const Side& side) {
   const Parts& parts = side.parts;
   const bool shards = parts.who == Holds::every || parts.who == Holds::peers;
+  if (const Run& run = parts.run; shards && run.elements > 0) {
+    Side out = side;
+    if (run.elements == run.step && run.begin <= 0 && run.begin + parts.count * run.step >= side.piece.elements())
+      out.parts = {};
+    return out;
+  }
   if (!shards || parts.within.family >= 0 || parts.cols != 0 || parts.rows != side.piece.row_end - side.piece.row_begin)
     return side;
   Side out = side;
@@ -126,7 +175,7 @@ Side joined(const Side& side) {
 bool are_rows_apart(const Side& side) {
   const Parts& parts = side.parts;
   return (parts.who == Holds::every || parts.who == Holds::peers) && parts.within.family < 0 && parts.cols == 0 &&
-         parts.rows > 0 && parts.rows >= side.piece.row_end - side.piece.row_begin;
+         parts.run.elements == 0 && parts.rows > 0 && parts.rows >= side.piece.row_end - side.piece.row_begin;
 }
 
 /// Rows that such parts have in a range, all together.
@@ -155,6 +204,10 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
   if (parts.count < 1 || parts.repeat < 1 || parts.rows < 0 || parts.cols < 0 || parts.pitch < 0 ||
       parts.last_row < 0 || in.count < 1 || in.repeat < 1 || in.rows < 0 || in.cols < 0 || in.last_row < 0)
     return "no parts";
+  const Run& run = parts.run;
+  if (run.elements < 0 || (run.elements > 0 && (parts.who == Holds::whole || run.step < 1 || in.family >= 0 ||
+                                                parts.rows != 0 || parts.cols != 0 || p.col_end == p.col_begin)))
+    return "no runs";
   if (in.family >= static_cast<GroupId>(num_families)) return fmt::format("pieces over family {}", in.family);
   const bool by_place = parts.who == Holds::mine || parts.who == Holds::peers;
   if (parts.who != Holds::whole &&
@@ -167,6 +220,10 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
     if (one.rows.size() <= 0 || one.cols.size() <= 0) return true;
     return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
   };
+  if (run.elements > 0) {
+    const std::int64_t last = parts.who == Holds::every ? (parts.count - 1) * parts.pitch : 0;
+    return p.offset + last + run.elements <= elements ? "" : fmt::format("what is outside of tensor {}", side.tensor);
+  }
   bool good = inside(parts.who == Holds::whole ? whole(p) : part(side, 0, 0));
   if (parts.who == Holds::every && good)
     for (std::int64_t w = 0; w < parts.within.count; ++w) {
@@ -329,6 +386,11 @@ std::vector<Places> writers_of(const Plan& plan, const Program& program) {
       std::vector<std::int64_t> rows;
       const auto at = static_cast<std::int32_t>(place);
       const auto add = [&](const Side& side, std::int64_t h, std::int64_t w) {
+        if (side.parts.run.elements > 0) {
+          const Range has = elements_of(side, h);
+          const std::int64_t first = side.parts.run.begin + h * side.parts.run.step;
+          return rows.insert(rows.end(), {has.begin - first, has.size()}), void();
+        }
         rows.push_back(std::max<std::int64_t>(part(side, h, w).rows.size(), 0));
       };
       for (const Side* side : sides[f]) {

@@ -464,6 +464,13 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
   if (is_communication(op.kind)) return payload_bytes(op, s, places);
   if (op.is_priced()) return 0;  // not known
   switch (op.kind) {
+    case OpKind::feed:
+      if (op.integer(Attr::accumulate, 0) != 0) {  // only what its boxes have changes
+        std::int64_t elements = 0;
+        for (const Move& move : op.moves) elements += moved_elements(move, places).all;
+        return elements * size_of(op.outputs[0].dtype);
+      }
+      break;
     case OpKind::copy_boxes:
     case OpKind::hash_boxes:
       return boxes_bytes(op, places);

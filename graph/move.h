@@ -38,6 +38,14 @@ struct Within {
   friend bool operator==(const Within&, const Within&) = default;
 };
 
+/// Parts that are runs of the piece's elements, row by row, in place of rectangles: a matrix that lies somewhere in a
+/// flat parameter which is cut into equal parts, whatever parameters begin and end in one (FSDP1). Part h has elements
+/// [begin + h * step, begin + h * step + elements), as far as the piece has them: `begin` may lie in front of it.
+struct Run {
+  std::int64_t begin = 0, elements = 0, step = 0;  // no elements: rectangles
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
 /// How a tensor is cut over the places of a group: part h lies `h * rows` rows below and `h * cols` columns to the
 /// right of part 0, and ends where the tensor does.
 struct Parts {
@@ -49,6 +57,7 @@ struct Parts {
   std::int64_t pitch = 0;           // every: from a part to the next one, in elements of memory
   std::int64_t last_row = 0;        // the tensor's rows: what lies beyond is padding and stays where it is
   Within within;                    // then last_row is that of piece 0
+  Run run{};                        // then the piece's offset (and pitch of every) is where a part's first element lies
   friend bool operator==(const Parts&, const Parts&) = default;
 };
 

@@ -58,6 +58,8 @@ void add(Hasher& h, const Op& op) {
         for (std::int64_t v :
              {std::int64_t{in.family}, std::int64_t{in.count}, std::int64_t{in.repeat}, in.rows, in.cols, in.last_row})
           h.add(v);
+      if (const Run& run = parts.run; run.elements > 0)
+        for (std::int64_t v : {run.begin, run.elements, run.step}) h.add(v);
     }
 }
 

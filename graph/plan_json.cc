@@ -54,7 +54,7 @@ void append(std::string& out, const Names& names, const Tensor& t) {
 
 /// [tensor, row_begin, row_end, col_begin, col_end, offset, pitch], and of a tensor in parts
 /// [who, family, count, repeat, rows, cols, pitch, last_row] behind them, and there of parts within a piece
-/// [family, count, repeat, rows, cols, last_row].
+/// [family, count, repeat, rows, cols, last_row], or of runs [begin, elements, step].
 void append(std::string& out, const Side& side) {
   const Piece& p = side.piece;
   const Parts& parts = side.parts;
@@ -73,6 +73,11 @@ void append(std::string& out, const Side& side) {
     out += ',';
     append_array(out,
                  std::initializer_list<std::int64_t>{in.family, in.count, in.repeat, in.rows, in.cols, in.last_row},
+                 [&](std::int64_t v) { append_json(out, v); });
+  }
+  if (const Run& run = parts.run; run.elements > 0) {
+    out += ',';
+    append_array(out, std::initializer_list<std::int64_t>{run.begin, run.elements, run.step},
                  [&](std::int64_t v) { append_json(out, v); });
   }
   out += "]]";

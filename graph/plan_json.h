@@ -10,7 +10,8 @@
 //   call    [body, name, [port…], [offset…], [mark…]]  port: buffer | [buffer, offset_bytes]; offsets: of the locals
 //   mark    [before, "record" or "wait", stream, event]
 //   move    [from, to], each [tensor, row_begin, row_end, col_begin, col_end, offset, pitch] and, where it is cut,
-//           [who, family, count, repeat, rows, cols, pitch, last_row] behind that
+//           [who, family, count, repeat, rows, cols, pitch, last_row] behind that, in it at the end what is within a
+//           piece, [family, count, repeat, rows, cols, last_row], or the runs, [begin, elements, step]
 // A plan of one role, "job", names none; else there are roles: [name…], in a program its role, in a phase
 // players: [[role, steps_back]…].
 // And, where the plan was saved by a command, made_from: {hash, facts}, what it was made from (PlanFacts).

@@ -109,6 +109,11 @@ Within read_within(const Value& v, const Plan& plan) {
   return in;
 }
 
+Run read_run(const Value& v) {
+  v.array(3, 3);
+  return {v.at(0).integer(-largest, largest), v.at(1).integer(1, largest), v.at(2).integer(1, largest)};
+}
+
 Parts read_parts(const Value& v, const Plan& plan) {
   const std::size_t n = v.array(8, 9);
   Parts parts;
@@ -119,7 +124,10 @@ Parts read_parts(const Value& v, const Plan& plan) {
   std::int64_t* const fields[] = {&parts.rows, &parts.cols, &parts.pitch, &parts.last_row};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 4).integer(0, largest);
   for (const std::int64_t further : {parts.rows, parts.cols, parts.pitch}) product(v, further, parts.count);
-  if (n > 8) {
+  if (n > 8 && v.at(8).array() == 3) {
+    parts.run = read_run(v.at(8));
+    product(v, parts.run.step, parts.count);
+  } else if (n > 8) {
     parts.within = read_within(v.at(8), plan);
     product(v, parts.pitch, std::int64_t{parts.count} * parts.within.count * parts.within.repeat);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "layout/flat_units.h"
 #include "layout/train_mesh.h"
 
 namespace hotbunk {
@@ -40,6 +41,15 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   return TrainHoldings(s, {dense, expert, std::move(*stages), 1}, shards);
 }
 
+TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
+    : model_(s.model), layout_(std::move(layout)), shards_(shards), parameters_(parameters_of(s.model)) {
+  const TrainLayout& l = s.train.layout;
+  if (s.train.engine != TrainEngine::fsdp1 || std::max({shards == 1 ? 2 : std::int64_t{1}, l.tp, l.pp, l.ep}) > 1)
+    return;
+  for (const ShardedUnit& unit : flat_units(s.model, s.train.wrap, shards))
+    for (const UnitParam& p : unit.params) flat_[p.parameter] = {p.full_offset, unit.shard_elements};
+}
+
 std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
   std::vector<StageChunk> out;
   const std::int64_t stage = layout_.dense.coordinate(rank, "pp");
@@ -53,10 +63,19 @@ std::int64_t TrainHoldings::shard_of(std::int64_t rank) const {
   return (std::ranges::find(data, rank) - data.begin()) % shards_;
 }
 
-Rectangle TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) const {
+std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) const {
   Rectangle box = held_by(layout_, model_, parameter, rank);
   if (box.elements() == 0) return {};
-  if (shards_ == 1) return box;
+  if (shards_ == 1) return {box};
+  if (const auto at = flat_.find(parameter.name); at != flat_.end()) {
+    const std::int64_t first = shard_of(rank) * at->second.shard_elements - at->second.offset;
+    std::vector<Rectangle> out;
+    each_rectangle({std::max<std::int64_t>(first, 0), std::min(first + at->second.shard_elements, box.elements())},
+                   box.cols.size(), [&](const Range& rows, const Range& cols, auto) {
+                     out.push_back({rows, cols});
+                   });
+    return out;
+  }
   // All tensor-parallel places shard as many rows: of a vocabulary that does not divide, the last has padding.
   // An expert's ranks are others than those of the first place.
   const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
@@ -66,12 +85,14 @@ Rectangle TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) con
   const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(),
                                  std::max<std::int64_t>(1, shards_ / holders), shard_of(rank) / holders);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
-  return box.elements() > 0 ? box : Rectangle{};
+  if (box.elements() == 0) return {};
+  return {box};
 }
 
 std::int64_t TrainHoldings::elements(std::int64_t rank) const {
   std::int64_t all = 0;
-  for (const ParamSpec& p : parameters_) all += held(p, rank).elements();
+  for (const ParamSpec& p : parameters_)
+    for (const Rectangle& box : held(p, rank)) all += box.elements();
   return all;
 }
 

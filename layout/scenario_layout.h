@@ -1,6 +1,7 @@
 // Who holds what of a scenario's model, in training and in its engines.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,19 +25,23 @@ class TrainHoldings {
   /// are whole (train.engine).
   std::int64_t shard_of(std::int64_t rank) const;
   std::int64_t shards() const { return shards_; }
-  /// The rectangle of a parameter; empty where the rank has none of it.
-  Rectangle held(const ParamSpec&, std::int64_t rank) const;
+  /// The rectangles of a parameter: one, up to three of a flat unit (layout/flat_units.h), none where the rank has
+  /// nothing of it.
+  std::vector<Rectangle> held(const ParamSpec&, std::int64_t rank) const;
   /// Their elements.
   std::int64_t elements(std::int64_t rank) const;
 
  private:
-  TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
-      : model_(s.model), layout_(std::move(layout)), shards_(shards), parameters_(parameters_of(s.model)) {}
+  TrainHoldings(const Scenario&, Layout, std::int64_t shards);
 
   ModelSpec model_;
   Layout layout_;
   std::int64_t shards_ = 1;
   std::vector<ParamSpec> parameters_;
+  struct InUnit {
+    std::int64_t offset = 0, shard_elements = 0;
+  };
+  std::map<std::string, InUnit> flat_;  // where parameters lie in flat units; none where these are not what is cut
 };
 
 /// The layout of a scenario's engines. E244 as above.

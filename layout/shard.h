@@ -43,4 +43,16 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+/// Elements of a matrix of so many columns, row by row, as rectangles: the end of a row, whole rows and the beginning
+/// of another, or some of these. Calls f(rows, cols, the first element's number).
+template <class F>
+void each_rectangle(const Range& elements, std::int64_t cols, F&& f) {
+  for (std::int64_t at = elements.begin; at < elements.end;) {
+    const std::int64_t row = at / cols, col = at % cols, left = elements.end - at;
+    const std::int64_t rows = col == 0 && left >= cols ? left / cols : 1, width = std::min(cols - col, left);
+    f(Range{row, row + rows}, Range{col, col + width}, at);
+    at += rows * width;
+  }
+}
+
 }  // namespace hotbunk

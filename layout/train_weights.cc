@@ -61,6 +61,7 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   UnitParam param;
   param.parameter = spec.name;
   param.role = spec.role;
+  param.layer = spec.layer;
   param.expert = spec.expert;
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
@@ -129,6 +130,8 @@ bool alike(const UnitParam& a, const UnitParam& b) {
   return all_but_name(a) == all_but_name(b);
 }
 
+}  // namespace
+
 void number_kinds(std::vector<ShardedUnit>& units) {
   std::vector<const ShardedUnit*> kinds;
   for (ShardedUnit& unit : units) {
@@ -138,8 +141,6 @@ void number_kinds(std::vector<ShardedUnit>& units) {
     if (at == kinds.end()) kinds.push_back(&unit);
   }
 }
-
-}  // namespace
 
 std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
   if (tp == 1) return "";

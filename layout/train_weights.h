@@ -24,7 +24,7 @@ struct UnitParam {
   std::int64_t shard_offset = 0;  // elements into this rank's flat unit shard
   std::int64_t full_offset = 0;   // elements into the unsharded unit buffer
   ParamRole role = ParamRole::embedding;
-  int expert = -1;
+  int layer = -1, expert = -1;
   /// Where whole experts are spread over ranks, expert e of the first rank shares its place in memory with one of each
   /// other rank: the unit has the place once, and all these parameters. Together they are the tensor of which each rank
   /// has a piece: one below the other, or beside it, which `base` says: this one's first row and column there.
@@ -57,12 +57,19 @@ struct ShardedUnit {
   int layer = -1;    // -1: root
   int kind = 0;      // units of one kind differ in the names of their parameters only
   std::vector<UnitParam> params;
+  /// FSDP1: not the parameters are cut but the unit as a whole, back to back as it is computed with: rank w has
+  /// elements [w * shard_elements, (w + 1) * shard_elements). Then no shard_offset or padded_rows of a parameter
+  /// counts.
+  bool flat = false;
   std::int64_t shard_elements = 0;  // what one rank contributes to the all-gather: sum of padded shards
   std::int64_t full_elements = 0;   // sum of rows * cols
   /// Of that, in front, what all data ranks share; behind it the experts that are spread over them, in fewer shards.
   UnitRegion shared, experts;
   std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
 };
+
+/// Gives units that differ in the names of their parameters only one kind.
+void number_kinds(std::vector<ShardedUnit>&);
 
 /// What one pipeline stage has of a model: the layers of its chunks, in model order; in front of them the embedding, if
 /// it is the first; behind them the norm and the head, if it is the last. Tied, both have the table.

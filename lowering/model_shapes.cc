@@ -9,6 +9,13 @@ ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, s
   return known;
 }
 
+ModelShapes::Units ModelShapes::flat_units(const WrapSpec& wrap, std::int64_t world) {
+  const std::scoped_lock lock(mutex_);
+  Units& known = flat_units_[{wrap, world}];
+  if (!known) known = std::make_shared<const std::vector<ShardedUnit>>(hotbunk::flat_units(model_, wrap, world));
+  return known;
+}
+
 ModelShapes::Weights ModelShapes::weights(std::int64_t tp) {
   const std::scoped_lock lock(mutex_);
   Weights& known = weights_[tp];

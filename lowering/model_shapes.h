@@ -6,8 +6,10 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "layout/flat_units.h"
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
 
@@ -22,6 +24,8 @@ class ModelShapes {
   /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them, experts spread so
   /// (layout/train_weights.h).
   Units units(const StagePart&, std::int64_t tp, std::int64_t world, ExpertSpread ep = {});
+  /// Of FSDP1 (layout/flat_units.h).
+  Units flat_units(const WrapSpec&, std::int64_t world);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
   Weights weights(std::int64_t tp);
 
@@ -29,6 +33,7 @@ class ModelShapes {
   const ModelSpec& model_;
   std::mutex mutex_;
   std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertSpread>, Units> units_;
+  std::map<std::pair<WrapSpec, std::int64_t>, Units> flat_units_;
   std::map<std::int64_t, Weights> weights_;
 };
 

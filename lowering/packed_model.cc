@@ -139,7 +139,8 @@ PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
 }
 
 PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, const Stream& in, Values& kept) {
-  std::vector<Input> inputs = {w.buffer, in.h};
+  std::vector<Input> inputs = w.buffers();
+  inputs.emplace_back(in.h);
   if (in.z.buffer >= 0) inputs.emplace_back(in.z);
   auto went = b_.call(prefix_ + "layer.forward", variant_of(w, layer), layer_name(layer), std::move(inputs), [&] {
     const DecoderLayer& l = layer_at(layer);
@@ -160,7 +161,7 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
   const DecoderLayer& l = layer_at(layer);
   const std::vector<ValueId> reads = read_by_backward(l.forward, sharding_);
   kept = b_.call(prefix_ + "layer.recompute", variant_of(w, layer), layer_name(layer),
-                 inputs_of({w.buffer}, kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
+                 inputs_of(w.buffers(), kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
                    emit_forward(l.forward, sharding_, emits, values, &reads);
@@ -172,8 +173,11 @@ PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const Whol
                                                   const Values& values, const Tensor& gradient, bool accumulate,
                                                   bool defers) {
   const DecoderLayer& l = layer_at(layer);
+  std::vector<Input> inputs = w.buffers();
+  for (const Input& d : dw.buffers()) inputs.push_back(d);
+  inputs.emplace_back(gradient);
   return b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
-                 inputs_of({w.buffer, dw.buffer, gradient}, values, read_by_backward(l.forward, sharding_)), [&] {
+                 inputs_of(std::move(inputs), values, read_by_backward(l.forward, sharding_)), [&] {
                    Values gradients(l.forward.values().size());
                    at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
                    Emits emits(*this, w, &dw, layer_name(layer));
@@ -185,7 +189,7 @@ PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const Whol
 }
 
 void PackedModel::layer_weights(const WholeUnit& dw, int layer, const Deferred& deferred) {
-  std::vector<Input> inputs = {dw.buffer};
+  std::vector<Input> inputs = dw.buffers();
   for (const Op& op : deferred.ops)
     for (const Tensor& t : op.inputs)
       if (!std::ranges::count(inputs, t.buffer, &Input::buffer)) inputs.emplace_back(t);

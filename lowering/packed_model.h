@@ -79,7 +79,7 @@ class PackedModel {
   }
   /// Bodies of layers are the same where their units are of one kind and they compute the same.
   std::int64_t variant_of(const WholeUnit& w, int layer) const {
-    return static_cast<std::int64_t>(DecoderLayers::num_sorts) * w.unit->kind +
+    return static_cast<std::int64_t>(DecoderLayers::num_sorts) * w.kind +
            static_cast<std::int64_t>(layers_.sort_of(layer));
   }
   std::string layer_name(int layer) const;

@@ -206,9 +206,9 @@ void StageTraining::forward(std::int64_t chunk, std::int64_t slot) {
   passes_.model().set_name(name);
   const bool first = messages_.is_first(chunk);
   feed_tokens(b_, feeds_.tokens, first);
-  PackedModel::Stream stream = first ? passes_.model().embed(state_.gather(b_, 0, Weights::trained, "train."))
+  PackedModel::Stream stream = first ? passes_.model().embed(state_.gather_outer(b_, Weights::trained, "train."))
                                      : enter(b_, "train.", name, messages_.input());
-  stream = passes_.forward(stream, state_.layers_of(chunk), kept.kept);
+  stream = passes_.forward(stream, state_.layers_of(chunk), {}, kept.kept);
   for (const Values& layer : kept.kept.values)
     for (const Tensor& t : layer) keep(t);
   if (messages_.is_last(chunk)) kept.left = {keep(stream.h), keep(stream.z)};
@@ -223,12 +223,12 @@ void StageTraining::backward(std::int64_t chunk, std::int64_t slot) {
   if (last) feed_loss(b_, feeds_);
   WholeUnit root, d_root;
   Tensor gradient = messages_.gradient();
-  if (last) root = state_.gather(b_, 0, Weights::trained, "train.");
-  if (first || last) d_root = state_.gradients(b_, 0, "train.");
+  if (last) root = state_.gather_outer(b_, Weights::trained, "train.");
+  if (first || last) d_root = state_.outer_gradients(b_, "train.");
   if (last) gradient = passes_.loss(feeds_, root, d_root, kept.left);
-  passes_.backward(kept.kept, state_.layers_of(chunk), gradient, messages_.pipeline().defers_weights());
+  passes_.backward(kept.kept, state_.layers_of(chunk), root, d_root, gradient, messages_.pipeline().defers_weights());
   if (first) passes_.embedding_backward(root, d_root, gradient);
-  if (first || last) state_.reduce(b_, 0, d_root, "train.");
+  if (first || last) state_.reduce_outer(b_, d_root, "train.");
   if (first || gradient.buffer == messages_.returned().buffer) return;
   b_.begin_call("train.return", "train.");
   b_.emit(OpKind::copy, streams::compute, "train.return", {gradient}, {messages_.returned()});
@@ -279,10 +279,10 @@ void StageScoring::forward(std::int64_t chunk) {
   model_.set_name(name);
   feed_tokens(b_, feeds_.tokens, first);
   if (last) b_.feed(feeds_.targets, Slot::targets);
-  const WholeUnit root = first || last ? state_.gather(b_, 0, which_, prefix_) : WholeUnit{};
+  const WholeUnit root = first || last ? state_.gather_outer(b_, which_, prefix_) : WholeUnit{};
   PackedModel::Stream stream = first ? model_.embed(root) : enter(b_, prefix_, name, messages_.input());
   const Range layers = state_.layers_of(chunk);
-  Gathers gathers(s_, b_, state_, which_, prefix_, layer_units(state_, layers, false), layers_);
+  Gathers gathers(s_, b_, state_, which_, prefix_, layers_in_order(layers, false), root, layers_);
   for (std::int64_t i = layers.begin; i < layers.end; ++i) {
     Values dropped;
     stream = model_.layer_forward(gathers.use(static_cast<std::size_t>(i - layers.begin)),

@@ -7,7 +7,8 @@
 //
 // Where training's parameters sleep, a bucket's rows come up from their host copy first, and are packed from there.
 //
-// A bucket holds whole rows of padded shards. A parameter larger than the bucket spreads over several.
+// A bucket holds whole rows of padded shards, or of flat units (FSDP1) elements of their shards, whatever parameters
+// these are of. A parameter larger than the bucket spreads over several.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,14 +19,22 @@
 namespace hotbunk {
 namespace {
 
-/// Rows [begin, end) of every rank's padded shard of what it has of one parameter.
+/// Rows [begin, end) of every rank's padded shard of what it has of one parameter; of a flat unit no parameter, and
+/// elements of every rank's shard.
 struct Entry {
   const SyncedUnit* unit = nullptr;
   const UnitParam* param = nullptr;
   std::int64_t begin = 0, end = 0;
   std::int64_t offset = 0;  // elements into a rank's part of the bucket
-  std::int64_t elements() const { return (end - begin) * param->cols; }
-  std::int64_t shard_element() const { return param->shard_offset + begin * param->cols; }
+  std::int64_t cols() const { return param ? param->cols : 1; }
+  std::int64_t elements() const { return (end - begin) * cols(); }
+  std::int64_t shard_element() const { return (param ? param->shard_offset : 0) + begin * cols(); }
+  /// visit(p) for what it has something of.
+  template <class Visit>
+  void each_param(Visit visit) const {
+    if (param) return visit(*param);
+    for (const UnitParam& p : unit->unit->params) visit(p);
+  }
 };
 
 struct Bucket {
@@ -36,6 +45,13 @@ struct Bucket {
   std::int64_t padding(std::int64_t shards, const ShardMesh& mesh) const {
     std::int64_t n = 0;
     for (const Entry& e : entries) {
+      if (!e.param) {
+        const ShardedUnit& unit = *e.unit->unit;
+        for (std::int64_t w = 0; w < unit.shared.shards; ++w)
+          n += e.end - e.begin -
+               std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin);
+        continue;
+      }
       const std::int64_t cut_into = e.param->over_data ? mesh.expert_shards(shards) : shards;
       const std::int64_t pieces = mesh.tensor * (e.param->over_data ? mesh.expert_data : 1);
       for (std::int64_t w = 0; w < cut_into; ++w) {
@@ -48,6 +64,21 @@ struct Bucket {
   }
 };
 
+/// So many elements of a flat unit's shards, and those behind them in further buckets.
+void fill_flat(std::vector<Bucket>& buckets, const SyncedUnit& u, std::int64_t capacity) {
+  for (std::int64_t at = 0; at < u.unit->shard_elements;) {
+    const std::int64_t room = capacity - buckets.back().elements;
+    if (room <= 0) {
+      buckets.emplace_back().stage = u.stage;
+      continue;
+    }
+    Bucket& b = buckets.back();
+    const std::int64_t n = std::min(u.unit->shard_elements - at, room);
+    b.entries.push_back({&u, nullptr, at, at + n, b.elements});
+    b.elements += n, at += n;
+  }
+}
+
 /// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is. No bucket has
 /// parameters of several stages; of a table that two have, the first one's is sent.
 std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t holders, std::int64_t bucket_bytes,
@@ -58,6 +89,10 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
     if (u.stage != buckets.back().stage) {
       if (!buckets.back().entries.empty()) buckets.emplace_back();
       buckets.back().stage = u.stage;
+    }
+    if (u.unit->flat) {
+      fill_flat(buckets, u, capacity);
+      continue;
     }
     for (const UnitParam& p : u.unit->params) {
       if (p.role == ParamRole::embedding && u.stage > 0) continue;
@@ -176,9 +211,12 @@ class SyncLowering {
     for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
-        each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
-          hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
-               {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(p)}});
+        e.each_param([&](const UnitParam& first) {
+          if (!e.param && !has(e, first)) return;
+          each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
+            hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
+                 {{holders_ > 1 ? rows_in_parts(e, first, Holds::mine, 0) : rows_of(e), logical(p)}});
+          });
         });
     return out;
   }
@@ -198,7 +236,7 @@ class SyncLowering {
     for (std::size_t i = 0; i < bucket.entries.size(); ++i) {  // padding as well: all parts are of one size
       const Entry& e = bucket.entries[i];
       const auto [tensor, element] = from.of_entry[i];
-      const std::int64_t cols = e.param->cols;
+      const std::int64_t cols = e.cols();
       const Piece own{e.begin, e.end, 0, cols, element, cols};
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
       moves.push_back({{tensor, own, {}}, {0, packed, {}}});
@@ -231,8 +269,24 @@ class SyncLowering {
     return {.tensor = 0, .piece = {e.begin, e.end, 0, e.param->cols, e.offset, e.param->cols}, .parts = {}};
   }
 
-  /// The parts of an entry: of each rank in its own memory (peers), or `pitch` elements apart.
-  Side rows_in_parts(const Entry& e, Holds who, std::int64_t pitch) const {
+  /// Whether some rank's part of an entry of a flat unit has an element of the parameter.
+  static bool has(const Entry& e, const UnitParam& p) {
+    const ShardedUnit& unit = *e.unit->unit;
+    for (std::int64_t w = 0; w < unit.shared.shards; ++w) {
+      const std::int64_t first = w * unit.shard_elements - p.full_offset;
+      if (first + e.begin < p.elements() && first + e.end > 0) return true;
+    }
+    return false;
+  }
+
+  /// The parts of an entry, of one of its parameters: of each rank in its own memory (peers), or `pitch` elements
+  /// apart.
+  Side rows_in_parts(const Entry& e, const UnitParam& p, Holds who, std::int64_t pitch) const {
+    if (!e.param) {
+      Side runs = runs_of(*e.unit->unit, p, who, {e.begin, e.end}, pitch);
+      runs.piece.offset = e.offset;
+      return runs;
+    }
     return {.piece = {.row_begin = e.begin,
                       .row_end = e.end,
                       .col_end = e.param->cols,
@@ -264,7 +318,10 @@ class SyncLowering {
   std::vector<Move> slices(const Bucket& bucket, Holds who, std::int64_t pitch, std::vector<std::size_t>& used) const {
     std::vector<Move> moves;
     for (const Entry& e : bucket.entries)
-      each_slice(e, used, [&](const Side& slice) { moves.push_back({rows_in_parts(e, who, pitch), slice}); });
+      e.each_param([&](const UnitParam& p) {
+        if (!e.param && !has(e, p)) return;
+        each_slice(e, p, used, [&](const Side& slice) { moves.push_back({rows_in_parts(e, p, who, pitch), slice}); });
+      });
     return moves;
   }
 
@@ -278,8 +335,8 @@ class SyncLowering {
 
   /// visit(slice) for every slice of an entry's parameter among the rollout's weights, which are numbered as `used`.
   template <class Visit>
-  void each_slice(const Entry& e, std::vector<std::size_t>& used, Visit visit) const {
-    each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
+  void each_slice(const Entry& e, const UnitParam& first, std::vector<std::size_t>& used, Visit visit) const {
+    each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
       const auto found = to_.find(p.parameter);
       if (found == to_.end()) return;
       for (const auto& [weight, source] : found->second) {
@@ -335,7 +392,7 @@ class SyncLowering {
       const Entry& e = bucket.entries[i];
       const std::int32_t tensor = from.of_entry[i].first;
       const Piece held{e.begin, e.end, 0, e.param->cols, from.of_entry[i].second, e.param->cols};
-      each_slice(e, used, [&](const Side& slice) { moves.push_back({{tensor, held, {}}, slice}); });
+      each_slice(e, *e.param, used, [&](const Side& slice) { moves.push_back({{tensor, held, {}}, slice}); });
     }
     if (moves.empty()) return;
     b_.emit(OpKind::copy_boxes, streams::compute, name + "take", std::move(from.tensors), weights(used)).moves =

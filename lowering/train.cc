@@ -24,14 +24,18 @@ void lower_micro_batch(const Scenario& s, ProgramBuilder& b, const TrainState& s
   feeds.loss_weights = vector("train.loss_weights", DType::f32);
   feed_loss(b, feeds);
 
-  const WholeUnit root = state.gather(b, 0, Weights::trained, "train.");
+  // A head that is a unit of its own is there from the loss to the end of its backward, the rest the whole time.
+  constexpr auto early = TrainState::Outer::all_but_loss;
+  WholeUnit root = state.gather_outer(b, Weights::trained, "train.", early);
   TrainPasses::Kept kept;
-  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), state.layers_of(0), kept);
-  const WholeUnit d_root = state.gradients(b, 0, "train.");
+  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), state.layers_of(0), root, kept);
+  state.add_loss_units(b, Weights::trained, "train.", root);
+  const WholeUnit d_root = state.outer_gradients(b, "train.");
   const Tensor gradient = passes.loss(feeds, root, d_root, stream);
-  passes.backward(kept, state.layers_of(0), gradient);
+  state.reduce_loss_units(b, d_root, "train.");
+  passes.backward(kept, state.layers_of(0), root, d_root, gradient);
   passes.embedding_backward(root, d_root, gradient);
-  state.reduce(b, 0, d_root, "train.");
+  state.reduce_outer(b, d_root, "train.", early);
 }
 
 }  // namespace
@@ -76,15 +80,16 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
     targets = transient_vector(s, b, prefix + "targets", DType::i32);
     b.feed(targets, Slot::targets);
   }
-  const WholeUnit root = state.has_root() ? state.gather(b, 0, which, prefix) : WholeUnit{};
+  WholeUnit root = state.gather_outer(b, which, prefix, TrainState::Outer::all_but_loss);
   PackedModel::Stream stream = state.part().first ? model.embed(root) : receive_stream(b, state, model, prefix);
-  Gathers gathers(s, b, state, which, prefix, layer_units(state, state.layers_of(0), false),
+  Gathers gathers(s, b, state, which, prefix, layers_in_order(state.layers_of(0), false), root,
                   limit_layers(s, b, prefix));
   for (std::size_t i = 0; i < state.num_layers(); ++i) {
     Values dropped;
     stream = model.layer_forward(gathers.use(i), state.layer(i), stream, dropped);
   }
   if (!state.part().last) return send_stream(b, state, model, prefix, stream);
+  state.add_loss_units(b, which, prefix, root);
   lower_logps(s, b, model, prefix, root, stream, targets);
 }
 

@@ -105,25 +105,25 @@ SlotLimitId limit_layers(const Scenario& s, ProgramBuilder& b, const std::string
 }
 
 Gathers::Gathers(const Scenario& s, ProgramBuilder& b, const TrainState& state, Weights which, std::string prefix,
-                 std::vector<std::size_t> order, std::optional<SlotLimitId> limit)
+                 std::vector<std::size_t> order, const WholeUnit& outer, std::optional<SlotLimitId> limit)
     : b_(b),
       state_(state),
       which_(which),
       prefix_(std::move(prefix)),
       order_(std::move(order)),
+      outer_(outer),
       limit_(limit),
       ahead_(static_cast<std::size_t>(s.train.prefetch)) {}
 
 WholeUnit Gathers::use(std::size_t i) {
   while (ready_.size() <= std::min(i + ahead_, order_.size() - 1))
-    ready_.push_back(state_.gather(b_, order_[ready_.size()], which_, prefix_, limit_));
+    ready_.push_back(state_.gather_layer(b_, order_[ready_.size()], which_, prefix_, outer_, limit_));
   return ready_[i];
 }
 
-std::vector<std::size_t> layer_units(const TrainState& state, Range layers, bool backward) {
+std::vector<std::size_t> layers_in_order(Range layers, bool backward) {
   std::vector<std::size_t> out;
-  for (auto i = static_cast<std::size_t>(layers.begin); i < static_cast<std::size_t>(layers.end); ++i)
-    out.push_back(state.unit_of_layer(i));
+  for (auto i = static_cast<std::size_t>(layers.begin); i < static_cast<std::size_t>(layers.end); ++i) out.push_back(i);
   if (backward) out = {out.rbegin(), out.rend()};
   return out;
 }
@@ -155,10 +155,10 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
       layers_(limit_layers(s, b, "train.")),
       gradients_(b.limit_slots("train.gradients", 1)) {}
 
-PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, Kept& kept) {
+PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept) {
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers);
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layer_units(state_, range, false),
+  Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false), root,
                   s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
@@ -174,20 +174,20 @@ Tensor TrainPasses::loss(const MicroFeeds& feeds, const WholeUnit& root, const W
   return model_.end_backward(root, d_root, end, d_normed, state_.accumulates());
 }
 
-void TrainPasses::backward(Kept& kept, Range range, const Tensor& gradient, bool defers) {
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layer_units(state_, range, true), layers_);
+void TrainPasses::backward(Kept& kept, Range range, const WholeUnit& root, const WholeUnit& d_root,
+                           const Tensor& gradient, bool defers) {
+  Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layers_in_order(range, true), root, layers_);
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.deferred.resize(layers);
   for (std::size_t i = layers; i-- > 0;) {
     const WholeUnit w = s_.train.reshard_after_forward ? gathers.use(layers - 1 - i) : kept.whole[i];
     const int layer = state_.layer(first + i);
     model_.recompute(w, layer, kept.values[i]);
-    const std::size_t unit = state_.unit_of_layer(first + i);
-    const WholeUnit dw = state_.gradients(b_, unit, "train.", gradients_);
+    const WholeUnit dw = state_.layer_gradients(b_, first + i, "train.", d_root, gradients_);
     kept.deferred[i] = model_.layer_backward(w, dw, layer, kept.values[i], gradient, state_.accumulates(), defers);
     for (const Op& op : kept.deferred[i].ops)
       for (const Tensor& t : op.inputs) b_.keep(t.buffer);
-    state_.reduce(b_, unit, dw, "train.");
+    state_.reduce_layer(b_, first + i, dw, "train.");
   }
 }
 
@@ -195,8 +195,7 @@ void TrainPasses::weights(const Kept& kept, Range range) {
   HB_CHECK(state_.accumulates(), "gradients that are reduced before all of them are there");
   for (std::size_t i = kept.deferred.size(); i-- > 0;) {
     const std::size_t layer = static_cast<std::size_t>(range.begin) + i;
-    model_.layer_weights(state_.gradients(b_, state_.unit_of_layer(layer), "train."), state_.layer(layer),
-                         kept.deferred[i]);
+    model_.layer_weights(state_.layer_gradients(b_, layer, "train.", {}), state_.layer(layer), kept.deferred[i]);
   }
 }
 

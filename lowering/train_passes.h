@@ -26,12 +26,12 @@ Tensor transient_vector(const Scenario&, ProgramBuilder&, const std::string& nam
 /// FSDP2's limit: of the layers, the one that computes and those gathered ahead of it are whole.
 SlotLimitId limit_layers(const Scenario&, ProgramBuilder&, const std::string& prefix);
 
-/// Walks the units in an order and gathers each one `prefetch` units before it is used.
+/// Walks layers of the stage in an order and gathers each one `prefetch` units before it is used.
 class Gathers {
  public:
   Gathers(const Scenario&, ProgramBuilder&, const TrainState&, Weights, std::string prefix,
-          std::vector<std::size_t> order, std::optional<SlotLimitId> limit);
-  /// The i-th unit of the order, whole; gathers those up to `prefetch` further.
+          std::vector<std::size_t> order, const WholeUnit& outer, std::optional<SlotLimitId> limit);
+  /// The i-th layer of the order, whole; gathers those up to `prefetch` further.
   WholeUnit use(std::size_t i);
 
  private:
@@ -40,13 +40,14 @@ class Gathers {
   Weights which_;
   std::string prefix_;
   std::vector<std::size_t> order_;
+  WholeUnit outer_;
   std::optional<SlotLimitId> limit_;
   std::size_t ahead_;
   std::vector<WholeUnit> ready_;
 };
 
-/// Some of the stage's layers as units, forward or backward.
-std::vector<std::size_t> layer_units(const TrainState&, Range layers, bool backward);
+/// Some of the stage's layers, forward or backward.
+std::vector<std::size_t> layers_in_order(Range layers, bool backward);
 
 /// The log-probs of the next tokens, of what left the last layer, in chunks of tokens (train.loss_chunk_tokens);
 /// fetched.
@@ -65,13 +66,14 @@ class TrainPasses {
     std::vector<WholeUnit> whole;                 // that stay, where nothing is resharded after forward
     std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
   };
-  /// Through some of the stage's layers.
-  PackedModel::Stream forward(PackedModel::Stream, Range layers, Kept&);
+  /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such.
+  PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.
   /// `defers`: leaves products that make gradients of matrices to weights(), and keeps what they read.
-  void backward(Kept&, Range layers, const Tensor& gradient, bool defers = false);
+  void backward(Kept&, Range layers, const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient,
+                bool defers = false);
   void weights(const Kept&, Range layers);
   /// Of what the embedding made. Its table's gradients are added to what is there, and reduced with the root's.
   void embedding_backward(const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient);

@@ -15,16 +15,17 @@ struct Span2 {
   std::int64_t offset = 0, rows = 0, cols = 0;
 };
 
-/// Parameters [first, last] in unit order as one block of rows; of all experts, one below the other.
-std::optional<Span2> find_block(const ShardedUnit& unit, ParamRole first, ParamRole last) {
+/// A layer's parameters [first, last] in unit order as one block of rows; of all experts, one below the other.
+std::optional<Span2> find_block(const ShardedUnit& unit, int layer, ParamRole first, ParamRole last) {
   std::optional<Span2> out;
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     const UnitParam& p = unit.params[i];
-    if (!p.has_place() || (!out && p.role != first)) continue;
+    if (!p.has_place() || p.layer != layer || (!out && p.role != first)) continue;
     if (!out) out = Span2{p.full_offset, 0, p.cols};
     HB_CHECK(p.cols == out->cols, "{} is not as wide as its neighbours", p.parameter);
     out->rows += p.rows;
-    const bool again = i + 1 < unit.params.size() && unit.params[i + 1].role == first && unit.params[i + 1].has_place();
+    const bool again = i + 1 < unit.params.size() && unit.params[i + 1].role == first &&
+                       unit.params[i + 1].layer == layer && unit.params[i + 1].has_place();
     if (p.role == last && !again) break;
   }
   return out;
@@ -108,7 +109,18 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
   return parts;
 }
 
+Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_shard, std::int64_t pitch) {
+  return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols},
+          .parts = {.who = who,
+                    .family = static_cast<GroupId>(Family::fsdp),
+                    .count = static_cast<std::int32_t>(unit.shared.shards),
+                    .pitch = who == Holds::every ? pitch : 0,
+                    .within = {},
+                    .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
+}
+
 Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who) {
+  if (unit.flat) return runs_of(unit, p, who, {0, unit.shard_elements}, unit.shard_elements);
   return {.piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
           .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
@@ -119,10 +131,20 @@ std::int64_t padding_bytes(const ShardedUnit& unit, const ShardMesh& mesh, DType
 }
 
 Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
-  const auto block = find_block(*unit, first, last);
-  HB_CHECK(block, "unit {} lacks the parameter asked for", unit->name);
-  if (is_vector(first)) return b.view(buffer, dtype, {fixed(block->rows)}, block->offset);
-  return b.view(buffer, dtype, {fixed(block->rows), fixed(block->cols)}, block->offset);
+  for (const Part& part : parts) {
+    const auto block = find_block(*part.unit, layer, first, last);
+    if (!block) continue;
+    if (is_vector(first)) return b.view(part.buffer, part.dtype, {fixed(block->rows)}, block->offset);
+    return b.view(part.buffer, part.dtype, {fixed(block->rows), fixed(block->cols)}, block->offset);
+  }
+  HB_CHECK(false, "{} lack the parameter asked for", parts.empty() ? "no units" : parts.front().unit->name);
+  return {};
+}
+
+std::vector<Input> WholeUnit::buffers() const {
+  std::vector<Input> out;
+  for (const Part& part : parts) out.emplace_back(part.buffer);
+  return out;
 }
 
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes,
@@ -134,7 +156,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   for (const StagePart& part : parts_) {
-    cut_.push_back(shapes.units(part, mesh.tensor, mesh.shards, mesh.spread()));
+    cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
+                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.spread()));
     if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.spread()));
   }
   // Parameters that the optimizer can step in place need no copy.
@@ -177,6 +200,35 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
     if (sleepers.reference) state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
     units_.push_back(state);
   }
+  find_layers();
+}
+
+void TrainState::find_layers() {
+  for (std::size_t u = 0; u < units_.size(); ++u)
+    if (units_[u].unit.layer < 0) {
+      outer_.push_back(u);
+      const auto of_loss = [](const UnitParam& p) {
+        return p.role == ParamRole::lm_head || p.role == ParamRole::final_norm || p.role == ParamRole::final_norm_bias;
+      };
+      const bool wrapped = scenario_.train.engine == TrainEngine::fsdp1;
+      if (wrapped && std::ranges::all_of(units_[u].unit.params, of_loss)) loss_.push_back(u);
+    }
+  std::vector<std::vector<std::int64_t>> kinds;  // of layers in several units
+  for (const Range& chunk : part().layers)
+    for (auto number = static_cast<int>(chunk.begin); number < chunk.end; ++number) {
+      Layer& layer = layers_.emplace_back(Layer{.number = number, .units = {}});
+      std::vector<std::int64_t> of_units;
+      for (std::size_t u = 0; u < units_.size(); ++u)
+        if (units_[u].unit.layer == number) layer.units.push_back(u), of_units.push_back(units_[u].unit.kind);
+      for (const std::size_t u : outer_)
+        layer.is_shared |= std::ranges::count(units_[u].unit.params, number, &UnitParam::layer) > 0;
+      layer.kind = of_units.empty() ? 0 : of_units.front();
+      if (of_units.size() == 1 && !layer.is_shared) continue;
+      if (layer.is_shared) of_units.push_back(-1 - number);  // it lies there as no other
+      const auto at = std::ranges::find(kinds, of_units);
+      layer.kind = std::ssize(units_) + (at - kinds.begin());
+      if (at == kinds.end()) kinds.push_back(std::move(of_units));
+    }
 }
 
 Range TrainState::layers_of(std::int64_t chunk) const {
@@ -253,13 +305,18 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     return {};
   }
   std::vector<BufferId> made;
-  Tensor send = shard;
+  Tensor send = shard;  // of a flat unit in place: what is gathered is the unit and its padding
   if (shard.dtype != whole.dtype) {
     send = b.transient(name + ".gather_in", whole.dtype, {fixed(n)}, Category::communication);
     b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     made.push_back(send.buffer);
   }
   const std::vector<Region> all = regions(state.unit);
+  if (state.unit.flat) {
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, all[0].shards, name + ".all_gather", {send}, {whole});
+    with(op, Attr::padding_bytes, state.unit.padding_elements() * size_of(whole.dtype));
+    return made;
+  }
   std::int64_t elements = 0;
   for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
   const Tensor gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(elements)}, Category::communication);
@@ -280,8 +337,12 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
   return made;
 }
 
-WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
-                             std::optional<SlotLimitId> limit) const {
+std::int64_t TrainState::whole_elements(const ShardedUnit& unit) {
+  return unit.flat ? unit.shared.shards * unit.shard_elements : unit.full_elements;
+}
+
+WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
+                                   std::vector<BufferId>& made) const {
   const UnitState& state = units_[u];
   const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
@@ -291,15 +352,39 @@ WholeUnit TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, co
 
   const std::string name = prefix + state.unit.name;
   const auto write = [&] {
-    const Tensor whole = b.whole(b.transient(name + ".params", compute, state.unit.full_elements, Category::params));
-    const std::vector<BufferId> made = fill(b, state, shard, whole, name);
-    return made.empty()
+    const Tensor whole = b.whole(b.transient(name + ".params", compute, whole_elements(state.unit), Category::params));
+    const std::vector<BufferId> buffers = fill(b, state, shard, whole, name);
+    return buffers.empty()
                ? std::array{whole, whole, whole}
-               : std::array{shard.dtype == compute ? shard : b.whole(made.front()), b.whole(made.back()), whole};
+               : std::array{shard.dtype == compute ? shard : b.whole(buffers.front()), b.whole(buffers.back()), whole};
   };
   const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
-  if (limit) b.take_turn(*limit, {send.buffer, gathered.buffer, whole.buffer});
+  made.insert(made.end(), {send.buffer, gathered.buffer, whole.buffer});
   return {&state.unit, whole.buffer, compute};
+}
+
+WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::string& prefix, Outer outer) const {
+  WholeUnit out;
+  std::vector<BufferId> made;
+  for (const std::size_t u : outer_)
+    if (outer == Outer::all || !std::ranges::count(loss_, u)) out.parts.push_back(gather(b, u, which, prefix, made));
+  return out;
+}
+
+void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer) const {
+  std::vector<BufferId> made;
+  for (const std::size_t u : loss_) outer.parts.push_back(gather(b, u, which, prefix, made));
+}
+
+WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights which, const std::string& prefix,
+                                   const WholeUnit& outer, std::optional<SlotLimitId> limit) const {
+  const Layer& layer = layers_[i];
+  WholeUnit out{.parts = {}, .layer = layer.number, .kind = layer.kind};
+  std::vector<BufferId> made;
+  for (const std::size_t u : layer.units) out.parts.push_back(gather(b, u, which, prefix, made));
+  if (layer.is_shared) out.parts.insert(out.parts.end(), outer.parts.begin(), outer.parts.end());
+  if (limit && !made.empty()) b.take_turn(*limit, made);
+  return out;
 }
 
 void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
@@ -317,15 +402,33 @@ void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
   }
 }
 
-WholeUnit TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix,
-                                std::optional<SlotLimitId> limit) const {
+WholeUnit::Part TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
   if (accumulates()) return {&state.unit, state.grad, dtype};
   const BufferId whole =
-      b.transient(prefix + state.unit.name + ".grads", dtype, state.unit.full_elements, Category::grads);
-  if (limit) b.take_turn(*limit, {whole});
+      b.transient(prefix + state.unit.name + ".grads", dtype, whole_elements(state.unit), Category::grads);
   return {&state.unit, whole, dtype};
+}
+
+WholeUnit TrainState::outer_gradients(ProgramBuilder& b, const std::string& prefix) const {
+  WholeUnit out;
+  for (const std::size_t u : outer_) out.parts.push_back(gradients(b, u, prefix));
+  return out;
+}
+
+WholeUnit TrainState::layer_gradients(ProgramBuilder& b, std::size_t i, const std::string& prefix,
+                                      const WholeUnit& outer, std::optional<SlotLimitId> limit) const {
+  const Layer& layer = layers_[i];
+  WholeUnit out{.parts = {}, .layer = layer.number, .kind = layer.kind};
+  std::vector<BufferId> made;
+  for (const std::size_t u : layer.units) {
+    out.parts.push_back(gradients(b, u, prefix));
+    if (!accumulates()) made.push_back(out.parts.back().buffer);
+  }
+  if (layer.is_shared) out.parts.insert(out.parts.end(), outer.parts.begin(), outer.parts.end());
+  if (limit && !made.empty()) b.take_turn(*limit, made);
+  return out;
 }
 
 std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const UnitState& state, const Tensor& whole,
@@ -335,7 +438,17 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
   const std::vector<Region> all = regions(state.unit);
-  if (shards() > 1) {
+  if (state.unit.flat) {
+    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
+    // Padding takes part in the sum and in the gradient norm: it must be zero.
+    const std::int64_t padding = state.unit.padding_elements();
+    if (padding > 0)
+      b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {},
+             {b.view(whole.buffer, dtype, {fixed(padding)}, state.unit.full_elements)});
+    Op& op =
+        b.communicate(OpKind::reduce_scatter, streams::reduce, all[0].shards, name + ".reduce_scatter", {whole}, {sum});
+    with(op, Attr::padding_bytes, padding * size_of(dtype));
+  } else if (shards() > 1) {
     std::int64_t elements = 0;
     for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
     const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(elements)}, Category::communication);
@@ -365,15 +478,37 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   return {sum, last};
 }
 
-void TrainState::reduce(ProgramBuilder& b, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const {
+void TrainState::reduce(ProgramBuilder& b, const std::vector<std::size_t>& units, const WholeUnit& gradients,
+                        const std::string& prefix) const {
   if (accumulates()) return;
-  const UnitState& state = units_[u];
-  const std::string name = prefix + state.unit.name;
-  b.call(prefix + "reduce", state.unit.kind, name + ".", {gradients.buffer, state.grad}, [&] {
-    const auto [sum, stream] = sum_of_ranks(b, state, b.whole(gradients.buffer), Category::communication, name);
-    const Tensor shard = b.whole(state.grad);
-    b.emit(OpKind::add, stream, name + ".accumulate", {shard, sum}, {shard});
-  });
+  for (const std::size_t u : units) {
+    const UnitState& state = units_[u];
+    const auto part = std::ranges::find(gradients.parts, &state.unit, &WholeUnit::Part::unit);
+    HB_CHECK(part != gradients.parts.end(), "no gradients of {}", state.unit.name);
+    const std::string name = prefix + state.unit.name;
+    b.call(prefix + "reduce", state.unit.kind, name + ".", {part->buffer, state.grad}, [&] {
+      const auto [sum, stream] = sum_of_ranks(b, state, b.whole(part->buffer), Category::communication, name);
+      const Tensor shard = b.whole(state.grad);
+      b.emit(OpKind::add, stream, name + ".accumulate", {shard, sum}, {shard});
+    });
+  }
+}
+
+void TrainState::reduce_outer(ProgramBuilder& b, const WholeUnit& gradients, const std::string& prefix,
+                              Outer outer) const {
+  std::vector<std::size_t> units = outer_;
+  if (outer == Outer::all_but_loss)
+    std::erase_if(units, [&](std::size_t u) { return std::ranges::count(loss_, u) > 0; });
+  reduce(b, units, gradients, prefix);
+}
+
+void TrainState::reduce_loss_units(ProgramBuilder& b, const WholeUnit& gradients, const std::string& prefix) const {
+  reduce(b, loss_, gradients, prefix);
+}
+
+void TrainState::reduce_layer(ProgramBuilder& b, std::size_t i, const WholeUnit& gradients,
+                              const std::string& prefix) const {
+  reduce(b, layers_[i].units, gradients, prefix);
 }
 
 BufferId TrainState::reduced(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
@@ -398,9 +533,11 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
       const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
-      Op& op = b.feed(b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
+      // Where a parameter lies in a flat unit's shard is each rank's own matter: the first one clears what is padding.
+      const bool shares = unit.flat ? &p != &unit.params.front() : !p.has_place();
+      Op& op = b.feed(unit.flat ? b.whole(id) : b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
       op.name = p.parameter;
-      if (!p.has_place()) with(op, Attr::accumulate, std::int64_t{1});  // beside what shares its place
+      if (shares) with(op, Attr::accumulate, std::int64_t{1});  // beside what is there
       Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
       if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
       if (whole && state.mesh().tensor == 1 && !p.over_data) mine.parts = {};

@@ -3,6 +3,7 @@
 //
 //            parameters            gradients                        optimizer (master, moments)
 //   fsdp2    shards, gathered      reduce-scattered each backward   the parameters' shards and their moments
+//   fsdp1    the same of flat units, gathered and reduced without a copy (layout/flat_units.h)
 //   zero2    whole                 reduce-scattered each backward   shards; whole parameters are gathered from them
 //   zero1    whole                 whole; reduce-scattered a step   shards; likewise
 //   ddp      whole                 whole; all-reduced a step        whole
@@ -43,11 +44,18 @@ struct SyncedUnit {
   BufferId buffer = -1, host = -1;
 };
 
-/// A unit's parameters as its compute sees them: whole, unpadded, back to back (train_weights.h: full_offset).
+/// Parameters as their compute sees them: whole, unpadded, back to back in a buffer for each unit that has some of them
+/// (train_weights.h: full_offset); behind a flat unit's there is its padding.
 struct WholeUnit {
-  const ShardedUnit* unit = nullptr;
-  BufferId buffer = -1;
-  DType dtype = DType::f32;
+  struct Part {
+    const ShardedUnit* unit = nullptr;
+    BufferId buffer = -1;
+    DType dtype = DType::f32;
+  };
+  std::vector<Part> parts;
+  int layer = -1;         // whose they are; -1: of none
+  std::int64_t kind = 0;  // those of one kind lie alike
+  std::vector<Input> buffers() const;
   /// The parameters from one role to another as one matrix (rows added up, equal cols), e.g. q_proj … v_proj, or as a
   /// vector where they are 1-D.
   Tensor tensor(const ProgramBuilder&, ParamRole first, ParamRole last) const;
@@ -73,13 +81,12 @@ class TrainState {
   const std::vector<ShardedUnit>& units_of(std::int64_t stage) const { return *cut_[static_cast<std::size_t>(stage)]; }
   const ModelSpec& model() const { return scenario_.model; }
   const Precision& precision() const { return scenario_.train.precision; }
-  bool has_root() const { return part().first || part().last; }
-  std::size_t num_layers() const { return units_.size() - (has_root() ? 1 : 0); }
+  bool has_outer() const { return part().first || part().last; }
+  std::size_t num_layers() const { return layers_.size(); }
   /// The layers of a chunk, counted from the stage's first.
   Range layers_of(std::int64_t chunk) const;
   /// A layer so counted: its number in the model, and its unit.
-  int layer(std::size_t i) const { return units_[unit_of_layer(i)].unit.layer; }
-  std::size_t unit_of_layer(std::size_t layer) const { return layer + (has_root() ? 1 : 0); }
+  int layer(std::size_t i) const { return layers_[i].number; }
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
 
@@ -90,27 +97,51 @@ class TrainState {
   std::int64_t synced_holders() const { return mesh_.holders(synced_shards()); }
   Family synced_family() const { return holders_of(synced_shards(), mesh_); }
 
-  /// Emits what makes unit `u` whole: [cast ->] all-gather -> copy-out on the gather stream; nothing when a rank holds
-  /// it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
-  WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
-                   std::optional<SlotLimitId> = {}) const;
+  /// Emits what makes units whole, those of no layer or layer i's: [cast ->] all-gather -> copy-out on the gather
+  /// stream; nothing when a rank holds all in the compute dtype. The buffers live until their last use; with a limit
+  /// they take its next turn. A layer may have parameters in `outer` units, which are whole.
+  /// `outer`: which of those of no layer; those of the loss alone may be left for then (add_loss_units).
+  enum class Outer : std::uint8_t { all, all_but_loss };
+  WholeUnit gather_outer(ProgramBuilder&, Weights, const std::string& prefix, Outer = Outer::all) const;
+  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer) const;
+  WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
+                         std::optional<SlotLimitId> = {}) const;
 
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.
   void publish(ProgramBuilder&, const std::string& prefix) const;
 
-  /// Where the backward of unit `u` writes its gradients: the persistent buffer itself where it is whole (then it
+  /// Where the backward writes gradients: for each unit the persistent buffer itself where it is whole (then it
   /// accumulates), else a whole buffer of its own.
-  WholeUnit gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, std::optional<SlotLimitId> = {}) const;
+  WholeUnit outer_gradients(ProgramBuilder&, const std::string& prefix) const;
+  WholeUnit layer_gradients(ProgramBuilder&, std::size_t i, const std::string& prefix, const WholeUnit& outer,
+                            std::optional<SlotLimitId> = {}) const;
   bool accumulates() const { return whole_grads_ || mesh_.data() == 1; }
-  /// After each backward of a unit that does not accumulate: sums its gradients (sum_of_ranks) and adds them to the
-  /// persistent shard.
-  void reduce(ProgramBuilder&, std::size_t u, const WholeUnit& gradients, const std::string& prefix) const;
+  /// After each backward of units that do not accumulate, of no layer or layer i's: sums their gradients (sum_of_ranks)
+  /// and adds them to the persistent shards.
+  void reduce_outer(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix, Outer = Outer::all) const;
+  void reduce_loss_units(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix) const;
+  void reduce_layer(ProgramBuilder&, std::size_t i, const WholeUnit& gradients, const std::string& prefix) const;
   /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What
   /// is accumulated whole is summed here, and freed.
   BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
  private:
+  /// A layer's own units, and whether others have some of it. `kind`: as WholeUnit::kind.
+  struct Layer {
+    int number = 0;
+    std::vector<std::size_t> units;
+    bool is_shared = false;
+    std::int64_t kind = 0;
+  };
+  void find_layers();
+  WholeUnit::Part gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
+                         std::vector<BufferId>& made) const;
+  WholeUnit::Part gradients(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
+  void reduce(ProgramBuilder&, const std::vector<std::size_t>& units, const WholeUnit& gradients,
+              const std::string& prefix) const;
+  /// Elements of a buffer in which a unit is whole.
+  static std::int64_t whole_elements(const ShardedUnit&);
   /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes. Experts that are
   /// spread over data ranks are gathered apart, of those ranks that have them.
   std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
@@ -145,11 +176,16 @@ class TrainState {
   // Of each stage: cut into as many shards as the mesh has; into one, where parameters are whole.
   std::vector<ModelShapes::Units> cut_, uncut_;
   std::vector<UnitState> units_;
+  std::vector<std::size_t> outer_, loss_;  // units of no layer; of these those that nothing but the loss reads
+  std::vector<Layer> layers_;
 };
 
 /// How a parameter is cut over the ranks that hold it in `shards` shards (one: every data rank has all that its
 /// tensor-parallel place has). `pitch`: of every, from one rank's to the next one's.
 Parts parts_of(const UnitParam&, std::int64_t shards, const ShardMesh&, Holds, std::int64_t pitch = 0);
+/// Of a flat unit: what the ranks' shards, or so many elements of each, have of the parameter; with Holds::every,
+/// `pitch` elements apart.
+Side runs_of(const ShardedUnit&, const UnitParam&, Holds, Range of_shard, std::int64_t pitch);
 /// Where a rank's shard of it lies in the flat shard of its unit; with Holds::every, in all of them one after another.
 Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const ShardMesh&, Holds);
 /// What a tensor-parallel rank has of the parameter by itself, without a gap.

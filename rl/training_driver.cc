@@ -76,12 +76,13 @@ void TrainingDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::s
   const auto slot = static_cast<Slot>(op->integer(Attr::slot));
   const auto dtype = [&] { return op->outputs[0].dtype; };
   const auto own = [&] { return boxes_of(*op, places_of(plan(), rank)); };
-  // Of the experts that share a place each rank has one: for the others' sake nothing changes there.
-  if (op->integer(Attr::accumulate, 0) != 0 && own().empty()) return;
-  if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination);
-  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name(), own(), dtype(), destination);
+  // Of the experts that share a place each rank has one, and of a flat unit's parameters some: what else is there
+  // stays.
+  const bool keeps = op->integer(Attr::accumulate, 0) != 0;
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination, keeps);
+  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name(), own(), dtype(), destination, keeps);
   if (slot == Slot::first_moment || slot == Slot::second_moment)
-    return sources_.moments.read(op.name(), slot, own(), dtype(), destination);
+    return sources_.moments.read(op.name(), slot, own(), dtype(), destination, keeps);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name(),
            static_cast<std::int64_t>(slot));

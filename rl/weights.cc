@@ -63,8 +63,8 @@ void store(std::span<const float> values, DType dtype, std::byte* destination) {
 
 /// Fills a feed's destination row by row; read(first, out) gives elements [first, first + out.size()) of the tensor.
 template <class Read>
-void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> destination, Read read) {
-  std::ranges::fill(destination, std::byte{0});
+void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> destination, bool keeps, Read read) {
+  if (!keeps) std::ranges::fill(destination, std::byte{0});
   std::vector<float> row;
   for (const Box& box : boxes) {
     row.resize(static_cast<std::size_t>(box.cols));
@@ -132,8 +132,8 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
 }
 
 void ParameterSource::read(const std::string& name, std::span<const Box> boxes, DType dtype,
-                           std::span<std::byte> destination) const {
-  fill_boxes(boxes, dtype, destination,
+                           std::span<std::byte> destination, bool keeps) const {
+  fill_boxes(boxes, dtype, destination, keeps,
              [&](std::int64_t first, std::span<float> out) { read_range(name, first, out); });
 }
 
@@ -152,10 +152,10 @@ Result<MomentSource> MomentSource::open(const std::filesystem::path& file, const
 }
 
 void MomentSource::read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
-                        std::span<std::byte> destination) const {
+                        std::span<std::byte> destination, bool keeps) const {
   const TensorView* tensor = file_ ? file_->find(moment_name(parameter, slot)) : nullptr;
   HB_CHECK(tensor || !file_, "the plan loads a moment of '{}', which the model does not have", parameter);
-  fill_boxes(boxes, dtype, destination, [&](std::int64_t first, std::span<float> out) {
+  fill_boxes(boxes, dtype, destination, keeps, [&](std::int64_t first, std::span<float> out) {
     if (tensor) copy_as_f32(*tensor, first, out);
     else std::ranges::fill(out, 0.0f);
   });

@@ -29,8 +29,9 @@ class ParameterSource {
   static Result<ParameterSource> open(const ModelSpec&, std::int64_t seed);
 
   /// Fills a feed's destination. `boxes`: source in elements of the row-major logical tensor, destination in elements
-  /// of `dtype` (fp32 or bf16). What no box covers is zero.
-  void read(const std::string& name, std::span<const Box> boxes, DType dtype, std::span<std::byte> destination) const;
+  /// of `dtype` (fp32 or bf16). What no box covers is zero, or with `keeps` what it was.
+  void read(const std::string& name, std::span<const Box> boxes, DType dtype, std::span<std::byte> destination,
+            bool keeps = false) const;
 
   /// Elements [first, first + out.size()) of a parameter in fp32. At random: weights N(0, init_range), norms 1, biases
   /// 0; element i is a pure function of (seed, name, i), whatever the layout.
@@ -58,7 +59,7 @@ class MomentSource {
 
   /// As ParameterSource::read; `slot`: first_moment or second_moment.
   void read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
-            std::span<std::byte> destination) const;
+            std::span<std::byte> destination, bool keeps = false) const;
 
  private:
   std::optional<Checkpoint> file_;

@@ -1,5 +1,5 @@
-// From a Hugging Face config.json to a ModelSpec: long for the families' keys, of which each has its default and what it
-// may say, and which share one reader of numbers and its errors.
+// From a Hugging Face config.json to a ModelSpec: long for the families' keys, of which each has its default and what
+// it may say, and which share one reader of numbers and its errors.
 #include "spec/model_config.h"
 
 #include <fmt/format.h>

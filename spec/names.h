@@ -28,6 +28,10 @@ struct EnumNames<Offload> {
   static constexpr std::array<std::string_view, 3> names{"none", "sleep", "layerwise"};
 };
 template <>
+struct EnumNames<WrapPolicy> {
+  static constexpr std::array<std::string_view, 3> names{"layer", "size", "names"};
+};
+template <>
 struct EnumNames<RolloutEngine> {
   static constexpr std::array<std::string_view, 3> names{"hotbunk", "sglang", "vllm"};
 };

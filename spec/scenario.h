@@ -17,6 +17,8 @@ enum class PlacementMode : std::uint8_t { colocated, disaggregated };
 enum class TrainEngine : std::uint8_t { ddp, zero1, zero2, fsdp1, fsdp2, megatron };
 enum class Recompute : std::uint8_t { none, selective, full };
 enum class Offload : std::uint8_t { none, sleep, layerwise };
+/// Which modules have a flat parameter of their own: decoder layers, modules of so many parameters, or named ones.
+enum class WrapPolicy : std::uint8_t { layer, size, names };
 enum class RolloutEngine : std::uint8_t { hotbunk, sglang, vllm };
 enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
@@ -58,6 +60,14 @@ struct Precision {
   bool operator==(const Precision&) const = default;
 };
 
+/// Of FSDP1: what is a unit (layout/flat_units.h).
+struct WrapSpec {
+  WrapPolicy policy = WrapPolicy::layer;
+  std::int64_t min_parameters = 100'000'000;  // of size; PyTorch's default
+  std::string names;                          // of names: patterns of modules, joined by "-"; * is any text
+  auto operator<=>(const WrapSpec&) const = default;
+};
+
 struct TrainSpec {
   TrainEngine engine = TrainEngine::fsdp2;
   TrainLayout layout;
@@ -68,6 +78,7 @@ struct TrainSpec {
   Precision precision;
   Offload offload = Offload::sleep;
   bool reshard_after_forward = true;
+  WrapSpec wrap;
   std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";

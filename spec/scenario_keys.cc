@@ -81,6 +81,17 @@ void add_train(std::vector<ScenarioKey>& keys) {
       "train.pipeline_split", KeyType::integers, 0, 1 << 14, {"layers", "of each stage, first to last; empty = even"},
       [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
       [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
+  const std::size_t first_of_wrap = keys.size();
+  keys.push_back(choice("train.wrap.policy", HB_FIELD(train.wrap.policy),
+                        {"", "of fsdp1: which modules have a flat parameter of their own"}));
+  keys.push_back(
+      integer("train.wrap.min_parameters", HB_FIELD(train.wrap.min_parameters), 1, 1e15,
+              {"parameters", "of policy size: what a module has at least, beside those inside it that are wrapped"}));
+  keys.push_back(steps("train.wrap.names", HB_FIELD(train.wrap.names),
+                       {"",
+                        "of policy names: patterns of modules, as [model.layers.*.mlp, lm_head]; * is any text, dots "
+                        "too, ? one character"}));
+  for (std::size_t i = first_of_wrap; i < keys.size(); ++i) keys[i].only_when_set = true;
 
   keys.push_back(choice("optimizer.name", HB_FIELD(optimizer.name),
                         {"", "adamw is executed; the others are priced (bytes, step time, traffic)"}));
@@ -286,6 +297,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"train", "the training engine"},
       {"train.layout", "parallel dimensions of training"},
       {"train.precision", "dtypes: fp32, bf16 or fp16"},
+      {"train.wrap", "of fsdp1: units"},
       {"optimizer", "AdamW, or what else is priced"},
       {"rollout", "the generation engines"},
       {"rollout.layout", "parallel dimensions of rollout"},

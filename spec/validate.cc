@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <ranges>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -17,6 +18,7 @@
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 #include "spec/transition_check.h"
+#include "spec/wrapping.h"
 
 namespace hotbunk {
 namespace {
@@ -271,6 +273,8 @@ class Validator {
     if (t.offload == Offload::layerwise && !fsdp)
       report("E214", "train.offload", fmt::format("layer-wise offload belongs to FSDP, not to {}", name_of(t.engine)),
              {}, "set train.offload to sleep, or train.engine to fsdp2");
+    wrapping();
+    if (t.offload == Offload::layerwise && t.engine == TrainEngine::fsdp1) accumulation_on_host();
     const OptimizerSpec& o = s_.optimizer;
     if (t.offload == Offload::layerwise && o.name == OptimizerName::muon)
       report("E214", "train.offload", "layer-wise offload steps on the CPU, Muon's matrix products need the GPU", {},
@@ -313,6 +317,51 @@ class Validator {
       report("E219", "algorithm.kl_coef", "the KL term needs a reference model",
              {fmt::format("kl_coef {}, reference false", s_.algorithm.kl_coef)},
              "set algorithm.reference to true, or kl_coef to 0");
+  }
+
+  /// Source: PyTorch FullyShardedDataParallel, cpu_offload: outside of no_sync() a newly reduced gradient takes the
+  /// place of what is there.
+  void accumulation_on_host() {
+    const TrainSpec& t = s_.train;
+    const AlgorithmSpec& a = s_.algorithm;
+    const int64_t samples = a.prompts * (uses_rollout() ? a.samples_per_prompt : 1) / a.mini_batches,
+                  held =
+                      product({{"tokens", t.micro_batch_tokens}, {"cp", t.layout.cp}, {"ulysses", t.layout.ulysses}});
+    const double mean = s_.workload.prompt_tokens.mean + s_.workload.response_tokens.mean,
+                 tokens = static_cast<double>(samples) * mean / static_cast<double>(t.layout.dp);
+    if (tokens <= static_cast<double>(held)) return;
+    report("E231", "train.offload", "FSDP1 adds up no gradients on the host, and a step has several micro-batches",
+           {fmt::format("{} samples of a step x {} tokens on average / dp {} = {:.0f}; a micro-batch holds {}", samples,
+                        mean, t.layout.dp, tokens, held),
+            "a gradient that comes down takes the place of what came before it: PyTorch's documentation calls the "
+            "result incorrect"},
+           "set train.engine to fsdp2, train.offload to sleep, or more of algorithm.mini_batches or "
+           "train.micro_batch_tokens");
+  }
+
+  void wrapping() {
+    const WrapSpec& w = s_.train.wrap;
+    const bool flat = s_.train.engine == TrainEngine::fsdp1, by_names = w.policy == WrapPolicy::names;
+    if (!flat && w.policy != WrapPolicy::layer)
+      report("E227", "train.wrap.policy",
+             fmt::format("train.wrap is of fsdp1; train.engine is {}", name_of(s_.train.engine)), {},
+             "leave train.wrap out: the units of the others are the layers and the rest");
+    if (!w.names.empty() && !by_names)
+      report("E227", "train.wrap.names",
+             fmt::format("train.wrap.names is of policy names; train.wrap.policy is {}", name_of(w.policy)), {},
+             "set train.wrap.policy to names, or leave train.wrap.names out");
+    if (!flat || !by_names) return;
+    if (w.names.empty())
+      report("E230", "train.wrap.policy", "a policy by names without names", {},
+             "set train.wrap.names, for example to [model.layers.*.mlp]");
+    const std::vector<std::string> modules = wrappable_modules(s_.model);
+    for (const std::string& pattern : patterns_of(w))
+      if (std::ranges::none_of(modules, [&](const std::string& m) { return matches(pattern, m); }))
+        report("E230", "train.wrap.names", fmt::format("'{}' is no module that may be a unit", pattern.substr(0, 100)),
+               {fmt::format("there are {}{}", fmt::join(modules | std::views::take(8), ", "),
+                            modules.size() > 8 ? ", …" : ""),
+                "what stands inside attention or an MLP is computed as one matrix"},
+               "name modules as the model's parameters do, with * for any text and ? for one character");
   }
 
   void rollout() {
@@ -490,6 +539,19 @@ void executable_experts(const Scenario& s, const Need& need) {
        t.ep, t.order, t.dp, t.cp * t.ulysses);
 }
 
+/// Where a parameter lies in a flat shard differs from rank to rank, so nothing is done to one parameter of a shard.
+template <class Need>
+void executable_flat(const Scenario& s, const Need& need) {
+  const TrainLayout& t = s.train.layout;
+  need(t.tp == 1,
+       "train.engine fsdp1 with tp {}: norms' gradients are summed over tensor-parallel ranks by parameter, and a flat "
+       "shard has none whole; fsdp2 has them",
+       t.tp);
+  need(t.pp == 1, "train.engine fsdp1 with pp {}: units are those of a whole model; fsdp2 has them by stage", t.pp);
+  need(t.ep == 1, "train.engine fsdp1 with ep {}: a flat parameter has all experts of a layer; fsdp2 spreads them",
+       t.ep);
+}
+
 }  // namespace
 
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
@@ -515,8 +577,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
        "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");
   const TrainEngine e = s.train.engine;
-  need(e == TrainEngine::fsdp2 || e == TrainEngine::ddp || e == TrainEngine::zero1 || e == TrainEngine::zero2,
-       "train.engine {}: ddp, zero1, zero2 and fsdp2 are executed", name_of(e));
+  need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
+  if (e == TrainEngine::fsdp1) executable_flat(s, need);
   const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
   need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
        "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "

@@ -51,6 +51,15 @@ inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_
   return {std::move(text), heads, kv_heads};
 }
 
+/// FSDP1's units: train.wrap.
+inline std::string draw_wrapping() {
+  const auto policy = one_of<std::string>({"layer", "size", "size", "names"});
+  const std::string names =
+      policy == "names" ? one_of<std::string>({"[model.layers.0*]", "['*embed*', '*.self_attn']", "['*']"}) : "[]";
+  return fmt::format("{{policy: {}, min_parameters: {}, names: {}}}", policy,
+                     one_of<std::int64_t>({1, 100, 1000, 10'000, 1'000'000}), names);
+}
+
 inline std::string draw_scenario() {
   const auto tp = one_of<std::int64_t>({1, 1, 2, 2, 3, 4, 8}), engines = in(1, tp > 2 ? 2 : 4), world = tp * engines;
   const bool gpu = in(0, 4) == 0;  // chunks of 2 MiB
@@ -108,11 +117,14 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
   const bool defers = pp > 1 && vpp == 1 && coin();  // weight gradients
-  const auto engine = defers ? one_of<std::string>({"ddp", "zero1"})
-                             : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
+  // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
+  const bool flat = train_tp == 1 && pp == 1 && spread == 1 && in(0, 2) == 0;
+  const auto engine = flat     ? std::string("fsdp1")
+                      : defers ? one_of<std::string>({"ddp", "zero1"})
+                               : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
   const bool sequence = train_tp > 1 && coin();
-  std::vector<std::int64_t> shard_groups{-1, -1};
+  std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
@@ -122,13 +134,14 @@ inline std::string draw_scenario() {
       "{}}}, context_exchange: {}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
-      "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}}}\n",
+      "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: {}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : spread,
       experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state());
+      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state(),
+      flat ? draw_wrapping() : "{policy: layer}");
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "

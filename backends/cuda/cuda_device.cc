@@ -314,6 +314,10 @@ std::int64_t CudaDevice::feed(Stream& s, const CudaCall& call, const Args& args)
   std::byte* staged = s.staging.take(bytes);
   // A driver need not fill all of it: elements that pad a shard are zeros, whatever passed through here before.
   std::memset(staged, 0, size);
+  if (call.op.integer(Attr::accumulate, 0) != 0 && bytes > 0) {  // what it does not fill stays
+    HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(staged, address_of(to), size, s.launch.stream()));
+    s.synchronize();
+  }
   driver_->feed(rank_, call.bound, args, {staged, size});
   if (bytes == 0) return -1;
   HB_CUDA(s.launch.driver(), cuMemcpyHtoDAsync(address_of(to), staged, size, s.launch.stream()));

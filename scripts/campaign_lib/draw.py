@@ -122,6 +122,11 @@ def draw_train(r, world, cuts, model, longest):
              "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
              "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),
              "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
+    if cuts["tp"] == 1 and cuts["pp"] == 1 and r.random() < 0.35:  # flat units, which nothing else cuts
+        layout.update(ep=1, etp=1)
+        train.update(engine="fsdp1", wrap=r.choice([
+            {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
+            {"policy": "names", "names": [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
     if cuts["pp"] > 1:
         train["pipeline_split"] = draw_split(r, model["num_hidden_layers"], cuts["pp"])
         train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe"])

@@ -36,7 +36,7 @@ std::map<std::string, std::vector<bool>> loaded(const Plan& plan, Rank rank, con
 }  // namespace
 
 TEST_CASE("what `hotbunk layout` says a rank holds is what it loads") {
-  for (const char* engine : {"fsdp2", "ddp"})
+  for (const char* engine : {"fsdp2", "fsdp1", "ddp"})
     for (const auto& [dp, tp, fsdp, ep] : {std::tuple{4, 1, -1, 0},
                                            {2, 2, -1, 0},
                                            {1, 4, -1, 0},
@@ -46,6 +46,7 @@ TEST_CASE("what `hotbunk layout` says a rank holds is what it loads") {
                                            {2, 2, -1, 2},  // and whole ones
                                            {1, 4, -1, 4}}) {
       if (std::string(engine) == "ddp" && fsdp != -1) continue;
+      if (std::string(engine) == "fsdp1" && tp > 1) continue;
       CAPTURE(engine, dp, tp, fsdp, ep);
       std::vector<std::string> sets = {fmt::format("train.engine={}", engine), fmt::format("train.layout.dp={}", dp),
                                        fmt::format("train.layout.tp={}", tp),
@@ -62,14 +63,16 @@ TEST_CASE("what `hotbunk layout` says a rank holds is what it loads") {
         std::int64_t all = 0;
         for (const ParamSpec& p : parameters_of(s.model)) {
           CAPTURE(rank, p.name);
-          const Rectangle box = holdings.held(p, rank), whole_box = whole(p);
+          const Rectangle whole_box = whole(p);
           std::vector<bool> said(static_cast<std::size_t>(p.numel()));
-          for (std::int64_t r = box.rows.begin; r < box.rows.end; ++r)
-            for (std::int64_t c = box.cols.begin; c < box.cols.end; ++c)
-              said[static_cast<std::size_t>(r * whole_box.cols.size() + c)] = true;
+          for (const Rectangle& box : holdings.held(p, rank)) {
+            for (std::int64_t r = box.rows.begin; r < box.rows.end; ++r)
+              for (std::int64_t c = box.cols.begin; c < box.cols.end; ++c)
+                said[static_cast<std::size_t>(r * whole_box.cols.size() + c)] = true;
+            all += box.elements();
+          }
           // Where parameters are whole and the optimizer has a master copy, both are loaded.
           CHECK(said == found.at(p.name));
-          all += box.elements();
         }
         CHECK(holdings.elements(rank) == all);
       }

@@ -1,18 +1,21 @@
 #include "tests/numerics/training_run.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "graph/boxes.h"
 #include "graph/slots.h"
 #include "graph/verify.h"
-#include "layout/train_weights.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "tests/blocks.h"
@@ -35,33 +38,66 @@ Op probe(const std::string& name, const Tensor& t) {
   return op;
 }
 
-/// Plans are data: fetches of the logits, the log-probs and, before the norm is taken, of the gradient shards.
+/// What loads the parameters of a unit into the buffer that its optimizer steps.
+using Loads = std::map<BufferId, std::vector<Op>>;
+Loads loads_of(const Plan& plan, const Program& program) {
+  Loads out;
+  for (const Block& block : program.phases[static_cast<std::size_t>(plan.phase_index("load"))])
+    for (Op& op : ops_of(program, block))
+      if (op.kind == OpKind::feed && op.integer(Attr::slot) == static_cast<std::int64_t>(Slot::parameter))
+        out[op.outputs[0].buffer].push_back(std::move(op));
+  return out;
+}
+
+/// Fetches of what AdamW takes: a gradient lies in its tensor as the parameter does in what is stepped.
+std::vector<Op> gradient_probes(const Op& adamw, const Loads& loads) {
+  std::vector<Op> out;
+  for (const Op& load : loads.at(adamw.outputs[0].buffer)) {
+    Tensor part = load.outputs[0];
+    part.buffer = adamw.inputs[0].buffer, part.dtype = adamw.inputs[0].dtype;
+    part.offset_bytes = part.offset_bytes / size_of(load.outputs[0].dtype) * size_of(part.dtype);
+    Op& op = out.emplace_back(probe("gradient." + load.name, part));
+    for (const Move& move : load.moves) op.moves.push_back({move.to, move.from});
+  }
+  return out;
+}
+
+/// Plans are data: fetches of the gradients that a step takes, summed over the ranks, and on one rank of the logits and
+/// log-probs.
 void add_probes(Plan& plan) {
   const auto train = static_cast<std::size_t>(plan.phase_index("train"));
-  for (Program& program : plan.programs)
+  for (Program& program : plan.programs) {
+    const Loads loads = loads_of(plan, program);
     for (Block& block : program.phases[train]) {
       test::EditedOps edited(program, block);
       std::vector<Op> ops;
       for (const Op& op : edited) {
-        if (op.kind == OpKind::sum_squares) {
-          const std::string& buffer = program.buffers[static_cast<std::size_t>(op.inputs[0].buffer)].name;
-          ops.push_back(probe(buffer, op.inputs[0]));
-        }
+        if (op.kind == OpKind::adamw)
+          for (Op& fetch : gradient_probes(op, loads)) ops.push_back(std::move(fetch));
         ops.push_back(op);
-        if (op.kind == OpKind::log_prob)
+        if (op.kind == OpKind::log_prob && plan.num_ranks() == 1)
           ops.insert(ops.end(), {probe("logits", op.inputs[0]), probe("logps", op.outputs[0])});
       }
       edited.assign(ops.begin(), ops.end());
     }
+  }
   const auto faults = verify(plan);
   if (!faults.empty()) throw std::runtime_error("a plan with probes does not verify: " + faults.front());
 }
 
+/// Gradients by parameter, as its logical tensor lies; not a number where a rank has no part.
+using Gradients = std::map<std::string, std::vector<float>>;
+constexpr float nobodys = std::numeric_limits<float>::quiet_NaN();
+
 /// Takes the probes of the first step; everything else is the inner driver's.
 class ProbingDriver final : public Driver {
  public:
-  explicit ProbingDriver(Driver& inner) : inner_(inner) {}
+  ProbingDriver(const Plan& plan, const ModelSpec& model, Driver& inner) : plan_(plan), inner_(inner) {
+    for (const ParamSpec& p : parameters_of(model))
+      gradients[p.name].assign(static_cast<std::size_t>(p.numel()), nobodys);
+  }
   std::map<std::string, std::vector<float>> taken;
+  Gradients gradients;
 
   std::optional<Args> next(Rank r, std::int32_t step, std::int16_t phase) override {
     return inner_.next(r, step, phase);
@@ -70,9 +106,11 @@ class ProbingDriver final : public Driver {
     inner_.feed(r, op, args, d);
   }
   void fetch(Rank r, const BoundOp& op, const Args& args, std::span<const std::byte> source) override {
+    constexpr std::string_view of_gradient = "probe.gradient.";
     const std::string name = op.name();
     if (!name.starts_with("probe.")) return inner_.fetch(r, op, args, source);
     if (args.step > 1) return;
+    if (name.starts_with(of_gradient)) return take_gradient(r, *op, name.substr(of_gradient.size()), source);
     auto& values = taken[name.substr(6)];
     const std::size_t before = values.size();
     values.resize(before + source.size() / sizeof(float));
@@ -84,27 +122,73 @@ class ProbingDriver final : public Driver {
   void report(Trace& trace) const override { inner_.report(trace); }
 
  private:
+  void take_gradient(Rank r, const Op& op, const std::string& parameter, std::span<const std::byte> source) {
+    std::vector<float>& values = gradients.at(parameter);
+    for (const Box& box : boxes_of(op, places_of(plan_, r)))
+      for (std::int64_t i = 0; i < box.rows; ++i) {
+        const auto from = static_cast<std::size_t>(box.src_offset + i * box.src_pitch) * sizeof(float),
+                   to = static_cast<std::size_t>(box.dst_offset + i * box.dst_pitch),
+                   cols = static_cast<std::size_t>(box.cols);
+        if (from + cols * sizeof(float) > source.size() || to + cols > values.size())
+          throw std::runtime_error("a gradient outside of its tensor: " + parameter);
+        std::memcpy(values.data() + to, source.data() + from, cols * sizeof(float));
+      }
+  }
+
+  const Plan& plan_;
   Driver& inner_;
 };
 
-/// The units' gradient shards (of one rank: whole) by tensor of the model's file; rows without a prediction taken out
-/// of the log-probs.
-std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map<std::string, std::vector<float>> raw) {
-  std::map<std::string, std::vector<float>> out;
-  std::map<std::string, StoredParameter> stored_in_file;
-  for (const ParamSpec& p : parameters_of(g.model)) stored_in_file.emplace(p.name, stored(g.model, p));
-  for (const ShardedUnit& unit : train_units(g.model, 1, 1, 0)) {
-    const auto& grad = raw.at("train." + unit.name + ".grad");
-    for (const UnitParam& p : unit.params) {
-      const StoredParameter& at = stored_in_file.at(p.parameter);
-      auto& tensor = out["grad." + at.tensor];
-      std::int64_t elements = 1;
-      for (const std::int64_t extent : at.shape) elements *= extent;
-      tensor.resize(static_cast<std::size_t>(elements));
-      for (std::int64_t i = 0; i < p.elements(); ++i)
-        tensor[static_cast<std::size_t>(at.element(i))] = grad[static_cast<std::size_t>(p.shard_offset + i)];
-    }
+std::filesystem::path gradients_file(const std::filesystem::path& folder, int rank) {
+  return folder / ("gradients." + std::to_string(rank));
+}
+
+void write_gradients(const std::filesystem::path& folder, int rank, const Gradients& gradients) {
+  std::string bytes;
+  for (const auto& [name, values] : gradients)
+    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  if (auto written = write_file_atomic(gradients_file(folder, rank), bytes); !written)
+    throw std::runtime_error(render(written.error()));
+}
+
+/// What the ranks left, as one: all that several have must be the same bit for bit.
+Gradients read_gradients(const ModelSpec& model, const std::filesystem::path& folder, int ranks) {
+  Gradients out;
+  for (const ParamSpec& p : parameters_of(model)) out[p.name].assign(static_cast<std::size_t>(p.numel()), nobodys);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string bytes = value(read_file(gradients_file(folder, rank)));
+    std::size_t at = 0;
+    for (auto& [name, values] : out)
+      for (float& v : values) {
+        float own = nobodys;
+        std::memcpy(&own, bytes.data() + at, sizeof own);
+        at += sizeof own;
+        if (std::isnan(own)) continue;
+        if (!std::isnan(v) && std::memcmp(&v, &own, sizeof v) != 0)
+          throw std::runtime_error(fmt::format("rank {} has {} for the gradient {} in {}", rank, own, v, name));
+        v = own;
+      }
   }
+  return out;
+}
+
+/// Gradients by tensor of the model's file.
+void add_gradients(const Golden& g, const Gradients& gradients, std::map<std::string, std::vector<float>>& out) {
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    const StoredParameter at = stored(g.model, p);
+    auto& tensor = out["grad." + at.tensor];
+    std::int64_t elements = 1;
+    for (const std::int64_t extent : at.shape) elements *= extent;
+    tensor.resize(static_cast<std::size_t>(elements));
+    const std::vector<float>& values = gradients.at(p.name);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      tensor[static_cast<std::size_t>(at.element(static_cast<std::int64_t>(i)))] = values[i];
+  }
+}
+
+/// Rows without a prediction taken out of the log-probs.
+void add_forward(const Golden& g, std::map<std::string, std::vector<float>> raw,
+                 std::map<std::string, std::vector<float>>& out) {
   out["logits"] = std::move(raw.at("logits"));
   const auto& logps = raw.at("logps");
   std::size_t row = 0;
@@ -113,10 +197,9 @@ std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map
                         logps.begin() + static_cast<std::ptrdiff_t>(row + s.tokens.size() - 1));
     row += s.tokens.size();
   }
-  return out;
 }
 
-/// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder.
+/// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder, each its gradients.
 std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, CpuWorld& world,
                                                    const std::filesystem::path& folder,
                                                    const std::optional<SavedCheckpoint>& from = {}) {
@@ -128,7 +211,7 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
     metrics["grad_norms"].push_back(m.values.at("actor/grad_norm"));
   };
   const auto driver = value(SftDriver::create(plan, s, options));
-  ProbingDriver probing(*driver);
+  ProbingDriver probing(plan, s.model, *driver);
   CpuOptions cpu;
   cpu.poison = cpu.check_finite = true;
   CpuBackend backend(world, probing, cpu);
@@ -136,6 +219,7 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
                 {.steps = static_cast<std::int32_t>(s.steps),
                  .local_ranks = {static_cast<Rank>(world.rank())},
                  .first_step = from ? static_cast<std::int32_t>(from->state.step) + 1 : 1}));
+  write_gradients(folder, world.rank(), probing.gradients);
   if (world.rank() == 0)
     if (auto written = write_file_atomic(folder / "metrics.json", json_text(metrics)); !written)
       throw std::runtime_error(render(written.error()));
@@ -224,14 +308,15 @@ TrainingResult train(const Golden& g, const Scenario& given) {
   s.task.data = (folder.path() / "data.jsonl").string();
   write_data(g, s.task.data);
   Plan plan = value(lower(s));
+  add_probes(plan);
   TrainingResult result;
   if (plan.num_ranks() == 1) {
-    add_probes(plan);
     CpuWorld world;
-    result.probes = by_parameter(g, run_rank(plan, s, world, folder.path()));
+    add_forward(g, run_rank(plan, s, world, folder.path()), result.probes);
   } else {
     run_ranks(plan, s, folder.path());
   }
+  add_gradients(g, read_gradients(g.model, folder.path(), plan.num_ranks()), result.probes);
   read_result(g, folder.path(), result);
   return result;
 }

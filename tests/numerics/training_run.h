@@ -32,11 +32,13 @@ Scenario golden_scenario(const Golden&, std::int64_t ranks);
 struct TrainingResult {
   std::vector<double> losses, grad_norms;            // by step
   std::map<std::string, std::vector<float>> after5;  // every tensor of the model's file after five steps
-  /// Of the first step, one rank only: "logits", "logps", "grad.<tensor of the file>".
+  /// Of the first step: "grad.<tensor of the file>" as the optimizer takes it, put together from what the ranks have;
+  /// of one rank also "logits" and "logps".
   std::map<std::string, std::vector<float>> probes;
 };
 
-/// Throws std::runtime_error with what went wrong. More than one rank: forked children; probes stay empty.
+/// Throws std::runtime_error with what went wrong, also where ranks differ in a gradient that each of them has. More
+/// than one rank: forked children.
 TrainingResult train(const Golden&, const Scenario&);
 
 /// The same after so many steps as `first` says, from the checkpoint that these left: losses and norms are those of the

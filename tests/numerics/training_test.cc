@@ -28,8 +28,17 @@ constexpr double logit_bound = 1e-5, gradient_bound = 1e-4, update_bound = 1e-3;
 // optimizer steps make of them.
 constexpr double scalar_bound = 2e-5;
 
+void check_gradients(const Golden& g, const TrainingResult& r) {
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    const std::string name = "grad." + stored(g.model, p).tensor;
+    CAPTURE(p.name, name);
+    CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= gradient_bound);
+  }
+}
+
 void check_training(const Golden& g, const TrainingResult& r) {
   REQUIRE(r.losses.size() == g.losses.size() + 1);
+  check_gradients(g, r);
   for (std::size_t i = 0; i < g.losses.size(); ++i) {
     CAPTURE(i);
     CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(scalar_bound));
@@ -39,14 +48,6 @@ void check_training(const Golden& g, const TrainingResult& r) {
   for (const auto& [name, value] : r.after5) {
     CAPTURE(name);
     CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
-  }
-}
-
-void check_gradients(const Golden& g, const TrainingResult& r) {
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const std::string name = "grad." + stored(g.model, p).tensor;
-    CAPTURE(p.name, name);
-    CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= gradient_bound);
   }
 }
 
@@ -65,7 +66,6 @@ TEST_CASE("logits, log-probs, loss, gradients and five AdamW steps agree with tr
     const TrainingResult r = train(g, golden_scenario(g, 1));
     CHECK(r.losses.at(0) == Approx(g.loss).epsilon(1e-6));
     check_forward(g, r);
-    check_gradients(g, r);
     check_training(g, r);
   }
 }
@@ -87,7 +87,6 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
       const TrainingResult r = train(g, scenario);
       // Several micro-batches come in another order than the golden's sequences.
       if (scenario.train.micro_batch_tokens == plain.train.micro_batch_tokens) check_forward(g, r);
-      check_gradients(g, r);
       check_training(g, r);
     }
   }
@@ -127,7 +126,10 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
                           {TrainEngine::zero2, -1},
                           {TrainEngine::zero2, 2},
                           {TrainEngine::fsdp2, 2},
-                          {TrainEngine::fsdp2, 1}})
+                          {TrainEngine::fsdp2, 1},
+                          {TrainEngine::fsdp1, -1},
+                          {TrainEngine::fsdp1, 2},
+                          {TrainEngine::fsdp1, 1}})
       for (const bool several : {false, true}) {
         CAPTURE(static_cast<int>(way.engine), way.group, several);
         Scenario s = golden_scenario(g, 4);
@@ -141,6 +143,38 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
         }
       }
   }
+}
+
+TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modules have them") {
+  // Ranks that hold the end of one parameter and the beginning of another, or nothing but padding; layers in several
+  // units, several layers in one, all in one, parameters of layers in the root beside layers that are units.
+  const WrapSpec layer, all_in_one{WrapPolicy::size, 1 << 30, ""}, by_size{WrapPolicy::size, 900, ""},
+      tiny{WrapPolicy::size, 1, ""}, some{WrapPolicy::names, 1, "*.1-*embed*-lm_head"},
+      inside{WrapPolicy::names, 1, "*attn*-*.mlp-*wte"};
+  struct Way {
+    const char* model;
+    std::int64_t dp, group = -1, ulysses = 1, cp = 1;
+  };
+  for (const Way& way : {Way{"llama-gqa", 3},
+                         {"llama-tied", 4, 2},
+                         {"qwen2-bias", 5},
+                         {"qwen3-norm", 2, -1, 2},
+                         {"gemma2-tiny", 2, -1, 1, 2},
+                         {"gpt2-tiny", 8},
+                         {"mixtral-tiny", 3}})
+    for (const WrapSpec& wrap : {layer, all_in_one, by_size, tiny, some, inside})
+      for (const bool several : {false, true}) {
+        CAPTURE(way.model, way.dp, way.group, static_cast<int>(wrap.policy), wrap.min_parameters, wrap.names, several);
+        const Golden g = Golden::load(way.model);
+        Scenario s = golden_scenario(g, way.dp * way.ulysses * way.cp);
+        s.train.engine = TrainEngine::fsdp1, s.train.wrap = wrap;
+        TrainLayout& l = s.train.layout;
+        l.dp = way.dp, l.fsdp = way.group, l.ulysses = way.ulysses, l.cp = way.cp;
+        s.train.reshard_after_forward = several, s.train.prefetch = several ? 1 : 0;
+        s.train.recompute = several ? Recompute::full : Recompute::none;
+        s.train.micro_batch_tokens = l.share_of(several ? g.longest_sequence() : g.num_tokens());
+        check_training(g, train(g, s));
+      }
 }
 
 TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
@@ -268,6 +302,11 @@ void check_weights(const TrainingResult& r, const TrainingResult& one) {
 
 void check_same(const TrainingResult& r, const TrainingResult& one) {
   REQUIRE(r.losses.size() == one.losses.size());
+  for (const auto& [name, value] : one.probes)
+    if (name.starts_with("grad.")) {
+      CAPTURE(name);
+      CHECK(relative_error(r.probes.at(name), value) <= gradient_bound);
+    }
   for (std::size_t i = 0; i < one.losses.size(); ++i) {
     CAPTURE(i);
     CHECK(r.losses[i] == Approx(one.losses[i]).epsilon(scalar_bound));
@@ -548,8 +587,15 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
               static_cast<std::int64_t>(TrainEngine::zero2)}));
+  if (l.tp == 1 && l.pp == 1 && one_of({0, 1, 2}) == 0) {
+    s.train.engine = TrainEngine::fsdp1;
+    s.train.wrap.policy = static_cast<WrapPolicy>(one_of({0, 1, 2}));
+    s.train.wrap.min_parameters = one_of({1, 300, 1000, 3000, 10000, 1 << 20});
+    if (s.train.wrap.policy == WrapPolicy::names)
+      s.train.wrap.names = one_of({0, 1}) == 0 ? "*.0-*embed*" : "*attn*-*.2";
+  }
   if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
-  if (g.model.moe) draw_experts(s, random);
+  if (g.model.moe && s.train.engine != TrainEngine::fsdp1) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
   s.train.prefetch = one_of({0, 1});
@@ -561,15 +607,16 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} recompute "
+      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} wrap {} {} "
+      "recompute "
       "{} reshard "
       "{} "
       "prefetch {} chunks {} "
       "tokens {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine),
-      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens,
-      s.train.micro_batch_tokens);
+      static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
+      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
 }
 
 }  // namespace
@@ -578,7 +625,7 @@ std::string text_of(const Scenario& s) {
 TEST_CASE("layouts drawn at random compute what transformers does") {
   const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0;
+  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, flat = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 1'000'003 + i);
     const Golden g = Golden::load(models[random() % models.size()]);
@@ -586,6 +633,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     if (!s) continue;
     ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
     shared += s->train.layout.ulysses > 1 ? 1 : 0, chunked += s->train.layout.cp > 1 ? 1 : 0;
+    flat += s->train.engine == TrainEngine::fsdp1 ? 1 : 0;
     spread += s->train.layout.ep > 1 && s->train.layout.etp == s->train.layout.tp ? 1 : 0;
     CAPTURE(i, text_of(*s));
     check_training(g, train(g, *s));
@@ -595,6 +643,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(4 * shared > rounds / 2);
   CHECK(4 * chunked > rounds / 2);
   CHECK(40 * spread > rounds / 2);
+  CHECK(20 * flat > rounds / 2);
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {
@@ -631,6 +680,36 @@ TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been"
       const std::size_t at = step - static_cast<std::size_t>(steps);
       CHECK(r.losses[at] == Approx(g.losses[step]).epsilon(scalar_bound));
       CHECK(r.grad_norms[at] == Approx(g.grad_norms[step]).epsilon(scalar_bound));
+    }
+    CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
+    for (const auto& [name, value] : r.after5) {
+      CAPTURE(name);
+      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
+    }
+  }
+}
+
+TEST_CASE("and so between FSDP1's flat units and other engines") {
+  struct Way {
+    const char* model;
+    TrainEngine first, then;
+    std::int64_t ranks_first, ranks_then;
+  };
+  for (const Way& way : {Way{"qwen2-bias", TrainEngine::fsdp1, TrainEngine::fsdp2, 3, 2},
+                         {"llama-tied", TrainEngine::fsdp2, TrainEngine::fsdp1, 2, 5},
+                         {"gpt2-tiny", TrainEngine::fsdp1, TrainEngine::ddp, 4, 2},
+                         {"mixtral-tiny", TrainEngine::fsdp1, TrainEngine::fsdp1, 2, 3}}) {
+    CAPTURE(way.model, static_cast<int>(way.first), static_cast<int>(way.then));
+    const Golden g = Golden::load(way.model);
+    Scenario first = golden_scenario(g, way.ranks_first), then = golden_scenario(g, way.ranks_then);
+    first.train.engine = way.first, then.train.engine = way.then;
+    if (way.first == TrainEngine::fsdp1) first.train.wrap = {WrapPolicy::size, 700, ""};
+    if (way.then == TrainEngine::fsdp1) then.train.wrap = {WrapPolicy::size, 2000, ""};
+    const TrainingResult r = train_on(g, first, then, 2);
+    REQUIRE(r.losses.size() == g.losses.size() - 1);
+    for (std::size_t step = 2; step < g.losses.size(); ++step) {
+      CHECK(r.losses[step - 2] == Approx(g.losses[step]).epsilon(scalar_bound));
+      CHECK(r.grad_norms[step - 2] == Approx(g.grad_norms[step]).epsilon(scalar_bound));
     }
     CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
     for (const auto& [name, value] : r.after5) {

@@ -73,7 +73,7 @@ TEST_CASE("and so with every other part of the iteration") {
 
 TEST_CASE("and so with every way to share state among data ranks") {
   std::vector<Case> cases;
-  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp1", "fsdp2"})
     for (const char* group : {"-1", "2", "1"})
       for (const char* transport : {"ipc", "collective"}) {
         if (std::string_view(engine) == "ddp" && std::string_view(group) != "-1") continue;  // it shards nothing
@@ -87,6 +87,28 @@ TEST_CASE("and so with every way to share state among data ranks") {
              {}});
       }
   CHECK(run_cases(4, cases, same_plan) == "");
+}
+
+TEST_CASE("and so with flat parameters of every kind of module") {
+  std::vector<Case> cases;
+  for (const std::vector<std::string>& wrap : {std::vector<std::string>{"policy=size", "min_parameters=1000000000"},
+                                               {"policy=size", "min_parameters=700"},
+                                               {"policy=size", "min_parameters=1"},
+                                               {"policy=names", "names=[model.layers.1, '*.mlp', '*embed*']"}})
+    for (const char* transport : {"ipc", "collective"})
+      for (const char* order : {"offload=sleep", "offload=none", "reshard_after_forward=false"}) {
+        std::vector<std::string> sets = {"train.engine=fsdp1",
+                                         "train.layout.dp=3",
+                                         fmt::format("train.{}", order),
+                                         fmt::format("sync.transport={}", transport),
+                                         "sync.verify=true",
+                                         "train.precision.params=bf16",
+                                         "algorithm.reference=true"};
+        for (const std::string& w : wrap) sets.push_back("train.wrap." + w);
+        cases.push_back(
+            {fmt::format("{}, {}, {}", fmt::join(wrap, " "), transport, order), tiny_scenario(3, 1, sets), {}, {}});
+      }
+  CHECK(run_cases(3, cases, same_plan) == "");
 }
 
 TEST_CASE("and so with tensor and sequence parallelism in training") {

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <rapidcheck.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <map>
@@ -15,6 +16,7 @@
 
 #include "graph/access.h"
 #include "graph/section_states.h"
+#include "layout/flat_units.h"
 #include "layout/pipeline_turns.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
@@ -83,6 +85,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("ulysses", s.train.layout.ulysses > 1);
   note("cp", s.train.layout.cp > 1 ? name_of(s.train.context_exchange) : "none");
   note("pp", s.train.layout.pp > 1 ? s.train.pipeline_schedule : "none"), note("vpp", s.train.layout.vpp > 1);
+  if (s.train.engine == TrainEngine::fsdp1) note("wrap", name_of(s.train.wrap.policy));
   note("tp", s.rollout.layout.tp), note("engines", s.rollout.layout.dp > 1);
   note("strided", s.rollout.layout.order == RankOrder::strided), note("rollout", name_of(s.rollout.dtype));
   note("pool", s.rollout.kv_cache_tokens > 0), note("ipc", s.sync.transport == SyncTransport::ipc);
@@ -449,7 +452,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
       fmt::format("{}", fmt::join(seen, " ")),
       Catch::Equals(
           "algorithm=grpo algorithm=sft chunked=false chunked=true clipped=false clipped=true copies=false "
-          "copies=true cp=all-gather cp=auto cp=none cp=ring cpu=false cpu=true engine=ddp engine=fsdp2 engine=zero1 "
+          "copies=true cp=all-gather cp=auto cp=none cp=ring cpu=false cpu=true engine=ddp engine=fsdp1 engine=fsdp2 "
+          "engine=zero1 "
           "engine=zero2 engines=false engines=true "
           "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe from host=false from host=true "
           "grads=fp32 "
@@ -461,7 +465,7 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "reference=false "
           "reference=true reshard=false reshard=true rollout=bf16 rollout=fp32 sleep=0 sleep=1 sleep=2 "
           "strided=false strided=true tied=false tied=true tp=1 tp=2 tp=3 tp=4 tp=8 ulysses=false ulysses=true "
-          "verify=false verify=true vpp=false vpp=true"));
+          "verify=false verify=true vpp=false vpp=true wrap=layer wrap=names wrap=size"));
 }
 
 TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by name") {
@@ -494,12 +498,23 @@ TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by 
              {fmt::format("model.num_hidden_layers={}", layers), fmt::format("train.recompute={}", recompute),
               fmt::format("train.reshard_after_forward={}", reshard)});
   // Whole parameters, whole gradients, copies of the shards; parameters that need no copy of their own.
-  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp1", "fsdp2"})
     for (const char* group : {"-1", "2", "1"})
       for (const char* dtype : {"fp32", "bf16"})
         same(4, 2,
              {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
               fmt::format("train.precision.params={}", dtype), "algorithm.reference=true", "sync.verify=true"});
+  // Flat units: all in one, parts of layers, everything by itself, layers beside a root that has others.
+  for (const std::array<std::string, 2>& wrap : {std::array<std::string, 2>{"size", "min_parameters=1000000"},
+                                                 {"size", "min_parameters=1500"},
+                                                 {"size", "min_parameters=1"},
+                                                 {"names", "names=[model.layers.1, '*.mlp']"}})
+    for (const char* transport : {"ipc", "collective"})
+      for (const char* bucket : {"0.001", "0.008", "1"})
+        same(3, 1,
+             {"train.engine=fsdp1", "train.wrap.policy=" + wrap[0], "train.wrap." + wrap[1],
+              fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
+              "algorithm.reference=true", "sync.verify=true"});
   // Attention, not the MLP, is where memory peaks; a phase of rollout that exceeds training.
   same(2, 1, {"model.intermediate_size=2", "train.precision.params=bf16"});
   same(2, 1, {"rollout.max_prefill_tokens=5000", "train.offload=none"});
@@ -515,8 +530,15 @@ TEST_CASE(
     const char* engine;
     std::int64_t group;
   };
-  for (const Way way :
-       {Way{"fsdp2", -1}, {"fsdp2", 2}, {"zero2", -1}, {"zero2", 2}, {"zero1", -1}, {"zero1", 2}, {"ddp", -1}}) {
+  for (const Way way : {Way{"fsdp2", -1},
+                        {"fsdp2", 2},
+                        {"fsdp1", -1},
+                        {"fsdp1", 2},
+                        {"zero2", -1},
+                        {"zero2", 2},
+                        {"zero1", -1},
+                        {"zero1", 2},
+                        {"ddp", -1}}) {
     CAPTURE(way.engine, way.group);
     const Scenario s = tiny(4, 2,
                             {fmt::format("train.engine={}", way.engine), "train.precision.params=bf16",
@@ -524,11 +546,12 @@ TEST_CASE(
     const std::string engine = way.engine;
     const std::int64_t shards = engine == "ddp" ? 1 : way.group > 0 ? way.group : 4, micro_batches = 3;
     std::int64_t root = 0, layers = 0, padding = 0;
-    for (const ShardedUnit& u : train_units(s.model, 1, shards, 0)) {
+    const bool flat = engine == "fsdp1", streams = flat || engine == "fsdp2";
+    for (const ShardedUnit& u : flat ? flat_units(s.model, s.train.wrap, shards) : train_units(s.model, 1, shards, 0)) {
       (u.layer < 0 ? root : layers) += shards * u.shard_elements;
       padding += u.padding_elements();
     }
-    const std::int64_t all = root + layers, backwards = engine == "fsdp2" || engine == "zero2" ? micro_batches : 1;
+    const std::int64_t all = root + layers, backwards = streams || engine == "zero2" ? micro_batches : 1;
     std::map<std::pair<Family, OpKind>, std::int64_t> moved;  // with padding
     PlanRuns runs;
     runs.micro_batches = micro_batches, runs.optimizer_steps = 1;
@@ -536,11 +559,12 @@ TEST_CASE(
       if (t.phase == PlanPhase::train && t.group != Family::world)
         moved[{t.group, t.op}] += t.payload_bytes + t.padding_bytes;
     // Layers once for forward and once for backward, the root stays; else what the step changed, once.
-    const std::int64_t gathered = engine == "fsdp2" ? micro_batches * (2 * layers + root) : all;
+    const std::int64_t gathered = streams ? micro_batches * (2 * layers + root) : all;
     CHECK(moved[{Family::fsdp, OpKind::all_gather}] == (shards > 1 ? 2 * gathered : 0));
     CHECK(moved[{Family::fsdp, OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
     CHECK(moved[{Family::replicas, OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
-    CHECK((shards == 1) == (padding == 0));
+    if (flat) CHECK(padding < (shards > 1 ? 4 * shards : 1));  // less than a shard of each of 4 units
+    else CHECK((shards == 1) == (padding == 0));
   }
 }
 
@@ -673,7 +697,12 @@ TEST_CASE("The demo's peak is the one derived in docs/memory.md") {
 }
 
 TEST_CASE("What is not lowered is refused with the reason") {
-  CHECK_THAT(why_not_lowered(tiny(4, 2, {"train.layout.dp=4", "train.engine=fsdp1"})), Catch::Contains("fsdp1"));
+  CHECK(why_not_lowered(tiny(4, 2, {"train.layout.dp=4", "train.engine=fsdp1"})).empty());
+  for (const auto& [key, found] : {std::pair{"tp", "fsdp1 with tp 2"}, {"pp", "fsdp1 with pp 2"}})
+    CHECK_THAT(why_not_lowered(tiny(4, 2,
+                                    {"train.layout.dp=2", fmt::format("train.layout.{}=2", key),
+                                     "model.num_hidden_layers=4", "train.engine=fsdp1"})),
+               Catch::Contains(found));
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
   const auto deferring = [](std::initializer_list<const char*> more) {
     std::vector<std::string> sets = {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=4",

@@ -15,6 +15,7 @@
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 #include "spec/validate.h"
+#include "spec/wrapping.h"
 #include "spec/yaml_tree.h"
 #include "tests/paths.h"
 
@@ -257,7 +258,7 @@ std::string random_value(const ScenarioKey& key) {
       key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload" ||
       key.path == "transition" || key.path == "sync.every" || key.path == "task.data" ||
       key.path == "optimizer.momentum" || key.path == "optimizer.cpu_fraction" || key.path == "rollout.engine" ||
-      key.path == "rollout.temperature")
+      key.path == "rollout.temperature" || key.path == "train.wrap.policy")
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
   const double number = key.low + unit * unit * unit * (key.high - key.low);
@@ -300,6 +301,15 @@ TEST_CASE("property: any legal values survive the resolved form") {
     RC_ASSERT(again.has_value());
     RC_ASSERT(*again == *s);
   }));
+}
+
+TEST_CASE("FSDP1's wrap policies are read, printed where they are set, and not spoken of where they are not") {
+  CHECK(resolved_yaml(loaded(design_example)).find("wrap") == std::string::npos);
+  const Scenario s = loaded(design_example, {"train.engine=fsdp1", "train.offload=none",
+                                             "train.wrap={policy: names, names: [model.layers.*, '*.mlp']}"});
+  CHECK(s.train.wrap.policy == WrapPolicy::names);
+  CHECK(patterns_of(s.train.wrap) == std::vector<std::string>{"model.layers.*", "*.mlp"});
+  CHECK(loaded(resolved_yaml(s)) == s);
 }
 
 TEST_CASE("disturbances are read, printed where they are set, and not spoken of where they are not") {

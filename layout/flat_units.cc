@@ -1,0 +1,55 @@
+#include "layout/flat_units.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "spec/wrapping.h"
+
+namespace hotbunk {
+namespace {
+
+/// Layers by the names that they have elsewhere, whatever the family calls them.
+std::string unit_name(const WrappedModule& module) {
+  for (const std::string prefix : {"model.", "transformer.h.", "transformer."})
+    if (module.name.starts_with(prefix) && module.name.size() > prefix.size())
+      return (prefix == "transformer.h." ? "layers." : "") + module.name.substr(prefix.size());
+  return module.name;
+}
+
+}  // namespace
+
+std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec, std::int64_t world) {
+  HB_CHECK(world > 0, "{} ranks", world);
+  std::map<std::string, WrappedModule> module_of;
+  const std::vector<ParamSpec> parameters = parameters_of(model);
+  std::vector<WrappedModule> modules = wrapped_modules(model, spec);
+  for (std::size_t i = 0; i < parameters.size(); ++i) module_of.emplace(parameters[i].name, std::move(modules[i]));
+
+  std::vector<ShardedUnit> units;
+  for (const ShardedUnit& whole : train_units(model, 1, 1, 0))
+    for (UnitParam p : whole.params) {
+      const WrappedModule& module = module_of.at(p.parameter);
+      const std::string name = unit_name(module);
+      auto unit = std::ranges::find(units, name, &ShardedUnit::name);
+      if (unit == units.end()) {
+        unit = units.emplace(units.end());
+        unit->name = name, unit->layer = module.layer;
+      }
+      p.full_offset = p.shard_offset = unit->full_elements;
+      unit->full_elements += p.elements();
+      unit->params.push_back(std::move(p));
+    }
+  for (ShardedUnit& unit : units) {
+    unit.flat = world > 1;
+    unit.shard_elements = ceil_div(unit.full_elements, world);
+    unit.shared = {world, unit.shard_elements, unit.full_elements};
+  }
+  std::ranges::stable_partition(units, [](const ShardedUnit& u) { return u.name == "root"; });
+  number_kinds(units);
+  return units;
+}
+
+}  // namespace hotbunk
