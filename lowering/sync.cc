@@ -191,22 +191,40 @@ class SyncLowering {
   Packed pack(const Bucket& bucket, const std::string& name) {
     if (bucket.stage != t_.stage()) return receive(bucket, name);
     Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
+    gather_adapters(bucket);
     b_.begin_call("sync.bucket", name);
     const Tensor part =
         b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Move> moves;
     for (std::size_t i = 0; i < bucket.entries.size(); ++i) {  // padding as well: all parts are of one size
       const Entry& e = bucket.entries[i];
+      if (merges(e)) continue;
       const auto [tensor, element] = from.of_entry[i];
       const std::int64_t cols = e.param->cols;
       const Piece own{e.begin, e.end, 0, cols, element, cols};
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
       moves.push_back({{tensor, own, {}}, {0, packed, {}}});
     }
-    b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
-        std::move(moves);
+    if (!moves.empty())
+      b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
+          std::move(moves);
+    for (const Entry& e : bucket.entries) {
+      if (!merges(e)) continue;
+      const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
+      emit_merge(b_, s_.model, adapters_.at(e.unit), *e.param, {e.begin, e.end},
+                 b_.view(e.unit->buffer, b_.buffer(e.unit->buffer).dtype, {rows, cols}, e.shard_element()),
+                 b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), "sync.merge." + e.param->parameter);
+    }
     pass_on(bucket, name, part);
     return {part, from.staged};
+  }
+  /// Whether a matrix is sent with its adapter in it.
+  bool merges(const Entry& e) const { return s_.model.adapts(e.param->role); }
+  /// Adapters of the layers that the bucket has and none before it had.
+  void gather_adapters(const Bucket& bucket) {
+    for (const Entry& e : bucket.entries)
+      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
+        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync."));
   }
   Packed receive(const Bucket& bucket, const std::string& name) {
     b_.begin_call("sync.bucket", name);
@@ -326,7 +344,8 @@ class SyncLowering {
   /// Every rank of a stage has all parameters: it takes its slices of them, and nothing is staged but what comes up
   /// from the host or from another stage.
   void from_own(const Bucket& bucket, const std::string& name) {
-    const bool passes_on = t_.mesh().stages > 1;
+    const bool passes_on =
+        t_.mesh().stages > 1 || std::ranges::any_of(bucket.entries, [&](const Entry& e) { return merges(e); });
     Sources from = passes_on ? passed_on(bucket, name) : from_host_ ? upload(bucket, name) : shards(bucket);
     if (!passes_on) b_.begin_call("sync.bucket", name);
     std::vector<std::size_t> used;
@@ -418,7 +437,21 @@ class SyncLowering {
 
   void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
     if (u.buffer < 0) return;  // another stage's
+    if (s_.model.adapts(p.role)) return hash_merged(u, p, sum);
     hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
+  }
+
+  /// Of the matrix with its adapter in it, made once more.
+  void hash_merged(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+    const std::string name = "sync.merged." + p.parameter;
+    b_.begin_call("sync.merge", name);
+    const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
+    const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
+    emit_merge(b_, s_.model, adapters_.at(&u), p, {0, p.padded_rows},
+               b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
+    Side own = held(u, p);
+    own.piece.offset = 0;
+    hash(p.parameter, {merged}, sum, {{own, logical(p)}});
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {
@@ -442,6 +475,7 @@ class SyncLowering {
   std::vector<SyncedUnit> units_;
   std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
+  std::map<const SyncedUnit*, MergedAdapters> adapters_;
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
   Tensor sums_;
 };

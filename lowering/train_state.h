@@ -8,6 +8,9 @@
 //   ddp      whole                 whole; all-reduced a step        whole
 //
 // Where there are several copies of the shards (HSDP), reduced gradients are summed over the copies as well.
+//
+// With adapters (LoRA) a layer has two units. The one that is frozen has neither gradients nor optimizer state and is
+// kept in what is computed in, sharded under fsdp2 and else whole; its adapters' are as above.
 #pragma once
 #include <optional>
 #include <string>
@@ -27,12 +30,13 @@ struct UnitState {
   const ShardedUnit& unit;
   BufferId shard = -1;                     // precision.master: what the optimizer updates
   BufferId whole = -1;                     // precision.params: what is computed with; -1 (FSDP): gathered from shards
-  BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
+  BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: it is not trained
   BufferId grad = -1;                      // alive from train.begin to train.step
   BufferId reference = -1;                 // frozen copy in precision.params, whole where `whole` is; -1: none
   BufferId host_shard = -1, host_whole = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
   /// Whole parameters are a copy of their own, in another dtype or of several ranks' shards.
   bool publishes() const { return whole >= 0 && whole != shard; }
+  bool is_trained() const { return grad >= 0; }
 };
 
 /// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps; -1 on
@@ -40,18 +44,31 @@ struct UnitState {
 struct SyncedUnit {
   const ShardedUnit* unit = nullptr;
   std::int64_t stage = 0;  // that has it
+  std::size_t number = 0;  // of its units
   BufferId buffer = -1, host = -1;
 };
 
 /// A unit's parameters as its compute sees them: whole, unpadded, back to back (train_weights.h: full_offset).
 struct WholeUnit {
   const ShardedUnit* unit = nullptr;
-  BufferId buffer = -1;
+  BufferId buffer = -1;  // -1: of its gradients, where it is frozen
   DType dtype = DType::f32;
+  const ShardedUnit* adapters = nullptr;  // the layer's, in the same dtype
+  BufferId adapter_buffer = -1;
+  /// Those of the two that are there, as a call's inputs; behind `first`.
+  std::vector<Input> inputs(std::vector<Input> first = {}) const;
   /// The parameters from one role to another as one matrix (rows added up, equal cols), e.g. q_proj … v_proj, or as a
   /// vector where they are 1-D.
   Tensor tensor(const ProgramBuilder&, ParamRole first, ParamRole last) const;
   Tensor tensor(const ProgramBuilder& b, ParamRole role) const { return tensor(b, role, role); }
+};
+
+/// A layer's adapters where matrices get theirs: A of all rows, of B the rows that stand beside a rank's own of the
+/// matrix. Both in what is computed in.
+struct MergedAdapters {
+  WholeUnit whole;
+  BufferId parts = -1;           // B's rows
+  bool parts_are_whole = false;  // as `whole` lies, else as the unit's shard
 };
 
 /// The ranks that together hold a copy in `shards` shards, of each of which a tensor-parallel rank has a part.
@@ -74,14 +91,24 @@ class TrainState {
   const ModelSpec& model() const { return scenario_.model; }
   const Precision& precision() const { return scenario_.train.precision; }
   bool has_root() const { return part().first || part().last; }
-  std::size_t num_layers() const { return units_.size() - (has_root() ? 1 : 0); }
+  std::size_t num_layers() const {
+    return (units_.size() - (has_root() ? 1 : 0)) / (scenario_.model.lora.on() ? 2 : 1);
+  }
   /// The layers of a chunk, counted from the stage's first.
   Range layers_of(std::int64_t chunk) const;
   /// A layer so counted: its number in the model, and its unit.
   int layer(std::size_t i) const { return units_[unit_of_layer(i)].unit.layer; }
   std::size_t unit_of_layer(std::size_t layer) const { return layer + (has_root() ? 1 : 0); }
+  /// Of a unit that has adapters, theirs.
+  std::optional<std::size_t> adapters_of(std::size_t unit) const;
+  /// The units that are trained, as numbers of units().
+  std::vector<std::size_t> trained() const;
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
+  bool trains(const ShardedUnit& u) const { return !scenario_.model.lora.on() || u.adapters; }
+  /// As its state is cut: what is frozen is whole where parameters are.
+  const ShardedUnit& exported_unit(std::int64_t stage, std::size_t u) const;
+  std::int64_t shards_of(const ShardedUnit& u) const { return whole_params_ && !trains(u) ? 1 : shards(); }
 
   /// What a weight sync reads, of all stages, into how many shards it is cut, and which ranks of a stage together hold
   /// all of it: parameters that every rank has whole come from nowhere else.
@@ -94,6 +121,8 @@ class TrainState {
   /// it all in the compute dtype. The buffers live until their last use; with a limit they take its next turn.
   WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
                    std::optional<SlotLimitId> = {}) const;
+
+  MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.
@@ -111,6 +140,9 @@ class TrainState {
   BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
 
  private:
+  /// A unit whole in its compute's dtype, and the buffers on the way.
+  std::pair<BufferId, std::vector<BufferId>> gather_unit(ProgramBuilder&, const UnitState&, BufferId source,
+                                                         const std::string& prefix) const;
   /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes. Experts that are
   /// spread over data ranks are gathered apart, of those ranks that have them.
   std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
@@ -157,6 +189,11 @@ Side local(const UnitParam&);
 /// The parameter by itself, without a gap; of experts that share a place, among these.
 Side logical(const UnitParam&);
 
+/// Rows [begin, end) of a rank's part of a matrix, with its adapter in it where it has one (in fp32, rounded once),
+/// from a tensor [rows, cols] into another.
+void emit_merge(ProgramBuilder&, const ModelSpec&, const MergedAdapters&, const UnitParam&, Range rows,
+                const Tensor& from, const Tensor& to, const std::string& name);
+
 /// What the names of a unit's parameters begin with: "model.layers.3.".
 std::string parameters_prefix(const ShardedUnit&);
 
@@ -168,6 +205,8 @@ void lower_load(ProgramBuilder&, const TrainState&, std::int32_t phase);
 void lower_train(const Scenario&, ProgramBuilder&, const TrainState&, std::int32_t phase);
 void lower_log_probs(const Scenario&, ProgramBuilder&, const TrainState&, std::int32_t phase, Weights,
                      const std::string& prefix);
-void lower_export(ProgramBuilder&, const TrainState&, std::int32_t phase, const std::string& prefix);
+/// What a checkpoint has: the parameters that are trained and their moments. `merges`: and the others, with adapters in
+/// them.
+void lower_export(ProgramBuilder&, const TrainState&, std::int32_t phase, const std::string& prefix, bool merges);
 
 }  // namespace hotbunk

@@ -81,6 +81,19 @@ void add_train(std::vector<ScenarioKey>& keys) {
       "train.pipeline_split", KeyType::integers, 0, 1 << 14, {"layers", "of each stage, first to last; empty = even"},
       [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
       [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
+  // What is not adapted is not spoken of.
+  const std::size_t first = keys.size();
+  keys.push_back(integer("train.lora.rank", HB_FIELD(model.lora.rank), 0, 1 << 16,
+                         {"", "of the adapters that are trained in the place of the model; 0: the model is trained"}));
+  keys.push_back(real("train.lora.alpha", HB_FIELD(model.lora.alpha), 1e-6, 1e6,
+                      {"", "adapters are scaled by alpha / rank (PEFT's lora_alpha)"}));
+  keys.push_back(steps("train.lora.targets", HB_FIELD(model.lora.targets),
+                       {"",
+                        "matrices of each layer that have one: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
+                        "gate_proj, up_proj, down_proj"}));
+  keys.push_back(string("train.lora.adapter", HB_FIELD(model.lora.adapter),
+                        {"", "folder of a PEFT adapter to begin with; empty: B is zero, A uniform (PEFT's own)"}));
+  for (std::size_t i = first; i < keys.size(); ++i) keys[i].only_when_set = true;
 
   keys.push_back(choice("optimizer.name", HB_FIELD(optimizer.name),
                         {"", "adamw is executed; the others are priced (bytes, step time, traffic)"}));
@@ -286,6 +299,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"train", "the training engine"},
       {"train.layout", "parallel dimensions of training"},
       {"train.precision", "dtypes: fp32, bf16 or fp16"},
+      {"train.lora", "low-rank adapters"},
       {"optimizer", "AdamW, or what else is priced"},
       {"rollout", "the generation engines"},
       {"rollout.layout", "parallel dimensions of rollout"},

@@ -14,6 +14,7 @@
 #include "graph/verify.h"
 #include "layout/train_weights.h"
 #include "lowering/lower.h"
+#include "rl/adapter.h"
 #include "rl/sft_driver.h"
 #include "tests/blocks.h"
 #include "tests/numerics/value.h"
@@ -92,8 +93,9 @@ class ProbingDriver final : public Driver {
 std::map<std::string, std::vector<float>> by_parameter(const Golden& g, std::map<std::string, std::vector<float>> raw) {
   std::map<std::string, std::vector<float>> out;
   std::map<std::string, StoredParameter> stored_in_file;
-  for (const ParamSpec& p : parameters_of(g.model)) stored_in_file.emplace(p.name, stored(g.model, p));
+  for (const ParamSpec& p : trained_parameters(g.model)) stored_in_file.emplace(p.name, stored_trained(g.model, p));
   for (const ShardedUnit& unit : train_units(g.model, 1, 1, 0)) {
+    if (g.model.lora.on() && !unit.adapters) continue;
     const auto& grad = raw.at("train." + unit.name + ".grad");
     for (const UnitParam& p : unit.params) {
       const StoredParameter& at = stored_in_file.at(p.parameter);
@@ -193,14 +195,19 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
   const auto metrics = json_from<nlohmann::json>(value(read_file(folder / "metrics.json")));
   result.losses = metrics["losses"].get<std::vector<double>>();
   result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
-  const Checkpoint after = value(Checkpoint::open(folder / "step_5"));
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const StoredParameter at = stored(g.model, p);
+  const bool lora = g.model.lora.on();
+  const Checkpoint after =
+      value(Checkpoint::open(lora ? folder / "step_5" / adapter_file::weights : folder / "step_5"));
+  for (const ParamSpec& p : trained_parameters(g.model)) {
+    const StoredParameter at = stored_trained(g.model, p);
     const TensorView view = value(after.require(at));
     auto& values = result.after5[at.tensor];
     values.resize(static_cast<std::size_t>(view.numel()));
     copy_as_f32(view, 0, values);
   }
+  if (!lora) return;
+  const Checkpoint merged = value(Checkpoint::open(folder / "merged"));
+  for (const ParamSpec& p : parameters_of(g.model)) result.merged[p.name] = value(merged.load_parameter(g.model, p));
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ Scenario golden_scenario(const Golden&, std::int64_t ranks);
 struct TrainingResult {
   std::vector<double> losses, grad_norms;            // by step
   std::map<std::string, std::vector<float>> after5;  // every tensor of the model's file after five steps
+  std::map<std::string, std::vector<float>> merged;  // with adapters: the model at the end of the run, these in it
   /// Of the first step, one rank only: "logits", "logps", "grad.<tensor of the file>".
   std::map<std::string, std::vector<float>> probes;
 };
