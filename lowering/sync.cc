@@ -213,7 +213,7 @@ class SyncLowering {
       const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
       emit_merge(b_, s_.model, adapters_.at(e.unit), *e.param, {e.begin, e.end},
                  b_.view(e.unit->buffer, b_.buffer(e.unit->buffer).dtype, {rows, cols}, e.shard_element()),
-                 b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), "sync.merge." + e.param->parameter);
+                 b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
     }
     pass_on(bucket, name, part);
     return {part, from.staged};

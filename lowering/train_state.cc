@@ -556,7 +556,9 @@ void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedU
              if (stage > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
              Op& op = b.fetch(gathered, slot);
              op.name = p.parameter;
-             op.moves.push_back({shards_of(unit, p, shards, state.mesh(), Holds::every), logical(p)});
+             Side held = shards_of(unit, p, shards, state.mesh(), Holds::every);
+             if (shards < state.shards() && state.mesh().holders(shards) == 1) held.parts = {};  // every rank has it
+             op.moves.push_back({held, logical(p)});
            }
          });
 }
