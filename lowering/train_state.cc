@@ -584,7 +584,8 @@ void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& 
                            tensors(sends), tensors(!sends));
     with(op, Attr::peer, sends ? 0 : stage);
   }
-  if (gathered.buffer != shard.buffer) b.take_turn(one, {gathered.buffer, shard.buffer});
+  if (b.buffer(gathered.buffer).section == sections::transient)
+    b.take_turn(one, {gathered.buffer, shard.buffer < 0 ? gathered.buffer : shard.buffer});
   if (state.stage() == 0) fetch_parameters(b, state, unit, shards, stage, part.slot, gathered);
 }
 
