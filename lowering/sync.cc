@@ -176,10 +176,11 @@ class SyncLowering {
     for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
-        each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
-          hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
-               {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(p)}});
-        });
+        if (!merges(e))
+          each_of_place(*e.unit->unit, *e.param, [&](const UnitParam& p) {
+            hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
+                 {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(p)}});
+          });
     return out;
   }
 
@@ -205,18 +206,30 @@ class SyncLowering {
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
       moves.push_back({{tensor, own, {}}, {0, packed, {}}});
     }
+    const std::vector<Tensor> merged_from = from.tensors;
     if (!moves.empty())
       b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
           std::move(moves);
-    for (const Entry& e : bucket.entries) {
+    for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
+      const Entry& e = bucket.entries[i];
       if (!merges(e)) continue;
       const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
+      const Tensor& held = merged_from[static_cast<std::size_t>(from.of_entry[i].first)];
       emit_merge(b_, s_.model, adapters_.at(e.unit), *e.param, {e.begin, e.end},
-                 b_.view(e.unit->buffer, b_.buffer(e.unit->buffer).dtype, {rows, cols}, e.shard_element()),
+                 b_.view(held.buffer, held.dtype, {rows, cols}, from.of_entry[i].second),
                  b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
     }
     pass_on(bucket, name, part);
+    if (from_host_ && s_.sync.verify) hash_part(bucket, name, part);
     return {part, from.staged};
+  }
+  /// Of matrices that came up from the host, what was made of them.
+  void hash_part(const Bucket& bucket, const std::string& name, const Tensor& part) {
+    for (const Entry& e : bucket.entries)
+      if (merges(e))
+        hash(e.param->parameter, {part}, sum(sum_of_.at(e.param->parameter)),
+             {{holders_ > 1 ? rows_in_parts(e, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
+    b_.begin_call("sync.bucket", name);
   }
   /// Whether a matrix is sent with its adapter in it.
   bool merges(const Entry& e) const { return s_.model.adapts(e.param->role); }
@@ -224,7 +237,18 @@ class SyncLowering {
   void gather_adapters(const Bucket& bucket) {
     for (const Entry& e : bucket.entries)
       if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
-        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync."));
+        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", from_host_ ? wake_adapters(e) : -1));
+  }
+  /// A layer's adapters, up from their host copy.
+  BufferId wake_adapters(const Entry& e) {
+    const UnitState& of = t_.units()[*t_.adapters_of(e.unit->number)];
+    const BufferId asleep = of.whole >= 0 ? of.host_whole : of.host_shard;
+    const Buffer like = b_.buffer(asleep);  // a buffer that is made moves the others
+    const std::string name = "sync." + of.unit.name + ".";
+    b_.begin_call("sync.upload", name);
+    const BufferId awake = b_.transient(name + "staged", like.dtype, like.elements, Category::communication);
+    b_.emit(OpKind::copy, streams::h2d, name + "up", {b_.whole(asleep)}, {b_.whole(awake)});
+    return awake;
   }
   Packed receive(const Bucket& bucket, const std::string& name) {
     b_.begin_call("sync.bucket", name);

@@ -341,9 +341,10 @@ std::optional<std::size_t> TrainState::adapters_of(std::size_t unit) const {
   return unit + num_layers();
 }
 
-MergedAdapters TrainState::gather_adapters(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+MergedAdapters TrainState::gather_adapters(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                           BufferId awake) const {
   const UnitState& state = units_[*adapters_of(u)];
-  const BufferId source = whole_params_ ? state.whole : state.shard;
+  const BufferId source = awake >= 0 ? awake : whole_params_ ? state.whole : state.shard;
   const auto [whole, made] = gather_unit(b, state, source, prefix);
   MergedAdapters out;
   out.whole = {&units_[u].unit, -1, scenario_.train.precision.params, &state.unit, whole};

@@ -122,7 +122,8 @@ class TrainState {
   WholeUnit gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
                    std::optional<SlotLimitId> = {}) const;
 
-  MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
+  /// Of unit `u`; `awake`: where its adapters are, if not where they train.
+  MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix, BufferId awake = -1) const;
 
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.

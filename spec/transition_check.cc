@@ -74,22 +74,15 @@ class Check {
     };
     lacks({sleep_reference, wake_reference, TransitionStep::reference}, "algorithm.reference", s_.algorithm.reference);
     lacks({old_logprobs}, "algorithm.old_logprobs", s_.algorithm.old_logprobs);
-    if (s_.model.lora.on()) adapters(order);
+    if (s_.model.lora.on() && s_.algorithm.reference) adapters(order);
   }
 
-  /// What is sent, and the reference, are made of the model that is trained.
+  /// The reference of adapters is the model that is trained, without them.
   void adapters(const TransitionOrder& order) {
     OnDevice state = start_of(order);
     for (std::size_t i = 0; i < order.size(); ++i) {
       const TransitionStep step = order.begin()[i];
       state.take(step);
-      if (step == TransitionStep::sync && !state.params)
-        report(
-            "E225", fmt::format("transition.{}", i), "the sync comes when the parameters that it sends are asleep",
-            {fmt::format("step {}, {}; with train.lora it sends matrices with their adapters in them, which are made "
-                         "of what is awake",
-                         i + 1, name_of(step))},
-            "move it in front of sleep_train, or behind wake_train");
       if (step == TransitionStep::reference && !state.params)
         report("E225", fmt::format("transition.{}", i),
                "the reference's log-probs come before the parameters that they are computed with are awake",
