@@ -86,7 +86,7 @@ TEST_CASE("adapters that cannot be are refused by name, with what could be") {
                 "E230", "GPT-2 has q, k and v as one matrix");
   // The reference is the model itself, which has to be awake.
   check_refused({"train.lora={rank: 3}", "algorithm.reference=true", "rollout.sleep=true",
-                 "transition=[sleep_train, wake_rollout, wake_params, sync, sleep_train, wake_kv, rollout, "
-                 "sleep_rollout, wake_reference, reference, wake_train]"},
+                 "transition=[sleep_optimizer, wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, "
+                 "wake_reference, reference, wake_train]"},
                 "E225", "the reference's log-probs come before the parameters");
 }
