@@ -161,9 +161,9 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
                                                  shell_quoted(from.run->root.string()), state.step)
                                    : fmt::format("set steps to more than {}", state.step)));
   check_content(from, "task.data", now.task.data, state.data_digest, digest_of_file, problems);
-  if (now.algorithm.reference)
-    check_content(from, "the reference's initial policy", now.model.weights_path, state.initial_digest, digest_of_model,
-                  problems);
+  if (now.algorithm.reference || now.model.lora.on())
+    check_content(from, now.model.lora.on() ? "the adapters' model" : "the reference's initial policy",
+                  now.model.weights_path, state.initial_digest, digest_of_model, problems);
   if (!problems.empty()) return fail(std::move(problems));
   if (!differ.where.empty())
     warnings.push_back(

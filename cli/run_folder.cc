@@ -200,7 +200,7 @@ Result<ClaimedFolder> claim(const RunFolder& folder, const Job& job, Takes takes
 /// A run that was asked to stop has a checkpoint of its last step, whatever checkpoint_every says.
 bool is_of(const Record& record, const fs::path& checkpoint) {
   const std::string name = checkpoint.filename().string();
-  if (name == "final") return true;
+  if (name == "final" || name == "merged") return true;
   if (!name.starts_with("step_")) return false;
   std::int64_t step = 0;
   const char* const end = name.data() + name.size();

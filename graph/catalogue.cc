@@ -11,7 +11,7 @@ namespace hotbunk {
 namespace {
 
 /// How an op's FLOPs follow from its tensors.
-enum class FlopRule : std::uint8_t { none, gemm, grouped_gemm, attention, attention_backward, per_element };
+enum class FlopRule : std::uint8_t { none, gemm, grouped_gemm, lora, attention, attention_backward, per_element };
 
 struct Entry {
   OpKind kind;
@@ -52,9 +52,9 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::linear_dgrad, 2, 2, 1, 1, FlopRule::gemm, 0},
     {OpKind::linear_wgrad, 2, 2, 1, 2, FlopRule::gemm, 0},
     {OpKind::rms_norm, 2, 3, 2, 3, FlopRule::per_element, 5},
-    {OpKind::rms_norm_backward, 4, 4, 2, 2, FlopRule::per_element, 10},
+    {OpKind::rms_norm_backward, 4, 4, 1, 2, FlopRule::per_element, 10},
     {OpKind::qk_norm, 3, 3, 2, 2, FlopRule::per_element, 5},
-    {OpKind::qk_norm_backward, 5, 5, 3, 3, FlopRule::per_element, 10},
+    {OpKind::qk_norm_backward, 5, 5, 1, 3, FlopRule::per_element, 10},
     {OpKind::rope, 2, 2, 1, 1, FlopRule::per_element, 3},
     {OpKind::rope_backward, 2, 2, 1, 1, FlopRule::per_element, 3},
     {OpKind::attention, 2, 2, 2, 2, FlopRule::attention, 4},
@@ -99,6 +99,11 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::context_attention, 3, 3, 2, 2, FlopRule::attention, 4},
     {OpKind::context_attention_backward, 6, 6, 2, 2, FlopRule::attention_backward, 10},
     {OpKind::expert_arrivals, 1, 1, 2, 2, FlopRule::none, 0},
+    {OpKind::lora_down, 2, 2, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up, 2, 2, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up_dgrad, 2, 2, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up_wgrad, 2, 2, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_merge, 3, 3, 1, 1, FlopRule::lora, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -160,6 +165,47 @@ std::string check_gemm(const Op& op) {
   return fits ? ""
               : fmt::format("shapes do not multiply: {}x{}, {}x{} -> {}x{}", a.shape[0].size, a.shape[1].size,
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
+}
+
+/// The product of an adapter's op: rows x depth x columns, of an activation or matrix that may be wider.
+struct LoraProduct {
+  Dim rows, depth, columns;
+  bool fits = false;
+};
+LoraProduct lora_product(const Op& op) {
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      if (t.rank != 2) return {};
+  const Tensor &first = op.inputs[0], &second = op.inputs[1], &out = op.outputs[0];
+  const auto inside = [&](const Tensor& wide, const Dim& n) {
+    return op.integer(Attr::column, 0) >= 0 && op.integer(Attr::column, 0) + n.size <= wide.shape[1].size;
+  };
+  switch (op.kind) {
+    case OpKind::lora_down:
+      return {first.shape[0], first.shape[1], second.shape[0],
+              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && out.shape[1] == second.shape[0]};
+    case OpKind::lora_up:
+      return {first.shape[0], first.shape[1], second.shape[0],
+              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && inside(out, second.shape[0])};
+    case OpKind::lora_up_dgrad:
+      return {first.shape[0], second.shape[0], second.shape[1],
+              out.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, second.shape[0])};
+    case OpKind::lora_up_wgrad:
+      return {out.shape[0], first.shape[0], second.shape[1],
+              second.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, out.shape[0])};
+    default: {
+      const Tensor& a = op.inputs[2];
+      return {second.shape[0], second.shape[1], a.shape[1],
+              first.shape == out.shape && first.shape[0] == second.shape[0] && second.shape[1] == a.shape[0] &&
+                  first.shape[1] == a.shape[1]};
+    }
+  }
+}
+
+std::string check_lora(const Op& op) {
+  const bool scales = op.kind == OpKind::lora_down || op.kind == OpKind::lora_up_dgrad || op.kind == OpKind::lora_merge;
+  if (scales && !op.has(Attr::factor)) return "lacks attribute factor";
+  return lora_product(op).fits ? "" : "has matrices of an adapter that do not multiply";
 }
 
 /// The matrices of grouped products and their gradients, and rows and width of what is dispatched.
@@ -427,6 +473,11 @@ double op_flops(const Op& op, const Sizes& s) {
       return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(m.n * m.k) /
              static_cast<double>(op.integer(Attr::tp, 1));
     }
+    case FlopRule::lora: {
+      const LoraProduct p = lora_product(op);
+      return 2.0 * static_cast<double>(p.rows.actual(s)) * static_cast<double>(p.depth.actual(s)) *
+             static_cast<double>(p.columns.actual(s));
+    }
     case FlopRule::attention:
     case FlopRule::attention_backward:
       return e.flops_per_element * static_cast<double>(attention_pairs(op, s)) * static_cast<double>(head_width(op));
@@ -487,6 +538,15 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
     }
     case OpKind::paged_attention:
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
+    case OpKind::lora_up:
+    case OpKind::lora_up_dgrad:
+    case OpKind::lora_up_wgrad: {
+      // Of the activation that is wider than the adapter, its columns.
+      const bool up = op.kind == OpKind::lora_up;
+      const Tensor &wide = up ? op.outputs[0] : op.inputs[0], &narrow = up ? op.inputs[0] : op.outputs[0];
+      const std::int64_t columns = (op.kind == OpKind::lora_up_wgrad ? op.outputs[0] : op.inputs[1]).shape[0].size;
+      return wide.shape[0].actual(s) * columns * size_of(wide.dtype) + narrow.bytes(s) + op.inputs[1].bytes(s);
+    }
     case OpKind::grouped_linear:
     case OpKind::grouped_linear_dgrad: {
       // Of few rows, at most one expert's weights for each; of those that came from other ranks nobody knows of how
@@ -605,6 +665,7 @@ std::string check_op(const Op& op) {
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
+  if (e.rule == FlopRule::lora) return check_lora(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);
   if (auto bad = check_routed(op); !bad.empty()) return bad;
   if (e.rule == FlopRule::attention || e.rule == FlopRule::attention_backward)

@@ -35,9 +35,9 @@
 //   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
 //   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps; offset: by w + that
-//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H]                   residual: dx +=; accumulate: dw +=; offset
+//   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], (dw[H])                 residual: dx +=; accumulate: dw +=; offset
 //   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
-//   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), dqw[d], dkw[d]  accumulate, heads, …
+//   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
 //   rope_backward      dx[T,Q], positions[T] -> dx
 //   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim
@@ -101,6 +101,12 @@
 //   expert_arrivals    offsets[W,E+1] -> arrivals[E+1], count[1]   of what each rank of the group sends, as an
 //                                                expert_sort says it: where the rows begin that come to this one, by rank
 //                                                and there by expert (E/W of them), and how many they are, int64
+//   lora_down          x[T,K], a[r,K] -> u[T,r]  times factor
+//   lora_up            u[T,r], b[n,r] -> y[T,N]  added to columns [column, column + n)          column
+//   lora_up_dgrad      dy[T,N], b[n,r] -> du[T,r]   of those columns, times factor              column, factor
+//   lora_up_wgrad      dy[T,N], u[T,r] -> db[n,r]                                              column, accumulate
+//   lora_merge         w[n,K], b[n,r], a[r,K] -> y[n,K]   w + factor b a in fp32, rounded once: the same bits whichever
+//                                                rows an op has                              factor
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.

@@ -93,6 +93,11 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::context_attention, "context_attention", OpClass::compute},
     {OpKind::context_attention_backward, "context_attention_backward", OpClass::compute},
     {OpKind::expert_arrivals, "expert_arrivals", OpClass::compute},
+    {OpKind::lora_down, "lora_down", OpClass::compute},
+    {OpKind::lora_up, "lora_up", OpClass::compute},
+    {OpKind::lora_up_dgrad, "lora_up_dgrad", OpClass::compute},
+    {OpKind::lora_up_wgrad, "lora_up_wgrad", OpClass::compute},
+    {OpKind::lora_merge, "lora_merge", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -107,7 +112,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",      "layer",         "sft",
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
-    "ranks",       "count",         "gives"};
+    "ranks",       "count",         "gives",        "column"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

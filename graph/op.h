@@ -108,6 +108,11 @@ enum class OpKind : std::uint8_t {
   context_attention,
   context_attention_backward,
   expert_arrivals,
+  lora_down,
+  lora_up,
+  lora_up_dgrad,
+  lora_up_wgrad,
+  lora_merge,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -167,8 +172,9 @@ enum class Attr : std::uint8_t {
   ranks,
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
+  column,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::gives) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::column) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

@@ -80,14 +80,22 @@ std::optional<int> tensor_parallel_dim(ParamRole role) {
     case ParamRole::shared_up:
     case ParamRole::expert_gate:
     case ParamRole::expert_up:
+    case ParamRole::q_lora_b:
+    case ParamRole::k_lora_b:
+    case ParamRole::v_lora_b:
+    case ParamRole::gate_lora_b:
+    case ParamRole::up_lora_b:
       return 0;
     case ParamRole::o_proj:
     case ParamRole::down_proj:
     case ParamRole::shared_down:
     case ParamRole::expert_down:
+    case ParamRole::o_lora_a:
+    case ParamRole::down_lora_a:
       return 1;
     default:
-      return std::nullopt;  // norms, biases after a sum, routers, MLA's a-projections, learned positions
+      return std::nullopt;  // norms, biases after a sum, routers, MLA's a-projections, learned positions, what of an
+                            // adapter meets the stream
   }
 }
 
@@ -103,11 +111,15 @@ TensorPlacement tensor_parallel(const ParamSpec& parameter, const ModelSpec& mod
     case ParamRole::q_b_proj:
     case ParamRole::kv_b_proj:
     case ParamRole::o_proj:
+    case ParamRole::q_lora_b:
+    case ParamRole::o_lora_a:
       return {{"tp", Placement::shard_blocks(*dim, parameter.shape[static_cast<std::size_t>(*dim)] / model.heads)}};
     case ParamRole::k_proj:
     case ParamRole::v_proj:
     case ParamRole::k_bias:
     case ParamRole::v_bias:
+    case ParamRole::k_lora_b:
+    case ParamRole::v_lora_b:
       return {{"tp", Placement::shard_blocks(*dim, model.head_dim)}};
     case ParamRole::expert_gate:
     case ParamRole::expert_up:

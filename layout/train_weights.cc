@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -27,14 +28,16 @@ constexpr std::array order_in_unit = {
     R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias, R::mlp_out_norm,
     R::router, R::router_bias, R::shared_gate, R::shared_up, R::shared_down,
     R::expert_gate, R::expert_up, R::expert_down,
+    R::q_lora_a, R::q_lora_b, R::k_lora_a, R::k_lora_b, R::v_lora_a, R::v_lora_b, R::o_lora_a, R::o_lora_b,
+    R::gate_lora_a, R::gate_lora_b, R::up_lora_a, R::up_lora_b, R::down_lora_a, R::down_lora_b,
 };
 // clang-format on
 
 constexpr std::size_t position_in_unit(ParamRole role) {
   return static_cast<std::size_t>(std::find(order_in_unit.begin(), order_in_unit.end(), role) - order_in_unit.begin());
 }
-// The enumeration ends with mlp_out_norm: every role has its place in the order.
-static_assert(order_in_unit.size() == static_cast<std::size_t>(R::mlp_out_norm) + 1);
+// The enumeration ends with down_lora_b: every role has its place in the order.
+static_assert(order_in_unit.size() == static_cast<std::size_t>(R::down_lora_b) + 1);
 
 // Behind what no expert has: gate and up of expert 0, of expert 1, …, then all down projections. So what is multiplied
 // together is one stack of matrices.
@@ -162,16 +165,21 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
            "experts over {} of {} tensor-parallel ranks and {} of {} others", ep.tensor, tp, ep.data, world);
   HB_CHECK(holders == 1 || (model.moe && model.moe->experts % holders == 0), "experts over {} ranks", holders);
   const Mesh tensor({{"tp", tp}});
-  std::vector<ParamSpec> parameters = parameters_of(model);
-  std::erase_if(parameters, [&](const ParamSpec& p) { return !has(stage, p, model); });
-  std::stable_sort(parameters.begin(), parameters.end(), stands_before);
+  // Adapters have units of their own, behind the others.
+  std::vector<ParamSpec> parameters;
+  for (std::vector<ParamSpec> all : {parameters_of(model), adapters_of(model)}) {
+    std::erase_if(all, [&](const ParamSpec& p) { return !has(stage, p, model); });
+    std::ranges::stable_sort(all, stands_before);
+    std::ranges::move(all, std::back_inserter(parameters));
+  }
 
   std::vector<ShardedUnit> units;
   for (const ParamSpec& parameter : parameters) {
-    if (units.empty() || units.back().layer != parameter.layer) {
+    const bool adapts = is_adapter(parameter.role);
+    if (units.empty() || units.back().layer != parameter.layer || units.back().adapters != adapts) {
       ShardedUnit unit;
-      unit.name = parameter.layer < 0 ? "root" : fmt::format("layers.{}", parameter.layer);
-      unit.layer = parameter.layer;
+      unit.name = parameter.layer < 0 ? "root" : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
+      unit.layer = parameter.layer, unit.adapters = adapts;
       units.push_back(std::move(unit));
     }
     append(units.back(), shard_of(parameter, model, tensor, ep, world, rank),

@@ -53,9 +53,10 @@ struct UnitRegion {
 /// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block; [gate; up] of all experts as one stack
 /// of such blocks, and their down projections as another.
 struct ShardedUnit {
-  std::string name;  // "root", "layers.3"
-  int layer = -1;    // -1: root
-  int kind = 0;      // units of one kind differ in the names of their parameters only
+  std::string name;       // "root", "layers.3"
+  int layer = -1;         // -1: root
+  bool adapters = false;  // LoRA's of the layer, which another unit has
+  int kind = 0;           // units of one kind differ in the names of their parameters only
   std::vector<UnitParam> params;
   /// FSDP1: not the parameters are cut but the unit as a whole, back to back as it is computed with: rank w has
   /// elements [w * shard_elements, (w + 1) * shard_elements). Then no shard_offset or padded_rows of a parameter
@@ -99,7 +100,7 @@ struct ExpertSpread {
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
-/// beside the first tensor-parallel rank: root, layers.0, layers.1, …
+/// beside the first tensor-parallel rank: root, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …
 /// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,

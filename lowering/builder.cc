@@ -41,7 +41,7 @@ SlotLimitId ProgramBuilder::limit_slots(std::string name, std::int64_t slots) {
   return draft_.slot_limits.size() - 1;
 }
 
-void ProgramBuilder::take_turn(SlotLimitId limit, const std::vector<BufferId>& buffers) {
+void ProgramBuilder::take_turn(SlotLimitId limit, std::span<const BufferId> buffers) {
   std::vector<BufferId>& turn = draft_.slot_limits[limit].turns.emplace_back();
   for (BufferId id : buffers)
     if (buffer(id).section == sections::transient && !std::ranges::count(turn, id)) turn.push_back(id);

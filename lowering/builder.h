@@ -138,7 +138,10 @@ class ProgramBuilder {
   /// Declares that of the turns to come, `slots` at most are in use at once (graph/plan.h).
   SlotLimitId limit_slots(std::string name, std::int64_t slots);
   /// The next turn is that of these buffers; those that are no transients are there anyway.
-  void take_turn(SlotLimitId, const std::vector<BufferId>&);
+  void take_turn(SlotLimitId, std::span<const BufferId>);
+  void take_turn(SlotLimitId limit, std::initializer_list<BufferId> buffers) {
+    take_turn(limit, std::span(buffers.begin(), buffers.size()));
+  }
 
   /// A window into a buffer, from `element` on (in elements of the window's dtype).
   Tensor view(BufferId, DType, std::initializer_list<Dim> shape, std::int64_t element = 0) const;

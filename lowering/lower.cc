@@ -172,8 +172,8 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
   on("old_logprobs", [&](auto p) { lower_log_probs(s, b, train, p, Weights::trained, "old."); });
-  on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint."); });
-  on("export", [&](auto p) { lower_export(b, train, p, "export."); });
+  on("checkpoint", [&](auto p) { lower_export(b, train, p, "checkpoint.", false); });
+  on("export", [&](auto p) { lower_export(b, train, p, "export.", true); });
   const JobPhases phases(s);
   const auto transitions = [&](const RolloutState* rollout) {
     const ShiftBuffers buffers = shift_buffers(train, rollout);

@@ -17,10 +17,12 @@ using R = ParamRole;
 /// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
 /// router's come from what each rank's columns of the experts left.
 /// Ranks that share a KV head have each what its own query heads add. A bias behind a sum over the ranks is found by
-/// each of all tokens, also where these are cut. No family: nothing is missing.
+/// each of all tokens, also where these are cut. Of an adapter every rank has the matrix that meets the residual
+/// stream, and finds of its gradients what its part of the other adds. No family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
   if (p.step.repeat < tensor) return Family::kv_sharers;
+  if (is_adapter(p.role)) return Family::train_tp;  // of what its matrix has in parts
   const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
                         p.role == R::k_bias || p.role == R::v_bias;
   if (p.role == R::o_bias || p.role == R::down_bias) return std::nullopt;
@@ -32,7 +34,8 @@ bool is_tied_copy(const UnitParam& p, const TrainState& state) { return p.role =
 
 /// Such a table's gradients, which each of the two stages has found in part.
 void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
-  if (state.part().first == state.part().last || !state.model().tie_embeddings) return;
+  if (state.part().first == state.part().last || !state.model().tie_embeddings || !state.model().trains(R::embedding))
+    return;
   b.begin_call("train.sum_tied", "train.");
   for (const UnitParam& p : state.units()[0].unit.params) {
     if (p.role != R::embedding) continue;
@@ -43,8 +46,9 @@ void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<Buff
 
 void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
   if (state.mesh().tensor == 1) return;
+  const std::vector<std::size_t> trained = state.trained();
   for (std::size_t u = 0; u < grads.size(); ++u) {
-    const ShardedUnit& unit = state.units()[u].unit;
+    const ShardedUnit& unit = state.units()[trained[u]].unit;
     b.call("train.sum_parts", unit.kind, "train.sum_parts." + unit.name + ".", {grads[u]}, [&] {
       for (const UnitParam& p : unit.params) {
         const std::optional<Family> among = found_in_parts(p, state.mesh().tensor, s.train.layout.sp);
@@ -85,8 +89,9 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
   };
   bool shares = false;
+  const std::vector<std::size_t> trained = state.trained();
   for (std::size_t u = 0; u < grads.size(); ++u) {
-    const ShardedUnit& unit = state.units()[u].unit;
+    const ShardedUnit& unit = state.units()[trained[u]].unit;
     const std::string name = "train.sum_squares." + unit.name;
     const BufferId grad = grads[u];
     const auto add = [&](const std::string& op, const Tensor& of, const Tensor& to, bool accumulate) {
@@ -151,8 +156,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   const Tensor coefficient = b.transient("train.clip_coefficient", DType::f32, {fixed(1)}, Category::workspace);
   const Tensor lr = b.transient("train.learning_rate", DType::f32, {fixed(2)}, Category::workspace);
   b.feed(lr, Slot::learning_rate);
-  std::vector<BufferId> grads;
-  for (std::size_t u = 0; u < state.units().size(); ++u) grads.push_back(state.reduced(b, u, "train."));
+  const std::vector<std::size_t> trained = state.trained();
+  std::vector<BufferId> grads;  // of these
+  for (const std::size_t u : trained) grads.push_back(state.reduced(b, u, "train."));
   sum_parts(s, b, state, grads);
   sum_tied(b, state, grads);
   sum_squares(b, state, grads, sum);
@@ -180,7 +186,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   with(b.emit(OpKind::clip_coefficient, streams::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    const UnitState& u = state.units()[i];
+    const UnitState& u = state.units()[trained[i]];
     const std::string name = "train.adamw." + u.unit.name;
     b.call("train.adamw", 0, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
       Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(grads[i]), lr, coefficient},
@@ -193,7 +199,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   b.begin_call("train.metrics", "train.");
   b.fetch(metrics, Slot::metrics);
   for (std::size_t i = 0; i < grads.size(); ++i)
-    if (grads[i] == state.units()[i].grad) b.free(grads[i]);
+    if (grads[i] == state.units()[trained[i]].grad) b.free(grads[i]);
 }
 
 }  // namespace hotbunk

@@ -77,13 +77,14 @@ ExpertParallel expert_parallel(const Scenario& s) {
 }  // namespace
 
 PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefix, TokenFeeds feeds,
-                         const StagePart& part)
+                         const StagePart& part, Weights which)
     : scenario_(s),
+      model_(which == Weights::reference ? base_of(s.model) : s.model),
       b_(b),
       prefix_(std::move(prefix)),
       name_(prefix_),
       feeds_(feeds),
-      sharding_{s.model,
+      sharding_{model_,
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
@@ -92,9 +93,9 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 {s.train.layout.cp, static_cast<GroupId>(Family::context), streams::context,
                  s.train.context_exchange == ContextExchange::all_gather},
                 expert_parallel(s)},
-      embedding_(decoder_embedding(s.model)),
-      layers_(s.model),
-      end_(decoder_end(s.model)) {
+      embedding_(decoder_embedding(model_)),
+      layers_(model_),
+      end_(decoder_end(model_)) {
   for (const Range& chunk : part.layers) first_layers_.push_back(static_cast<int>(chunk.begin));
 }
 
@@ -139,7 +140,7 @@ PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
 }
 
 PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, const Stream& in, Values& kept) {
-  std::vector<Input> inputs = w.buffers();
+  std::vector<Input> inputs = w.inputs();
   inputs.emplace_back(in.h);
   if (in.z.buffer >= 0) inputs.emplace_back(in.z);
   auto went = b_.call(prefix_ + "layer.forward", variant_of(w, layer), layer_name(layer), std::move(inputs), [&] {
@@ -161,7 +162,7 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
   const DecoderLayer& l = layer_at(layer);
   const std::vector<ValueId> reads = read_by_backward(l.forward, sharding_);
   kept = b_.call(prefix_ + "layer.recompute", variant_of(w, layer), layer_name(layer),
-                 inputs_of(w.buffers(), kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
+                 inputs_of(w.inputs(), kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
                    emit_forward(l.forward, sharding_, emits, values, &reads);
@@ -173,8 +174,7 @@ PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const Whol
                                                   const Values& values, const Tensor& gradient, bool accumulate,
                                                   bool defers) {
   const DecoderLayer& l = layer_at(layer);
-  std::vector<Input> inputs = w.buffers();
-  for (const Input& d : dw.buffers()) inputs.push_back(d);
+  std::vector<Input> inputs = dw.inputs(w.inputs());
   inputs.emplace_back(gradient);
   return b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
                  inputs_of(std::move(inputs), values, read_by_backward(l.forward, sharding_)), [&] {
@@ -189,7 +189,7 @@ PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const Whol
 }
 
 void PackedModel::layer_weights(const WholeUnit& dw, int layer, const Deferred& deferred) {
-  std::vector<Input> inputs = dw.buffers();
+  std::vector<Input> inputs = dw.inputs();
   for (const Op& op : deferred.ops)
     for (const Tensor& t : op.inputs)
       if (!std::ranges::count(inputs, t.buffer, &Input::buffer)) inputs.emplace_back(t);

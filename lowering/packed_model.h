@@ -22,8 +22,12 @@ inline ParamRole head_role(const ModelSpec& m) { return m.tie_embeddings ? Param
 
 class PackedModel {
  public:
+  PackedModel(const PackedModel&) = delete;  // its parts refer to its model
+  PackedModel& operator=(const PackedModel&) = delete;
   /// Of a pipeline stage: what enters the first layer of a chunk is h alone.
-  PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds, const StagePart&);
+  /// `which`: the reference of adapters is the model without them.
+  PackedModel(const Scenario&, ProgramBuilder&, std::string prefix, TokenFeeds, const StagePart&,
+              Weights which = Weights::trained);
 
   /// The residual stream between layers (model/decoder.h); z without a buffer: there is only h.
   struct Stream {
@@ -85,6 +89,7 @@ class PackedModel {
   std::string layer_name(int layer) const;
 
   const Scenario& scenario_;
+  ModelSpec model_;
   ProgramBuilder& b_;
   std::string prefix_, name_;  // of bodies, of calls
   TokenFeeds feeds_;

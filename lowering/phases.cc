@@ -126,7 +126,7 @@ JobPhases::JobPhases(const Scenario& s) {
     state.take(step);
     const SleepParts sleeps = without(before, state);
     sleepers_.params |= sleeps.params, sleepers_.moments |= sleeps.moments;
-    sleepers_.reference |= sleeps.reference && s.algorithm.reference;
+    sleepers_.reference |= sleeps.reference && has_reference_copy(s);
     sleepers_.weights |= samples && sleeps.weights, sleepers_.kv |= samples && sleeps.kv;
   }
   add({PlanPhase::load});
@@ -156,7 +156,7 @@ void JobPhases::add_transition(const Scenario& s, const TransitionOrder& order) 
     state.take(*at);
     JobPhase p{phase_of(*at, std::count(order.begin(), at, *at) > 0)};
     p.sleeps = without(before, state), p.wakes = without(state, before);
-    if (!s.algorithm.reference) p.sleeps.reference = p.wakes.reference = false;
+    if (!has_reference_copy(s)) p.sleeps.reference = p.wakes.reference = false;
     if (is_transition(p.phase) && p.phase != PlanPhase::flush && !p.sleeps.any() && !p.wakes.any()) continue;
     p.from_host = *at == sync && !before.params;
     if (of_the_sync(order, at)) p.every = every;

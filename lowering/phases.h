@@ -87,6 +87,10 @@ struct JobPhase {
   PhaseInfo info() const;
 };
 
+/// Whether the policy that training began with is kept beside the one that is trained. A frozen model with adapters is
+/// it itself.
+inline bool has_reference_copy(const Scenario& s) { return s.algorithm.reference && !s.model.lora.on(); }
+
 /// A short list without allocation; each phase at most once. A step that finds nothing to move (the optimizer's, when
 /// its moments sleep and there is no reference) is no phase.
 class JobPhases {

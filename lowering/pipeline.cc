@@ -257,7 +257,7 @@ StageScoring::StageScoring(const Scenario& s, ProgramBuilder& b, const TrainStat
         b.begin_block(phase, "begin");
         return shared_feeds(s, b, state.part(), prefix_, false, allocated_);
       }()),
-      model_(s, b, prefix_, feeds_.tokens, state.part()),
+      model_(s, b, prefix_, feeds_.tokens, state.part(), which),
       layers_(limit_layers(s, b, prefix_)),
       messages_(s, b, state, model_.sharding(), prefix_, PipelinePasses::forward) {}
 

@@ -139,7 +139,7 @@ class EngineStepLowering {
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
                      std::int64_t max_tokens, std::int64_t max_seqs)
       : s_(s),
-        m_(s.model),
+        m_(base_of(s.model)),
         b_(b),
         r_(r),
         prefix_(std::move(prefix)),
@@ -288,7 +288,7 @@ class EngineStepLowering {
   }
 
   const Scenario& s_;
-  const ModelSpec& m_;
+  const ModelSpec m_;  // adapters are in its matrices
   ProgramBuilder& b_;
   const RolloutState& r_;
   std::string prefix_;
@@ -336,8 +336,10 @@ ShiftBuffers shift_buffers(const TrainState& t, const RolloutState* r) {
     if (u.whole >= 0) out.params.push_back({u.whole, u.host_whole});
     else out.params.push_back({u.shard, u.host_shard});
     if (u.publishes()) out.moments.push_back({u.shard, u.host_shard});
-    out.moments.push_back({u.exp_avg, u.host_exp_avg});
-    out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
+    if (u.is_trained()) {
+      out.moments.push_back({u.exp_avg, u.host_exp_avg});
+      out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
+    }
     if (u.reference >= 0) out.reference.push_back({u.reference, u.host_reference});
   }
   if (!r) return out;

@@ -212,7 +212,7 @@ class SyncLowering {
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
         e.each_param([&](const UnitParam& first) {
-          if (!e.param && !has(e, first)) return;
+          if (merges(e) || (!e.param && !has(e, first))) return;
           each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
             hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
                  {{holders_ > 1 ? rows_in_parts(e, first, Holds::mine, 0) : rows_of(e), logical(p)}});
@@ -229,22 +229,63 @@ class SyncLowering {
   Packed pack(const Bucket& bucket, const std::string& name) {
     if (bucket.stage != t_.stage()) return receive(bucket, name);
     Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
+    gather_adapters(bucket);
     b_.begin_call("sync.bucket", name);
     const Tensor part =
         b_.transient(name + "part", s_.rollout.dtype, {fixed(bucket.elements)}, Category::communication);
     std::vector<Move> moves;
     for (std::size_t i = 0; i < bucket.entries.size(); ++i) {  // padding as well: all parts are of one size
       const Entry& e = bucket.entries[i];
+      if (merges(e)) continue;
       const auto [tensor, element] = from.of_entry[i];
       const std::int64_t cols = e.cols();
       const Piece own{e.begin, e.end, 0, cols, element, cols};
       const Piece packed{e.begin, e.end, 0, cols, e.offset, cols};
       moves.push_back({{tensor, own, {}}, {0, packed, {}}});
     }
-    b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
-        std::move(moves);
+    const std::vector<Tensor> merged_from = from.tensors;
+    if (!moves.empty())
+      b_.emit(OpKind::copy_boxes, streams::compute, name + "pack", std::move(from.tensors), {part}).moves =
+          std::move(moves);
+    for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
+      const Entry& e = bucket.entries[i];
+      if (!merges(e)) continue;
+      const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
+      const Tensor& held = merged_from[static_cast<std::size_t>(from.of_entry[i].first)];
+      emit_merge(b_, s_.model, adapters_.at(e.unit), *e.param, {e.begin, e.end},
+                 b_.view(held.buffer, held.dtype, {rows, cols}, from.of_entry[i].second),
+                 b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
+    }
     pass_on(bucket, name, part);
+    if (from_host_ && s_.sync.verify) hash_part(bucket, name, part);
     return {part, from.staged};
+  }
+  /// Of matrices that came up from the host, what was made of them.
+  void hash_part(const Bucket& bucket, const std::string& name, const Tensor& part) {
+    for (const Entry& e : bucket.entries)
+      if (merges(e))
+        hash(e.param->parameter, {part}, sum(sum_of_.at(e.param->parameter)),
+             {{holders_ > 1 ? rows_in_parts(e, *e.param, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
+    b_.begin_call("sync.bucket", name);
+  }
+  /// Whether a matrix is sent with its adapter in it.
+  bool merges(const Entry& e) const { return e.param && s_.model.adapts(e.param->role); }
+  /// Adapters of the layers that the bucket has and none before it had.
+  void gather_adapters(const Bucket& bucket) {
+    for (const Entry& e : bucket.entries)
+      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
+        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", from_host_ ? wake_adapters(e) : -1));
+  }
+  /// A layer's adapters, up from their host copy.
+  BufferId wake_adapters(const Entry& e) {
+    const UnitState& of = t_.units()[*t_.adapters_of(e.unit->number)];
+    const BufferId asleep = of.whole >= 0 ? of.host_whole : of.host_shard;
+    const Buffer like = b_.buffer(asleep);  // a buffer that is made moves the others
+    const std::string name = "sync." + of.unit.name + ".";
+    b_.begin_call("sync.upload", name);
+    const BufferId awake = b_.transient(name + "staged", like.dtype, like.elements, Category::communication);
+    b_.emit(OpKind::copy, streams::h2d, name + "up", {b_.whole(asleep)}, {b_.whole(awake)});
+    return awake;
   }
   Packed receive(const Bucket& bucket, const std::string& name) {
     b_.begin_call("sync.bucket", name);
@@ -383,7 +424,8 @@ class SyncLowering {
   /// Every rank of a stage has all parameters: it takes its slices of them, and nothing is staged but what comes up
   /// from the host or from another stage.
   void from_own(const Bucket& bucket, const std::string& name) {
-    const bool passes_on = t_.mesh().stages > 1;
+    const bool passes_on =
+        t_.mesh().stages > 1 || std::ranges::any_of(bucket.entries, [&](const Entry& e) { return merges(e); });
     Sources from = passes_on ? passed_on(bucket, name) : from_host_ ? upload(bucket, name) : shards(bucket);
     if (!passes_on) b_.begin_call("sync.bucket", name);
     std::vector<std::size_t> used;
@@ -475,7 +517,21 @@ class SyncLowering {
 
   void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
     if (u.buffer < 0) return;  // another stage's
+    if (s_.model.adapts(p.role)) return hash_merged(u, p, sum);
     hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
+  }
+
+  /// Of the matrix with its adapter in it, made once more.
+  void hash_merged(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+    const std::string name = "sync.merged." + p.parameter;
+    b_.begin_call("sync.merge", name);
+    const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
+    const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
+    emit_merge(b_, s_.model, adapters_.at(&u), p, {0, p.padded_rows},
+               b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
+    Side own = held(u, p);
+    own.piece.offset = 0;
+    hash(p.parameter, {merged}, sum, {{own, logical(p)}});
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {
@@ -499,6 +555,7 @@ class SyncLowering {
   std::vector<SyncedUnit> units_;
   std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
+  std::map<const SyncedUnit*, MergedAdapters> adapters_;
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
   Tensor sums_;
 };

@@ -48,6 +48,7 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
   b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
+    if (!u.is_trained()) continue;
     const std::string name = b.buffer(u.grad).name;  // a call makes buffers
     b.call("train.zero", 0, name + ".", {u.grad}, [&] {
       b.alloc(u.grad);
@@ -74,7 +75,7 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
   b.begin_block(phase, "micro");
   const TokenFeeds feeds = transient_tokens(s, b, prefix);
   feed_tokens(b, feeds, state.part().first);
-  PackedModel model(s, b, prefix, feeds, state.part());
+  PackedModel model(s, b, prefix, feeds, state.part(), which);
   Tensor targets;
   if (state.part().last) {
     targets = transient_vector(s, b, prefix + "targets", DType::i32);

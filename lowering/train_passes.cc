@@ -205,7 +205,8 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
                          const Tensor& normed) {
   const ModelSpec& m = s_.model;
   const DType compute = s_.train.precision.params;
-  const Tensor w = model_.head(root), dw = d_root.tensor(b_, head_role(m));
+  const bool trains = m.trains(head_role(m));
+  const Tensor w = model_.head(root), dw = trains ? d_root.tensor(b_, head_role(m)) : Tensor{};
   const Tensor d_normed = model_.make_d_normed(root);
   const Chunks chunks = loss_chunks(s_);
   for (std::int64_t c = 0; c < chunks.count; ++c) {
@@ -236,6 +237,7 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
          Attr::temperature, logit_temperature(s_));
     if (m.logit_softcap > 0.0) with(d, Attr::softcap, m.logit_softcap);
     b_.emit(OpKind::linear_dgrad, streams::compute, name + "lm_head.dgrad", {d_logits, w}, {part(d_normed)});
+    if (!trains) continue;
     with(b_.emit(OpKind::linear_wgrad, streams::compute, name + "lm_head.wgrad", {d_logits, x}, {dw}), Attr::accumulate,
          std::int64_t{state_.accumulates() || c > 0 ? 1 : 0});
   }
@@ -243,6 +245,7 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
 }
 
 void TrainPasses::embedding_backward(const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient) {
+  if (!s_.model.trains(R::embedding)) return;
   b_.begin_call("train.embedding.backward", "train.");
   // The scatter adds: into zeros, into the head's gradient where the two are one, or into what earlier micro-batches
   // left.

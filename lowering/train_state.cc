@@ -141,10 +141,9 @@ Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole las
   return {};
 }
 
-std::vector<Input> WholeUnit::buffers() const {
-  std::vector<Input> out;
-  for (const Part& part : parts) out.emplace_back(part.buffer);
-  return out;
+std::vector<Input> WholeUnit::inputs(std::vector<Input> first) const {
+  for (const Part& part : parts) first.emplace_back(part.buffer);
+  return first;
 }
 
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes,
@@ -162,7 +161,9 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   }
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
-  for (const ShardedUnit& unit : units_of(stage)) {
+  for (std::size_t u = 0; u < units_of(stage).size(); ++u) {
+    const ShardedUnit& unit = exported_unit(stage, u);
+    const bool trained = trains && this->trains(unit), is_whole = whole_params_ && !this->trains(unit);
     UnitState state{.unit = unit};
     const std::int64_t n = unit.shard_elements;
     const std::string name = "train." + unit.name;
@@ -173,11 +174,13 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
     if (whole_params_)
       state.whole =
           b.managed(name + ".params", precision.params, unit.full_elements, Category::params, sections::train_params);
-    if (whole_params_ && in_place) state.shard = state.whole;
+    if (is_whole || (whole_params_ && in_place)) state.shard = state.whole;
     else if (whole_params_)
       state.shard = b.managed(name + ".master", precision.master, n, Category::optimizer, sections::train_optimizer);
-    else state.shard = b.managed(name + ".shard", precision.master, n, Category::params, sections::train_params);
-    if (trains) {
+    else
+      state.shard = b.managed(name + ".shard", this->trains(unit) ? precision.master : precision.params, n,
+                              Category::params, sections::train_params);
+    if (trained) {
       state.exp_avg =
           b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
       state.exp_avg_sq =
@@ -185,19 +188,20 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
       state.grad = b.managed(name + ".grad", precision.grads, whole_grads_ ? unit.full_elements : n, Category::grads,
                              sections::transient);
     }
-    if (s.algorithm.reference)
+    if (has_reference_copy(s))
       state.reference = b.managed("reference." + unit.name + (whole_params_ ? ".params" : ".shard"), precision.params,
                                   whole_params_ ? unit.full_elements : n, Category::params, sections::train_reference);
     if (sleepers.params && whole_params_)
       state.host_whole = on_host(state.whole, Category::params, sections::host_params);
     if (sleepers.params && !whole_params_)
       state.host_shard = on_host(state.shard, Category::params, sections::host_params);
-    if (sleepers.moments) {
+    if (sleepers.moments && trained) {
       if (state.publishes()) state.host_shard = on_host(state.shard, Category::optimizer, sections::host_optimizer);
       state.host_exp_avg = on_host(state.exp_avg, Category::optimizer, sections::host_optimizer);
       state.host_exp_avg_sq = on_host(state.exp_avg_sq, Category::optimizer, sections::host_optimizer);
     }
-    if (sleepers.reference) state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
+    if (sleepers.reference && state.reference >= 0)
+      state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
     units_.push_back(state);
   }
   find_layers();
@@ -243,7 +247,8 @@ std::vector<SyncedUnit> TrainState::synced() const {
   for (std::size_t stage = 0; stage < parts_.size(); ++stage) {
     const auto& units = whole_params_ ? *uncut_[stage] : *cut_[stage];
     for (std::size_t u = 0; u < units.size(); ++u) {
-      SyncedUnit& unit = out.emplace_back(SyncedUnit{&units[u], static_cast<std::int64_t>(stage)});
+      if (units[u].adapters) continue;  // they are in the matrices that are sent
+      SyncedUnit& unit = out.emplace_back(SyncedUnit{&units[u], static_cast<std::int64_t>(stage), u});
       if (unit.stage != stage_) continue;
       unit.buffer = whole_params_ ? units_[u].whole : units_[u].shard;
       unit.host = whole_params_ ? units_[u].host_whole : units_[u].host_shard;
@@ -342,14 +347,13 @@ std::int64_t TrainState::whole_elements(const ShardedUnit& unit) {
 }
 
 WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
-                                   std::vector<BufferId>& made) const {
+                                   std::vector<BufferId>& made, BufferId source) const {
   const UnitState& state = units_[u];
-  const BufferId source = which == Weights::trained ? state.shard : state.reference;
   const DType compute = scenario_.train.precision.params;
-  if (whole_params_) return {&state.unit, which == Weights::trained ? state.whole : state.reference, compute};
+  const bool copied = which == Weights::reference && state.reference >= 0;
+  if (source < 0) source = copied ? state.reference : whole_params_ ? state.whole : state.shard;
   const Tensor shard = b.whole(source);
-  if (shards() == 1 && shard.dtype == compute) return {&state.unit, source, compute};
-
+  if (whole_params_ || (shards() == 1 && shard.dtype == compute)) return {&state.unit, source, compute};
   const std::string name = prefix + state.unit.name;
   const auto write = [&] {
     const Tensor whole = b.whole(b.transient(name + ".params", compute, whole_elements(state.unit), Category::params));
@@ -361,6 +365,50 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
   const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
   made.insert(made.end(), {send.buffer, gathered.buffer, whole.buffer});
   return {&state.unit, whole.buffer, compute};
+}
+
+const ShardedUnit& TrainState::exported_unit(std::int64_t stage, std::size_t u) const {
+  const ShardedUnit& cut = units_of(stage)[u];
+  return whole_params_ && !trains(cut) ? (*uncut_[static_cast<std::size_t>(stage)])[u] : cut;
+}
+
+std::optional<std::size_t> TrainState::adapters_of(std::size_t unit) const {
+  const ShardedUnit& of = units_[unit].unit;
+  if (of.adapters || of.layer < 0) return std::nullopt;
+  for (std::size_t u = 0; u < units_.size(); ++u)
+    if (units_[u].unit.adapters && units_[u].unit.layer == of.layer) return u;
+  return std::nullopt;
+}
+
+MergedAdapters TrainState::gather_adapters(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                           BufferId awake) const {
+  std::vector<BufferId> made;
+  const WholeUnit::Part adapters = gather(b, *adapters_of(u), Weights::trained, prefix, made, awake);
+  MergedAdapters out;
+  out.whole = {.parts = {adapters}, .layer = units_[u].unit.layer, .kind = adapters.unit->kind};
+  out.parts_are_whole = whole_params_ || shards() == 1;
+  out.parts = out.parts_are_whole ? adapters.buffer : made.front();
+  return out;
+}
+
+void emit_merge(ProgramBuilder& b, const ModelSpec& model, const MergedAdapters& adapters, const UnitParam& p,
+                Range rows, const Tensor& from, const Tensor& to, const std::string& name) {
+  const LoraTarget& target = *lora_target(p.role);
+  const WholeUnit::Part& part = adapters.whole.parts.front();
+  const auto& params = part.unit->params;
+  const UnitParam& of_b = *std::ranges::find(params, target.b, &UnitParam::role);
+  const std::int64_t first = adapters.parts_are_whole ? of_b.full_offset : of_b.shard_offset;
+  const Tensor rows_of_b =
+      b.view(adapters.parts, part.dtype, {fixed(rows.size()), fixed(of_b.cols)}, first + rows.begin * of_b.cols);
+  with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, adapters.whole.tensor(b, target.a)}, {to}),
+       Attr::factor, model.lora.factor());
+}
+
+std::vector<std::size_t> TrainState::trained() const {
+  std::vector<std::size_t> out;
+  for (std::size_t u = 0; u < units_.size(); ++u)
+    if (units_[u].is_trained()) out.push_back(u);
+  return out;
 }
 
 WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::string& prefix, Outer outer) const {
@@ -381,7 +429,11 @@ WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights whi
   const Layer& layer = layers_[i];
   WholeUnit out{.parts = {}, .layer = layer.number, .kind = layer.kind};
   std::vector<BufferId> made;
-  for (const std::size_t u : layer.units) out.parts.push_back(gather(b, u, which, prefix, made));
+  for (const std::size_t u : layer.units) {
+    // The policy that a frozen model with adapters began with is the model without them.
+    if (units_[u].unit.adapters && which == Weights::reference) continue;
+    out.parts.push_back(gather(b, u, which, prefix, made));
+  }
   if (layer.is_shared) out.parts.insert(out.parts.end(), outer.parts.begin(), outer.parts.end());
   if (limit && !made.empty()) b.take_turn(*limit, made);
   return out;
@@ -402,18 +454,19 @@ void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
   }
 }
 
-WholeUnit::Part TrainState::gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
+void TrainState::add_gradients(ProgramBuilder& b, std::size_t u, const std::string& prefix, WholeUnit& out) const {
   const UnitState& state = units_[u];
   const DType dtype = scenario_.train.precision.grads;
-  if (accumulates()) return {&state.unit, state.grad, dtype};
-  const BufferId whole =
-      b.transient(prefix + state.unit.name + ".grads", dtype, whole_elements(state.unit), Category::grads);
-  return {&state.unit, whole, dtype};
+  if (!state.is_trained()) return;
+  const BufferId whole = accumulates() ? state.grad
+                                       : b.transient(prefix + state.unit.name + ".grads", dtype,
+                                                     whole_elements(state.unit), Category::grads);
+  out.parts.push_back({&state.unit, whole, dtype});
 }
 
 WholeUnit TrainState::outer_gradients(ProgramBuilder& b, const std::string& prefix) const {
   WholeUnit out;
-  for (const std::size_t u : outer_) out.parts.push_back(gradients(b, u, prefix));
+  for (const std::size_t u : outer_) add_gradients(b, u, prefix, out);
   return out;
 }
 
@@ -422,10 +475,9 @@ WholeUnit TrainState::layer_gradients(ProgramBuilder& b, std::size_t i, const st
   const Layer& layer = layers_[i];
   WholeUnit out{.parts = {}, .layer = layer.number, .kind = layer.kind};
   std::vector<BufferId> made;
-  for (const std::size_t u : layer.units) {
-    out.parts.push_back(gradients(b, u, prefix));
-    if (!accumulates()) made.push_back(out.parts.back().buffer);
-  }
+  for (const std::size_t u : layer.units) add_gradients(b, u, prefix, out);
+  if (!accumulates())
+    for (const WholeUnit::Part& part : out.parts) made.push_back(part.buffer);
   if (layer.is_shared) out.parts.insert(out.parts.end(), outer.parts.begin(), outer.parts.end());
   if (limit && !made.empty()) b.take_turn(*limit, made);
   return out;
@@ -483,6 +535,7 @@ void TrainState::reduce(ProgramBuilder& b, const std::vector<std::size_t>& units
   if (accumulates()) return;
   for (const std::size_t u : units) {
     const UnitState& state = units_[u];
+    if (!state.is_trained()) continue;
     const auto part = std::ranges::find(gradients.parts, &state.unit, &WholeUnit::Part::unit);
     HB_CHECK(part != gradients.parts.end(), "no gradients of {}", state.unit.name);
     const std::string name = prefix + state.unit.name;
@@ -552,7 +605,7 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     if (u.publishes()) inputs.emplace_back(u.whole);
     b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
       if (u.publishes()) b.alloc(u.whole, streams::gather);
-      load(u.unit, u.shard, Slot::parameter);
+      load(u.unit, u.shard, Slot::parameter, state.shards_of(u.unit) < state.shards());
       if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
       if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
       if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
@@ -571,24 +624,43 @@ struct SavedPart {
 };
 
 /// Its shards of all ranks that hold some, on each of these.
-Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, BufferId shard,
-                     const std::string& name) {
-  const std::int64_t holders = state.mesh().holders();
-  if (holders == 1) return b.whole(shard);
-  const DType dtype = b.buffer(shard).dtype;
+Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                     const Tensor& shard, const std::string& name) {
+  const std::int64_t holders = state.mesh().holders(shards);
+  if (holders == 1) return shard;
   return b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
     const Tensor all =
-        b.transient(name + ".gathered", dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
-    Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(state.shards(), state.mesh()),
-                           name + ".all_gather", {b.whole(shard)}, {all});
-    with(op, Attr::padding_bytes, padding_bytes(unit, state.mesh(), dtype));
+        b.transient(name + ".gathered", shard.dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(shards, state.mesh()), name + ".all_gather",
+                           {shard}, {all});
+    with(op, Attr::padding_bytes, padding_bytes(unit, state.mesh(), shard.dtype));
     return all;
   });
 }
 
+/// A frozen unit's shard as the merged model has it: its adapters in it, in the master's dtype.
+Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name) {
+  const UnitState& of = state.units()[u];
+  std::optional<MergedAdapters> adapters;
+  if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
+  b.begin_call("export.merge", name);
+  const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
+  b.emit(dtype == b.buffer(of.shard).dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast",
+         {b.whole(of.shard)}, {merged});
+  for (const UnitParam& p : of.unit.params) {
+    if (!adapters || !state.model().adapts(p.role)) continue;
+    const auto view = [&](BufferId id) {
+      return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
+    };
+    emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(of.shard), view(merged.buffer),
+               fmt::format("{}.{}", name, lora_target(p.role)->module));
+  }
+  return merged;
+}
+
 /// The parameters of a stage's unit, out of all its shards.
-void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t stage,
-                      Slot slot, const Tensor& gathered) {
+void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                      std::int64_t stage, Slot slot, const Tensor& gathered) {
   const std::int64_t what =
       (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
       static_cast<std::int64_t>(slot);
@@ -598,19 +670,22 @@ void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedU
              if (stage > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
              Op& op = b.fetch(gathered, slot);
              op.name = p.parameter;
-             op.moves.push_back({shards_of(unit, p, state.shards(), state.mesh(), Holds::every), logical(p)});
+             Side held = shards_of(unit, p, shards, state.mesh(), Holds::every);
+             if (shards < state.shards() && state.mesh().holders(shards) == 1) held.parts = {};  // every rank has it
+             op.moves.push_back({held, logical(p)});
            }
          });
 }
 
-/// Gathers one unit's part on its stage, and hands it out on the first.
-void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t stage,
-                 BufferId shard, const SavedPart& part, SlotLimitId one, const std::string& name) {
+/// Gathers one unit's part on its stage, where `shard` has it, and hands it out on the first.
+void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                 std::int64_t stage, const Tensor& shard, const SavedPart& part, SlotLimitId one,
+                 const std::string& name) {
   Tensor gathered;
   if (stage == state.stage()) {
-    gathered = gather_shards(b, state, unit, shard, name);
+    gathered = gather_shards(b, state, unit, shards, shard, name);
   } else if (state.stage() == 0) {
-    const std::int64_t elements = state.mesh().holders() * unit.shard_elements;
+    const std::int64_t elements = state.mesh().holders(shards) * unit.shard_elements;
     gathered = b.transient(name + ".received", part.dtype, {fixed(elements)}, Category::communication);
   } else {
     return;
@@ -623,13 +698,15 @@ void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& 
                            tensors(sends), tensors(!sends));
     with(op, Attr::peer, sends ? 0 : stage);
   }
-  if (gathered.buffer != shard) b.take_turn(one, {gathered.buffer});
-  if (state.stage() == 0) fetch_parameters(b, state, unit, stage, part.slot, gathered);
+  if (b.buffer(gathered.buffer).section == sections::transient)
+    b.take_turn(one, {gathered.buffer, shard.buffer < 0 ? gathered.buffer : shard.buffer});
+  if (state.stage() == 0) fetch_parameters(b, state, unit, shards, stage, part.slot, gathered);
 }
 
 }  // namespace
 
-void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix) {
+void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix,
+                  bool merges) {
   b.begin_block(phase, "export");
   // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
   // gathered part.
@@ -639,13 +716,22 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
                             SavedPart{Slot::exported_first_moment, precision.moments, ".exp_avg"},
                             SavedPart{Slot::exported_second_moment, precision.moments, ".exp_avg_sq"}};
   for (std::int64_t stage = 0; stage < state.mesh().stages; ++stage) {
-    const std::vector<ShardedUnit>& units = state.units_of(stage);
-    for (std::size_t u = 0; u < units.size(); ++u)
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        const UnitState* own = stage == state.stage() ? &state.units()[u] : nullptr;
-        const BufferId shard = !own ? -1 : std::array{own->shard, own->exp_avg, own->exp_avg_sq}[i];
-        export_part(b, state, units[u], stage, shard, parts[i], one, prefix + units[u].name + parts[i].suffix);
+    const bool own = stage == state.stage();
+    for (std::size_t u = 0; u < state.units_of(stage).size(); ++u) {
+      const ShardedUnit& unit = state.exported_unit(stage, u);
+      const std::string name = prefix + unit.name;
+      const std::int64_t shards = state.shards_of(unit);
+      if (state.trains(unit)) {
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          const UnitState* of = own ? &state.units()[u] : nullptr;
+          const Tensor shard = of ? b.whole(std::array{of->shard, of->exp_avg, of->exp_avg_sq}[i]) : Tensor{};
+          export_part(b, state, unit, shards, stage, shard, parts[i], one, name + parts[i].suffix);
+        }
+      } else if (merges) {
+        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};
+        export_part(b, state, unit, shards, stage, shard, parts[0], one, name);
       }
+    }
   }
 }
 

@@ -9,6 +9,9 @@
 //   ddp      whole                 whole; all-reduced a step        whole
 //
 // Where there are several copies of the shards (HSDP), reduced gradients are summed over the copies as well.
+//
+// With adapters (LoRA) a layer has two units. The one that is frozen has neither gradients nor optimizer state and is
+// kept in what is computed in, sharded under fsdp2 and else whole; its adapters' are as above.
 #pragma once
 #include <optional>
 #include <string>
@@ -28,12 +31,13 @@ struct UnitState {
   const ShardedUnit& unit;
   BufferId shard = -1;                     // precision.master: what the optimizer updates
   BufferId whole = -1;                     // precision.params: what is computed with; -1 (FSDP): gathered from shards
-  BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: nothing is trained
+  BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: it is not trained
   BufferId grad = -1;                      // alive from train.begin to train.step
   BufferId reference = -1;                 // frozen copy in precision.params, whole where `whole` is; -1: none
   BufferId host_shard = -1, host_whole = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
   /// Whole parameters are a copy of their own, in another dtype or of several ranks' shards.
   bool publishes() const { return whole >= 0 && whole != shard; }
+  bool is_trained() const { return grad >= 0; }
 };
 
 /// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps; -1 on
@@ -41,6 +45,7 @@ struct UnitState {
 struct SyncedUnit {
   const ShardedUnit* unit = nullptr;
   std::int64_t stage = 0;  // that has it
+  std::size_t number = 0;  // of its units
   BufferId buffer = -1, host = -1;
 };
 
@@ -52,14 +57,23 @@ struct WholeUnit {
     BufferId buffer = -1;
     DType dtype = DType::f32;
   };
-  std::vector<Part> parts;
-  int layer = -1;         // whose they are; -1: of none
-  std::int64_t kind = 0;  // those of one kind lie alike
-  std::vector<Input> buffers() const;
+  std::vector<Part> parts;  // of gradients without those of frozen units
+  int layer = -1;           // whose they are; -1: of none
+  std::int64_t kind = 0;    // those of one kind lie alike
+  /// As a call's inputs; behind `first`.
+  std::vector<Input> inputs(std::vector<Input> first = {}) const;
   /// The parameters from one role to another as one matrix (rows added up, equal cols), e.g. q_proj … v_proj, or as a
   /// vector where they are 1-D.
   Tensor tensor(const ProgramBuilder&, ParamRole first, ParamRole last) const;
   Tensor tensor(const ProgramBuilder& b, ParamRole role) const { return tensor(b, role, role); }
+};
+
+/// A layer's adapters where matrices get theirs: A of all rows, of B the rows that stand beside a rank's own of the
+/// matrix. Both in what is computed in.
+struct MergedAdapters {
+  WholeUnit whole;
+  BufferId parts = -1;           // B's rows
+  bool parts_are_whole = false;  // as `whole` lies, else as the unit's shard
 };
 
 /// The ranks that together hold a copy in `shards` shards, of each of which a tensor-parallel rank has a part.
@@ -85,10 +99,18 @@ class TrainState {
   std::size_t num_layers() const { return layers_.size(); }
   /// The layers of a chunk, counted from the stage's first.
   Range layers_of(std::int64_t chunk) const;
-  /// A layer so counted: its number in the model, and its unit.
+  /// A layer so counted: its number in the model.
   int layer(std::size_t i) const { return layers_[i].number; }
+  /// Of a unit that has adapters, theirs.
+  std::optional<std::size_t> adapters_of(std::size_t unit) const;
+  /// The units that are trained, as numbers of units().
+  std::vector<std::size_t> trained() const;
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
+  bool trains(const ShardedUnit& u) const { return !scenario_.model.lora.on() || u.adapters; }
+  /// As its state is cut: what is frozen is whole where parameters are.
+  const ShardedUnit& exported_unit(std::int64_t stage, std::size_t u) const;
+  std::int64_t shards_of(const ShardedUnit& u) const { return whole_params_ && !trains(u) ? 1 : shards(); }
 
   /// What a weight sync reads, of all stages, into how many shards it is cut, and which ranks of a stage together hold
   /// all of it: parameters that every rank has whole come from nowhere else.
@@ -106,6 +128,9 @@ class TrainState {
   void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer) const;
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
+
+  /// Of unit `u`; `awake`: where its adapters are, if not where they train.
+  MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix, BufferId awake = -1) const;
 
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.
@@ -135,9 +160,11 @@ class TrainState {
     std::int64_t kind = 0;
   };
   void find_layers();
+  /// Of unit `u` what its compute takes; buffers on the way are added to `made`. `source`: -1: where it trains.
   WholeUnit::Part gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
-                         std::vector<BufferId>& made) const;
-  WholeUnit::Part gradients(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
+                         std::vector<BufferId>& made, BufferId source = -1) const;
+  /// Nothing of a unit that is frozen.
+  void add_gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, WholeUnit& out) const;
   void reduce(ProgramBuilder&, const std::vector<std::size_t>& units, const WholeUnit& gradients,
               const std::string& prefix) const;
   /// Elements of a buffer in which a unit is whole.
@@ -193,6 +220,11 @@ Side local(const UnitParam&);
 /// The parameter by itself, without a gap; of experts that share a place, among these.
 Side logical(const UnitParam&);
 
+/// Rows [begin, end) of a rank's part of a matrix, with its adapter in it where it has one (in fp32, rounded once),
+/// from a tensor [rows, cols] into another.
+void emit_merge(ProgramBuilder&, const ModelSpec&, const MergedAdapters&, const UnitParam&, Range rows,
+                const Tensor& from, const Tensor& to, const std::string& name);
+
 /// What the names of a unit's parameters begin with: "model.layers.3.".
 std::string parameters_prefix(const ShardedUnit&);
 
@@ -204,6 +236,8 @@ void lower_load(ProgramBuilder&, const TrainState&, std::int32_t phase);
 void lower_train(const Scenario&, ProgramBuilder&, const TrainState&, std::int32_t phase);
 void lower_log_probs(const Scenario&, ProgramBuilder&, const TrainState&, std::int32_t phase, Weights,
                      const std::string& prefix);
-void lower_export(ProgramBuilder&, const TrainState&, std::int32_t phase, const std::string& prefix);
+/// What a checkpoint has: the parameters that are trained and their moments. `merges`: and the others, with adapters in
+/// them.
+void lower_export(ProgramBuilder&, const TrainState&, std::int32_t phase, const std::string& prefix, bool merges);
 
 }  // namespace hotbunk

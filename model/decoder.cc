@@ -30,13 +30,14 @@ ValueId dense_mlp(Forward& f, const ModelSpec& model, ValueId x) {
   const std::optional<Weight> up_bias = bias_of(model.mlp_bias, R::up_bias),
                               down_bias = bias_of(model.mlp_bias, R::down_bias);
   if (!model.gated_mlp) {
-    const ValueId up = f.linear("up_proj", x, "up", Width::inner, R::up_proj, up_bias);
-    return f.linear("down_proj", f.gelu("gelu", up, "activated"), "mlp_out", Width::hidden, R::down_proj, down_bias);
+    const ValueId up = f.adapted(model, "up_proj", x, "up", Width::inner, R::up_proj, up_bias);
+    return f.adapted(model, "down_proj", f.gelu("gelu", up, "activated"), "mlp_out", Width::hidden, R::down_proj,
+                     down_bias);
   }
-  const ValueId gate_up = f.linear("gate_up_proj", x, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
+  const ValueId gate_up = f.adapted(model, "gate_up_proj", x, "gate_up", Width::gate_up, {R::gate_proj, R::up_proj});
   const ValueId activated =
       model.geglu ? f.geglu("geglu", gate_up, "activated") : f.swiglu("swiglu", gate_up, "activated");
-  return f.linear("down_proj", activated, "mlp_out", Width::hidden, R::down_proj);
+  return f.adapted(model, "down_proj", activated, "mlp_out", Width::hidden, R::down_proj);
 }
 
 /// A norm of what goes back into the stream (Gemma-2).
@@ -53,13 +54,14 @@ DecoderLayer decoder_layer(const ModelSpec& model, bool first, std::int64_t wind
   const auto entered =
       stream_norm(f, model, "input_norm", layer.in, !first, R::input_norm, R::input_norm_bias, "normed1", "x");
 
-  ValueId qkv = f.linear("qkv_proj", entered.normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
-                         bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
+  ValueId qkv = f.adapted(model, "qkv_proj", entered.normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
+                          bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
   if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
   if (!model.learned_positions) qkv = f.rope("rope", qkv);
   const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
   const ValueId attended = f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
-  ValueId y = f.linear("o_proj", attended, "attention_out", Width::hidden, R::o_proj, bias_of(model.o_bias, R::o_bias));
+  ValueId y =
+      f.adapted(model, "o_proj", attended, "attention_out", Width::hidden, R::o_proj, bias_of(model.o_bias, R::o_bias));
   if (model.output_norms) y = output_norm(f, model, "attention_out_norm", y, R::attention_out_norm);
 
   const auto behind =

@@ -54,6 +54,15 @@ ValueId Forward::linear(std::string op, ValueId x, std::string out, Width width,
   return y;
 }
 
+ValueId Forward::adapted(const ModelSpec& model, std::string op, ValueId x, std::string out, Width width, Weight matrix,
+                         std::optional<Weight> bias) {
+  const ValueId y = linear(std::move(op), x, std::move(out), width, matrix, bias);
+  for (const LoraTarget& t : lora_targets)
+    if (matrix.first <= t.base && t.base <= matrix.last && model.adapts(t.base))
+      ops_.back().adapters.push_back({t.base, t.a, t.b, model.lora.factor()});
+  return y;
+}
+
 ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k) {
   const ValueId rstd = make(out + ".rstd", Width::qk_heads, Content::statistic),
                 y = make(std::move(out), value(x).width);

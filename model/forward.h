@@ -53,6 +53,14 @@ struct Weight {
   Weight(ParamRole from, ParamRole to) : first(from), last(to) {}
 };
 
+/// An adapter beside a linear's matrix (spec/model.h: LoraSpec): y += factor (x A^T) B^T. Of matrices that lie side by
+/// side one may have an adapter and another none.
+struct Adapter {
+  ParamRole base{};  // whose columns of y it adds to
+  Weight a, b;
+  double factor = 1.0;
+};
+
 /// What kind an op is of says what its values are, as in the op catalogue, parameters and the caller's feeds aside:
 ///   embedding   -> y                                     by ids, and with a second table by positions: the sum of both
 ///   rms_norm, layer_norm   x, (residual) -> normed, rstd, sum       without a residual the sum is x itself
@@ -74,6 +82,7 @@ struct ForwardOp {
   std::vector<ValueId> outputs;
   /// Attributes of the op, and of its backward, that sizes and shares do not say: windows, caps, offsets.
   std::vector<std::pair<Attr, AttrValue>> attrs = {};
+  std::vector<Adapter> adapters = {};  // of a linear
 };
 
 /// What attention does to scores, beside the scale of 1/sqrt(head_dim); 0: it does not.
@@ -100,6 +109,9 @@ class Forward {
   Normed layer_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, Weight bias, std::string normed,
                     std::string sum);
   ValueId linear(std::string op, ValueId x, std::string out, Width, Weight matrix, std::optional<Weight> bias = {});
+  /// The same with the adapters that the model has beside these matrices.
+  ValueId adapted(const ModelSpec&, std::string op, ValueId x, std::string out, Width, Weight matrix,
+                  std::optional<Weight> bias = {});
   ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k);
   /// In place.
   ValueId rope(std::string op, ValueId x);

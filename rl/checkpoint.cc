@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "base/partial_file.h"
 #include "graph/boxes.h"
+#include "rl/adapter.h"
 #include "rl/manifest.h"
 #include "spec/json_read.h"
 #include "spec/model_config.h"
@@ -33,7 +34,7 @@ constexpr const char* state_schema = "hotbunk.training-state/1";
 
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
-      R"(config\.json|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
+      R"(config\.json|adapter_config\.json|adapter_model\.safetensors|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
   const std::string name = path.filename().string();
   return (std::regex_match(name, names) || is_partial_name(name)) &&
@@ -156,7 +157,7 @@ struct TensorStream {
 
 struct CheckpointWriter::State {
   fs::path folder, partial;
-  TrainingState training;
+  std::optional<TrainingState> training;
   TensorStream model, optimizer;
   std::map<std::string, StoredParameter> stored;  // by parameter; moments are stored as they are
   bool placed = false;
@@ -172,9 +173,10 @@ CheckpointWriter::~CheckpointWriter() {
 
 Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::path& folder, const ModelSpec& model,
                                                                    const Program& program, std::int16_t phase,
-                                                                   TrainingState training) {
+                                                                   std::optional<TrainingState> training) {
   std::map<std::string, ParamSpec> parameters;
-  for (const ParamSpec& p : parameters_of(model)) parameters.emplace(p.name, p);
+  for (const ParamSpec& p : training ? trained_parameters(model) : parameters_of(model)) parameters.emplace(p.name, p);
+  const bool adapters = training && model.lora.on();
   auto state = std::make_unique<State>();
   for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
     each_op(program, block, [&](const BoundOp& op) {
@@ -182,15 +184,18 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
       const auto slot = static_cast<Slot>(op->integer(Attr::slot));
       const bool weights = slot == Slot::exported;
       const std::string name = op.name();
-      const ParamSpec& parameter = parameters.at(name);
+      const auto found = parameters.find(name);
+      if (found == parameters.end()) return;  // another writer's
+      const ParamSpec& parameter = found->second;
       if (!weights) {
         state->optimizer.entries.push_back({moment_name(name, slot), op->inputs[0].dtype, parameter.shape});
         return;
       }
-      const StoredParameter& at = state->stored[name] = stored(model, parameter);
+      const StoredParameter& at = state->stored[name] = stored_trained(model, parameter);
       if (at.first == 0) state->model.entries.push_back({at.tensor, op->inputs[0].dtype, at.shape});
     });
-  HB_CHECK(state->stored.size() == parameters.size() && state->optimizer.entries.size() == 2 * parameters.size(),
+  HB_CHECK(state->stored.size() == parameters.size() &&
+               state->optimizer.entries.size() == (training ? 2 * parameters.size() : 0),
            "{} of {} parameters and {} of their moments exported", state->stored.size(), parameters.size(),
            state->optimizer.entries.size());
   state->folder = folder;
@@ -204,16 +209,21 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
   std::unique_ptr<CheckpointWriter> out(new CheckpointWriter(std::move(state)));
   State& s = *out->state_;
   const DType dtype = s.model.entries.front().dtype;
-  if (Status ok = write_file_atomic(s.partial / checkpoint_file::config, config_text(model, dtype)); !ok)
-    return fail(std::move(ok.error()));
-  auto weights = SafetensorsWriter::create(s.partial, s.model.entries);
+  const fs::path config = s.partial / (adapters ? adapter_file::config : checkpoint_file::config);
+  const std::string said =
+      adapters ? adapter_config_text(model, s.training->initial_weights) : config_text(model, dtype);
+  if (Status ok = write_file_atomic(config, said); !ok) return fail(std::move(ok.error()));
+  auto weights = SafetensorsWriter::create(adapters ? s.partial / adapter_file::weights : s.partial, s.model.entries);
   if (!weights) return fail(std::move(weights.error()));
   s.model.writer.emplace(std::move(*weights));
+  if (!s.training) return out;
   auto moments = SafetensorsWriter::create(s.partial / checkpoint_file::optimizer, s.optimizer.entries);
   if (!moments) return fail(std::move(moments.error()));
   s.optimizer.writer.emplace(std::move(*moments));
   return out;
 }
+
+bool CheckpointWriter::takes(const BoundOp& op) const { return state_->stored.contains(op.name()); }
 
 Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> source) {
   const auto slot = static_cast<Slot>(op->integer(Attr::slot));
@@ -256,13 +266,15 @@ Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> sour
 Status CheckpointWriter::finish() {
   State& s = *state_;
   for (TensorStream* stream : {&s.model, &s.optimizer}) {
+    if (!stream->writer) continue;
     HB_CHECK(stream->next == stream->entries.size(), "{} of {} tensors arrived", stream->next, stream->entries.size());
     if (Status ok = stream->writer->finish(); !ok) return ok;
   }
-  if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training.scenario); !ok) return ok;
-  if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, json_text(to_json(s.training), 1) + "\n"); !ok)
+  if (!s.training) return write_manifest(s.partial, 0);
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training->scenario); !ok) return ok;
+  if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, json_text(to_json(*s.training), 1) + "\n"); !ok)
     return ok;
-  return write_manifest(s.partial, s.training.step);  // syncs the folder too
+  return write_manifest(s.partial, s.training->step);  // syncs the folder too
 }
 
 Status CheckpointWriter::place() {
@@ -272,7 +284,8 @@ Status CheckpointWriter::place() {
 }
 
 std::vector<std::string> sweep_checkpoints(const fs::path& checkpoints) {
-  static const std::regex partial(R"(\.(final|step_\d+)\.\d+\.partial)"), aside(R"(\.(final|step_\d+)\.previous)");
+  static const std::regex partial(R"(\.(final|merged|step_\d+)\.\d+\.partial)"),
+      aside(R"(\.(final|merged|step_\d+)\.previous)");
   std::vector<fs::path> found;
   std::error_code ec;
   for (const auto& entry : fs::directory_iterator(checkpoints, ec)) found.push_back(entry.path());

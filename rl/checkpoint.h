@@ -1,6 +1,7 @@
 // A checkpoint: one folder that is there whole or not at all. It is a Hugging Face model (config.json,
 // model.safetensors: the master weights as they are) and all that a run needs to go on bit for bit: AdamW's moments,
-// how far it came, and the scenario it ran.
+// how far it came, and the scenario it ran. Where adapters are trained it is a PEFT adapter in the place of the model
+// (adapter.h), and the model with them in it has a folder of its own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -46,11 +47,15 @@ std::string moment_name(const std::string& parameter, Slot slot);
 /// that sweep_checkpoints knows.
 class CheckpointWriter {
  public:
-  /// The fetches of `program.phases[phase]` say which tensors come, and in which order. E103.
+  /// The fetches of `program.phases[phase]` say which tensors come, and in which order. Without a state: of a model
+  /// whose adapters are in its matrices, nothing else. E103.
   static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const ModelSpec&,
-                                                          const Program&, std::int16_t phase, TrainingState);
+                                                          const Program&, std::int16_t phase,
+                                                          std::optional<TrainingState>);
   ~CheckpointWriter();  // not in its place: removes what it has written
 
+  /// Whether the tensor is one of its own.
+  bool takes(const BoundOp&) const;
   /// The next tensor of its slot: E631 when it is not finite; boxes: source in elements of the fetched tensor,
   /// destination in elements of the logical one.
   Status take(const BoundOp&, std::span<const std::byte> source);

@@ -21,18 +21,24 @@ namespace {
 
 /// A checkpoint or export being written; on ranks that write nothing the sink is empty.
 struct WeightsPayload final : Payload {
-  std::unique_ptr<CheckpointWriter> sink;
-  Diagnostics problems;  // of the first write that failed
+  std::unique_ptr<CheckpointWriter> sink, merged;  // merged: of a model with adapters, these in it
+  Diagnostics problems;                            // of the first write that failed
 
   void take(const BoundOp& op, std::span<const std::byte> source) {
-    if (!sink || !problems.empty()) return;
-    if (Status ok = sink->take(op, source); !ok) problems = std::move(ok.error());
+    for (CheckpointWriter* const to : {sink.get(), merged.get()})
+      if (to != nullptr && problems.empty() && to->takes(op))
+        if (Status ok = to->take(op, source); !ok) problems = std::move(ok.error());
   }
   /// `on_disk`: all of it is, else only whole.
   void finish(bool on_disk) {
     if (!sink) return;
     if (problems.empty() && on_disk)
       if (Status ok = sink->finish(); !ok) problems = std::move(ok.error());
+    if (merged && problems.empty()) {
+      Status placed = merged->finish();
+      if (placed) placed = merged->place();
+      if (!placed) problems = std::move(placed.error());
+    }
     if (!problems.empty()) sink.reset();  // removes what it had begun to write
   }
 };
@@ -59,7 +65,7 @@ TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& s, LoadSources 
     if (!found) throw RuntimeFailure(render(found.error()));
     return *found;
   };
-  if (s.algorithm.reference && !s.model.weights_path.empty())
+  if ((s.algorithm.reference || s.model.lora.on()) && !s.model.weights_path.empty())
     started_.initial_digest = digest(digest_of_model(s.model.weights_path));
   if (!s.task.data.empty()) started_.data_digest = digest(digest_of_file(s.task.data));
 }
@@ -187,6 +193,11 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
                                        state_after(last ? step - 1 : step));
   if (sink) payload->sink = std::move(*sink);
   else payload->problems = std::move(sink.error());
+  if (!last || !scenario().model.lora.on() || !payload->problems.empty()) return payload;
+  auto merged = CheckpointWriter::create(options_.checkpoints / "merged", scenario().model, plan().program(rank), phase,
+                                         std::nullopt);
+  if (merged) payload->merged = std::move(*merged);
+  else payload->problems = std::move(merged.error());
   return payload;
 }
 

@@ -1,16 +1,18 @@
 #include "rl/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/rng.h"
+#include "rl/adapter.h"
 #include "rl/manifest.h"
 
 namespace hotbunk {
 namespace {
 
-enum class Init : std::uint8_t { normal, ones, zeros };
+enum class Init : std::uint8_t { normal, ones, zeros, uniform };
 
 Init init_of(ParamRole role) {
   switch (role) {
@@ -36,6 +38,7 @@ Init init_of(ParamRole role) {
     case ParamRole::router_bias:
       return Init::zeros;
     default:
+      if (is_adapter(role)) return role >= ParamRole::q_lora_b ? Init::zeros : Init::uniform;
       return Init::normal;
   }
 }
@@ -46,6 +49,16 @@ void draw_normals(std::uint64_t seed, std::uint64_t key, double deviation, std::
     const auto element = static_cast<std::uint64_t>(first) + i;
     const auto pair = normal2(seed, RngPurpose::init, key, element / 2);
     for (std::size_t k = element % 2; k < 2 && i < out.size(); ++k) out[i++] = static_cast<float>(deviation * pair[k]);
+  }
+}
+
+/// Uniform in [-bound, bound); one generator call gives four.
+void draw_uniforms(std::uint64_t seed, std::uint64_t key, double bound, std::int64_t first, std::span<float> out) {
+  for (std::size_t i = 0; i < out.size();) {
+    const auto element = static_cast<std::uint64_t>(first) + i;
+    const Philox4 words = random_words(seed, RngPurpose::init, key, element / 4);
+    for (std::size_t k = element % 4; k < 4 && i < out.size(); ++k)
+      out[i++] = static_cast<float>(bound * (2.0 * static_cast<double>(uniform24(words[k])) - 1.0));
   }
 }
 
@@ -80,8 +93,10 @@ void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> de
 
 }  // namespace
 
-ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std::optional<Checkpoint> checkpoint)
+ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std::optional<Checkpoint> checkpoint,
+                                 std::optional<Checkpoint> adapters)
     : checkpoint_(std::move(checkpoint)),
+      adapters_(std::move(adapters)),
       init_range_(model.init_range),
       one_(static_cast<float>(1.0 - model.norm_offset)),
       seed_(static_cast<std::uint64_t>(seed)) {
@@ -90,10 +105,21 @@ ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std:
     StoredParameter at = stored(model, p);
     parameters_.emplace(std::move(name), Parameter{std::move(p), std::move(at)});
   }
+  for (ParamSpec& p : adapters_of(model)) {
+    std::string name = p.name;
+    StoredParameter at = stored_trained(model, p);
+    parameters_.emplace(std::move(name), Parameter{std::move(p), std::move(at)});
+  }
 }
 
 Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64_t seed) {
-  if (model.weights_path.empty()) return ParameterSource(model, seed, std::nullopt);
+  std::optional<Checkpoint> adapters;
+  if (model.lora.on() && !model.lora.adapter.empty()) {
+    auto opened = open_adapter(model.lora.adapter, model);
+    if (!opened) return fail(std::move(opened.error()));
+    adapters.emplace(std::move(*opened));
+  }
+  if (model.weights_path.empty()) return ParameterSource(model, seed, std::nullopt, std::move(adapters));
   if (Status ok = verify_manifest(model.weights_path); !ok) return fail(std::move(ok.error()));
   auto checkpoint = Checkpoint::open(model.weights_path);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
@@ -103,7 +129,7 @@ Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64
     if (at.first > 0) continue;  // seen with what stands before it in the tensor
     if (Status ok = check_finite(*checkpoint->require(at)); !ok) return fail(std::move(ok.error()));
   }
-  return ParameterSource(model, seed, std::move(*checkpoint));
+  return ParameterSource(model, seed, std::move(*checkpoint), std::move(adapters));
 }
 
 void ParameterSource::read_range(const std::string& name, std::int64_t first, std::span<float> out) const {
@@ -112,8 +138,8 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
   const ParamSpec& p = found->second.spec;
   HB_CHECK(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= p.numel(), "{} [{}, +{}) of {}", name, first,
            out.size(), p.numel());
-  if (checkpoint_) {
-    const auto tensor = checkpoint_->require(found->second.stored);
+  if (const auto& file = is_adapter(p.role) ? adapters_ : checkpoint_) {
+    const auto tensor = file->require(found->second.stored);
     HB_CHECK(tensor.has_value(), "'{}' was there when the checkpoint was opened", name);
     copy_as_f32(*tensor, found->second.stored, first, out);
     return;
@@ -128,6 +154,9 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
     case Init::zeros:
       std::ranges::fill(out, 0.0f);
       break;
+    case Init::uniform:
+      draw_uniforms(seed_, name_key(name), 1.0 / std::sqrt(static_cast<double>(p.shape[1])), first, out);
+      break;
   }
 }
 
@@ -140,7 +169,7 @@ void ParameterSource::read(const std::string& name, std::span<const Box> boxes, 
 Result<MomentSource> MomentSource::open(const std::filesystem::path& file, const ModelSpec& model) {
   auto checkpoint = Checkpoint::open(file);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
-  for (const ParamSpec& p : parameters_of(model))
+  for (const ParamSpec& p : trained_parameters(model))
     for (Slot slot : {Slot::first_moment, Slot::second_moment}) {
       const auto moment = checkpoint->require(moment_name(p.name, slot), p.shape);
       if (!moment) return fail(moment.error());
@@ -163,7 +192,8 @@ void MomentSource::read(const std::string& parameter, Slot slot, std::span<const
 
 Result<LoadSources> LoadSources::open(const Scenario& s, const std::optional<SavedCheckpoint>& from) {
   ModelSpec model = s.model;
-  if (from) model.weights_path = from->folder.string();
+  // A checkpoint of adapters is of nothing else.
+  if (from) (model.lora.on() ? model.lora.adapter : model.weights_path) = from->folder.string();
   auto parameters = ParameterSource::open(model, s.seed);
   if (!parameters) return fail(std::move(parameters.error()));
   if (!from) return LoadSources{*parameters, *parameters, {}};
@@ -174,7 +204,7 @@ Result<LoadSources> LoadSources::open(const Scenario& s, const std::optional<Sav
     moments = std::move(*opened);
   }
   // Nobody asks for the initial policy but a reference: without one its files need not be there any more.
-  if (!s.algorithm.reference) return LoadSources{*parameters, *parameters, std::move(moments)};
+  if (!s.algorithm.reference || s.model.lora.on()) return LoadSources{*parameters, *parameters, std::move(moments)};
   auto initial = ParameterSource::open(s.model, s.seed);
   if (!initial) return fail(std::move(initial.error()));
   return LoadSources{std::move(*parameters), std::move(*initial), std::move(moments)};

@@ -25,7 +25,7 @@ namespace hotbunk {
 class ParameterSource {
  public:
   /// Opens model.weights_path and checks its manifest, if it has one (E421), names, shapes and that every weight is
-  /// finite (E40x), or prepares random initialisation when it is empty.
+  /// finite (E40x), or prepares random initialisation when it is empty. Likewise model.lora.adapter (E40x, E414).
   static Result<ParameterSource> open(const ModelSpec&, std::int64_t seed);
 
   /// Fills a feed's destination. `boxes`: source in elements of the row-major logical tensor, destination in elements
@@ -34,17 +34,18 @@ class ParameterSource {
             bool keeps = false) const;
 
   /// Elements [first, first + out.size()) of a parameter in fp32. At random: weights N(0, init_range), norms 1, biases
-  /// 0; element i is a pure function of (seed, name, i), whatever the layout.
+  /// 0; of adapters B is 0 and A uniform in ±1/sqrt(in), as PEFT's (Kaiming's with a = sqrt 5). Element i is a pure
+  /// function of (seed, name, i), whatever the layout.
   void read_range(const std::string& name, std::int64_t first, std::span<float> out) const;
 
  private:
-  ParameterSource(const ModelSpec&, std::int64_t seed, std::optional<Checkpoint>);
+  ParameterSource(const ModelSpec&, std::int64_t seed, std::optional<Checkpoint>, std::optional<Checkpoint> adapters);
   struct Parameter {
     ParamSpec spec;
     StoredParameter stored;
   };
   std::map<std::string, Parameter, std::less<>> parameters_;
-  std::optional<Checkpoint> checkpoint_;
+  std::optional<Checkpoint> checkpoint_, adapters_;
   double init_range_ = 0.02;
   float one_ = 1.0f;  // the weight of a norm that multiplies by 1
   std::uint64_t seed_ = 0;

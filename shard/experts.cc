@@ -76,6 +76,7 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   if (s_.ep.ranks > 1 && leaves_experts(f_, op)) dy = to_experts(to_, f_, s_, d_name + ".routed", dy, values_);
   const bool came = f_.value(x).width == Width::routed;
   const auto of_weights = [&] {
+    if (!s_.model.trains(op.weights[0].first)) return;
     with(with_experts(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
                            {to_.gradient(op.weights[0])}),
                       s_),

@@ -1,5 +1,7 @@
 #include "shard/rules.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 
@@ -44,7 +46,9 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::rms_norm:
     case OpKind::layer_norm:
       return {sum_of(op), op.outputs[1]};
-    case OpKind::linear:
+    case OpKind::linear:  // the gradient of its input asks for none of it
+      if (!s.model.trains(op.weights[0].first) && op.adapters.empty()) return {};
+      return {op.inputs[0]};
     case OpKind::swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
@@ -64,6 +68,26 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     default:
       return {};  // embedding and rope read what is fed; a sort has no backward
   }
+}
+
+/// Where of what matrices side by side leave, or get, one of them begins.
+std::int64_t column_of(const TensorSharding& s, ParamRole base) {
+  const std::int64_t head = s.model.head_dim;
+  if (base == ParamRole::k_proj) return s.heads() * head;
+  if (base == ParamRole::v_proj) return (s.heads() + s.kv_heads()) * head;
+  return base == ParamRole::up_proj && s.model.gated_mlp ? s.width_of(Width::inner) : 0;
+}
+
+std::string adapter_name(const Adapter& adapter, const char* what) {
+  return fmt::format("{}.{}", lora_target(adapter.base)->module, what);
+}
+
+/// What an adapter's A makes of x [T,K]: [T,r]. Where a matrix is cut by rows each rank has a summand of it, which is
+/// as good: B is not cut there, and what it leaves are summands of y.
+Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter, const Tensor& x, const char* what) {
+  const Tensor a = to.weight(adapter.a), u = to.make(adapter_name(adapter, what), s.compute, {x.shape[0], a.shape[0]});
+  with(to.emit(OpKind::lora_down, lead_stream, adapter_name(adapter, what), {x, a}, {u}), Attr::factor, adapter.factor);
+  return u;
 }
 
 /// Elementwise, or nearly so: cheap to compute again.
@@ -174,7 +198,13 @@ void ForwardWriter::linear(const ForwardOp& op) {
   if (has_bias && !bias_of_sum) inputs.push_back(to_.weight(op.weights[1]));
   const Tensor y = make(op.outputs[0]);
   const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
+  const Tensor x = inputs.front();
   emit(op.kind, op.name, std::move(inputs), {found});
+  for (const Adapter& adapter : op.adapters) {
+    const Tensor u = adapter_down(to_, s_, adapter, x, "lora_down");
+    with(to_.emit(OpKind::lora_up, lead_stream, adapter_name(adapter, "lora_up"), {u, to_.weight(adapter.b)}, {found}),
+         Attr::column, column_of(s_, adapter.base));
+  }
   if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
   if (bias_of_sum) emit(OpKind::add_bias, op.name + ".bias", {y, to_.weight(op.weights[1])}, {y});
 }
@@ -191,6 +221,7 @@ BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, Backwa
 void BackwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
+      if (!s_.model.trains(op.weights[0].first)) return;
       const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
       Op& scatter = with_vocabulary(
           emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}), s_);
@@ -210,7 +241,9 @@ void BackwardWriter::write(const ForwardOp& op) {
       const Tensor d = gradient(op.outputs[0]);  // in place
       Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
                    {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
-                   {d, to_.gradient(op.weights[0]), to_.gradient(op.weights[1])});
+                   {d});
+      if (s_.model.trains(op.weights[0].first))
+        for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
       with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_);
       gradient_of(op.inputs[0]) = d;
       return;
@@ -273,11 +306,23 @@ void BackwardWriter::norm(const ForwardOp& op) {
   const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
   const Tensor d_sum = adds ? gradient(sum) : make(sum);
   std::vector<Tensor> outputs = {d_sum};
-  for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
+  if (s_.model.trains(op.weights[0].first))
+    for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
   Op& n = emit(backward_of_norm(op.kind), op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
                std::move(outputs));
   with_attrs(with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_), op);
   for (ValueId in : op.inputs) gradient_of(in) = d_sum;
+}
+
+/// Gradients of an adapter's two matrices; what A left is computed again, which costs less than to keep it.
+void BackwardWriter::of_adapter(const Adapter& adapter, const Tensor& x, const Tensor& dy, const Tensor& d_down) {
+  const Tensor u = adapter_down(to_, s_, adapter, x, "lora_down.again");
+  Op& b = to_.emit(OpKind::lora_up_wgrad, lead_stream, adapter_name(adapter, "lora_up.wgrad"), {dy, u},
+                   {to_.gradient(adapter.b)});
+  with(with(b, Attr::column, column_of(s_, adapter.base)), Attr::accumulate, accumulate_);
+  with(to_.emit(OpKind::linear_wgrad, lead_stream, adapter_name(adapter, "lora_down.wgrad"), {d_down, x},
+                {to_.gradient(adapter.a)}),
+       Attr::accumulate, accumulate_);
 }
 
 void BackwardWriter::linear(const ForwardOp& op) {
@@ -285,9 +330,21 @@ void BackwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
   const Tensor dy =
       leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
+  const bool trains = s_.model.trains(op.weights[0].first);
+  std::vector<Tensor> d_down;  // of what each adapter's A left
+  for (const Adapter& adapter : op.adapters) {
+    const Tensor b = to_.weight(adapter.b);
+    d_down.push_back(to_.make(adapter_name(adapter, "d_lora_down"), s_.compute, {dy.shape[0], b.shape[1]}));
+    Op& d =
+        to_.emit(OpKind::lora_up_dgrad, lead_stream, adapter_name(adapter, "lora_up.dgrad"), {dy, b}, {d_down.back()});
+    with(with(d, Attr::column, column_of(s_, adapter.base)), Attr::factor, adapter.factor);
+  }
   const auto of_weights = [&] {
+    if (!trains && op.adapters.empty()) return;
     const Tensor kept = value(op.inputs[0]);
     const Tensor x = takes_stream ? all_tokens(to_, s_, in.name + ".again", kept) : kept;
+    for (std::size_t i = 0; i < op.adapters.size(); ++i) of_adapter(op.adapters[i], x, dy, d_down[i]);
+    if (!trains) return;
     std::vector<Tensor> outputs;
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
     with(emit(OpKind::linear_wgrad, op.name + ".wgrad", {dy, x}, std::move(outputs)), Attr::accumulate, accumulate_);
@@ -296,6 +353,10 @@ void BackwardWriter::linear(const ForwardOp& op) {
     const auto found = takes_stream ? summands_of(op.inputs[0]) : Summands{make(op.inputs[0])};
     Op& d = emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found.tensor});
     if (!found.first) with(d, Attr::accumulate, std::int64_t{1});
+    for (std::size_t i = 0; i < op.adapters.size(); ++i)
+      with(to_.emit(OpKind::linear_dgrad, lead_stream, adapter_name(op.adapters[i], "lora_down.dgrad"),
+                    {d_down[i], to_.weight(op.adapters[i].a)}, {found.tensor}),
+           Attr::accumulate, std::int64_t{1});
     if (takes_stream) added(op.inputs[0], op.name + ".dgrad");
   };
   // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn

@@ -58,6 +58,7 @@ class BackwardWriter {
  private:
   void norm(const ForwardOp&);
   void linear(const ForwardOp&);
+  void of_adapter(const Adapter&, const Tensor& x, const Tensor& dy, const Tensor& d_down);
   void route(const ForwardOp&);
   void dispatch(const ForwardOp&);
   void grouped_linear(const ForwardOp&);

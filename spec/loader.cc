@@ -292,8 +292,9 @@ class Loader {
 
   void set_model(const YamlNode& node) {
     auto model = read_model(node, folder_);
-    if (model) scenario_.model = std::move(*model);
-    else report(model.error());
+    if (!model) return report(model.error());
+    model->lora = scenario_.model.lora;  // of keys that came before
+    scenario_.model = std::move(*model);
   }
 
   void set_key(const ScenarioKey& key, const YamlNode& node) {
@@ -495,6 +496,8 @@ class Loader {
     if (!rollout.quantization.empty() && rollout.dtype == DType::f32) rollout.dtype = DType::bf16;
     // As the model's: from where the scenario lies. A profile of the catalogue is a name, no path.
     if (!scenario_.task.data.empty()) scenario_.task.data = resolve_path(scenario_.task.data, folder_).string();
+    if (std::string& adapter = scenario_.model.lora.adapter; !adapter.empty())
+      adapter = resolve_path(adapter, folder_).string();
     if (!cluster.calibration.empty() && catalog_file("profiles", cluster.calibration).empty())
       cluster.calibration = resolve_path(cluster.calibration, folder_).string();
     if (!given("name")) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -36,6 +37,23 @@ std::string_view name_of(ModelFamily family) {
 std::int64_t ModelSpec::window_of(int layer) const {
   const bool full = !full_layers.empty() && full_layers[static_cast<std::size_t>(layer)];
   return full || sliding_window >= max_position ? 0 : sliding_window;
+}
+
+const LoraTarget* lora_target(ParamRole base) {
+  const auto at = std::ranges::find(lora_targets, base, &LoraTarget::base);
+  return at == lora_targets.end() ? nullptr : at;
+}
+
+bool ModelSpec::adapts(ParamRole base) const {
+  const LoraTarget* const target = lora.on() ? lora_target(base) : nullptr;
+  if (target == nullptr) return false;
+  if (lora.targets == "all-linear") return true;
+  return ("-" + lora.targets + "-").find(fmt::format("-{}-", target->module)) != std::string::npos;
+}
+
+ModelSpec base_of(ModelSpec model) {
+  model.lora = {};
+  return model;
 }
 
 namespace {
@@ -194,6 +212,22 @@ std::vector<ParamSpec> parameters_of(const ModelSpec& model) {
   for (int layer = 0; layer < model.layers; ++layer)
     LayerVisitor(model, layer, model.moe ? model.moe->experts : 0, add).visit();
   visit_back(model, add);
+  return all;
+}
+
+std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
+  std::vector<ParamSpec> all;
+  if (!model.lora.on()) return all;
+  const std::int64_t rank = model.lora.rank;
+  const std::string suffix = "weight";
+  const Emit add = [&](const ParamSpec& p) {
+    if (!model.adapts(p.role)) return;
+    const LoraTarget& target = *lora_target(p.role);
+    const std::string module = p.name.substr(0, p.name.size() - suffix.size());
+    all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, -1});
+    all.push_back({module + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, -1});
+  };
+  for (int layer = 0; layer < model.layers; ++layer) LayerVisitor(model, layer, 0, add).visit();
   return all;
 }
 

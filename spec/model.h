@@ -1,8 +1,10 @@
 // ModelSpec: a decoder-only architecture, as a Hugging Face config.json or the catalogue states it.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -54,6 +56,21 @@ enum class ParamRole : std::uint8_t {
   kv_b_proj,  // multi-head latent attention
   attention_out_norm,
   mlp_out_norm,  // of what goes back into the residual stream (Gemma-2)
+  // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
+  q_lora_a,
+  k_lora_a,
+  v_lora_a,
+  o_lora_a,
+  gate_lora_a,
+  up_lora_a,
+  down_lora_a,
+  q_lora_b,
+  k_lora_b,
+  v_lora_b,
+  o_lora_b,
+  gate_lora_b,
+  up_lora_b,
+  down_lora_b,
 };
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
@@ -105,6 +122,35 @@ struct MlaSpec {
   bool operator==(const MlaSpec&) const = default;
 };
 
+/// Low-rank adapters beside matrices of a model that is frozen itself: y = x W^T + alpha/rank (x A^T) B^T. They alone
+/// are trained. Source: Hu et al., LoRA (2021); names and initial values as PEFT has them (peft.LoraConfig).
+struct LoraSpec {
+  std::int64_t rank = 0;  // 0: none, all of the model is trained
+  double alpha = 8.0;
+  std::string targets = "all-linear";  // the matrices' names joined by -: "q_proj-v_proj"; all-linear: every one
+  std::string adapter;                 // folder of PEFT's that training begins with; empty: A at random, B zero
+  bool on() const { return rank > 0; }
+  double factor() const { return alpha / static_cast<double>(rank); }
+  bool operator==(const LoraSpec&) const = default;
+};
+
+/// A matrix that may have an adapter, by its module's name, and the roles of the two.
+struct LoraTarget {
+  std::string_view module;
+  ParamRole base, a, b;
+};
+inline constexpr std::array lora_targets = {
+    LoraTarget{"q_proj", ParamRole::q_proj, ParamRole::q_lora_a, ParamRole::q_lora_b},
+    LoraTarget{"k_proj", ParamRole::k_proj, ParamRole::k_lora_a, ParamRole::k_lora_b},
+    LoraTarget{"v_proj", ParamRole::v_proj, ParamRole::v_lora_a, ParamRole::v_lora_b},
+    LoraTarget{"o_proj", ParamRole::o_proj, ParamRole::o_lora_a, ParamRole::o_lora_b},
+    LoraTarget{"gate_proj", ParamRole::gate_proj, ParamRole::gate_lora_a, ParamRole::gate_lora_b},
+    LoraTarget{"up_proj", ParamRole::up_proj, ParamRole::up_lora_a, ParamRole::up_lora_b},
+    LoraTarget{"down_proj", ParamRole::down_proj, ParamRole::down_lora_a, ParamRole::down_lora_b}};
+constexpr bool is_adapter(ParamRole role) { return role >= ParamRole::q_lora_a && role <= ParamRole::down_lora_b; }
+/// nullptr: no matrix that may have one.
+const LoraTarget* lora_target(ParamRole base);
+
 struct ModelSpec {
   std::string name;
   ModelFamily family = ModelFamily::llama;
@@ -127,6 +173,7 @@ struct ModelSpec {
   double query_scalar = 0.0;                            // scores are divided by its root; 0: by head_dim's
   std::optional<MoeSpec> moe;
   std::optional<MlaSpec> mla;
+  LoraSpec lora;
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
   std::string weights_path;                     // folder with safetensors; empty: random initialisation
   std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
@@ -136,10 +183,20 @@ struct ModelSpec {
   /// Tokens that a query of the layer sees, itself the last; 0: all before it.
   std::int64_t window_of(int layer) const;
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
+  /// Whether the matrix has an adapter.
+  bool adapts(ParamRole base) const;
+  /// Whether the parameter is trained: with adapters, these alone are.
+  bool trains(ParamRole role) const { return !lora.on() || is_adapter(role); }
   bool operator==(const ModelSpec&) const = default;
 };
 
-/// Every parameter in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry of their own.
+/// The model without its adapters.
+ModelSpec base_of(ModelSpec);
+/// Its adapters' parameters, layer by layer in the order of their matrices: NAME.lora_A.weight, NAME.lora_B.weight.
+std::vector<ParamSpec> adapters_of(const ModelSpec&);
+
+/// Every parameter but adapters' in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry
+/// of their own.
 std::vector<ParamSpec> parameters_of(const ModelSpec&);
 
 /// Sum over parameters_of, without building the list (any size of model).

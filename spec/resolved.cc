@@ -107,6 +107,7 @@ Scenario with_absolute_paths(Scenario s) {
   };
   absolute(s.model.weights_path);
   absolute(s.task.data);
+  absolute(s.model.lora.adapter);
   if (catalog_file("profiles", s.cluster.calibration).empty()) absolute(s.cluster.calibration);
   return s;
 }

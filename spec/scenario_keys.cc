@@ -92,6 +92,19 @@ void add_train(std::vector<ScenarioKey>& keys) {
                         "of policy names: patterns of modules, as [model.layers.*.mlp, lm_head]; * is any text, dots "
                         "too, ? one character"}));
   for (std::size_t i = first_of_wrap; i < keys.size(); ++i) keys[i].only_when_set = true;
+  // What is not adapted is not spoken of.
+  const std::size_t first_of_lora = keys.size();
+  keys.push_back(integer("train.lora.rank", HB_FIELD(model.lora.rank), 0, 1 << 16,
+                         {"", "of the adapters that are trained in the place of the model; 0: the model is trained"}));
+  keys.push_back(real("train.lora.alpha", HB_FIELD(model.lora.alpha), 1e-6, 1e6,
+                      {"", "adapters are scaled by alpha / rank (PEFT's lora_alpha)"}));
+  keys.push_back(steps("train.lora.targets", HB_FIELD(model.lora.targets),
+                       {"",
+                        "matrices of each layer that have one: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
+                        "gate_proj, up_proj, down_proj"}));
+  keys.push_back(string("train.lora.adapter", HB_FIELD(model.lora.adapter),
+                        {"", "folder of a PEFT adapter to begin with; empty: B is zero, A uniform (PEFT's own)"}));
+  for (std::size_t i = first_of_lora; i < keys.size(); ++i) keys[i].only_when_set = true;
 
   keys.push_back(choice("optimizer.name", HB_FIELD(optimizer.name),
                         {"", "adamw is executed; the others are priced (bytes, step time, traffic)"}));
@@ -298,6 +311,7 @@ const std::map<std::string, std::string, std::less<>>& sections() {
       {"train.layout", "parallel dimensions of training"},
       {"train.precision", "dtypes: fp32, bf16 or fp16"},
       {"train.wrap", "of fsdp1: units"},
+      {"train.lora", "low-rank adapters"},
       {"optimizer", "AdamW, or what else is priced"},
       {"rollout", "the generation engines"},
       {"rollout.layout", "parallel dimensions of rollout"},

@@ -74,6 +74,22 @@ class Check {
     };
     lacks({sleep_reference, wake_reference, TransitionStep::reference}, "algorithm.reference", s_.algorithm.reference);
     lacks({old_logprobs}, "algorithm.old_logprobs", s_.algorithm.old_logprobs);
+    if (s_.model.lora.on() && s_.algorithm.reference) adapters(order);
+  }
+
+  /// The reference of adapters is the model that is trained, without them.
+  void adapters(const TransitionOrder& order) {
+    OnDevice state = start_of(order);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const TransitionStep step = order.begin()[i];
+      state.take(step);
+      if (step == TransitionStep::reference && !state.params)
+        report("E225", fmt::format("transition.{}", i),
+               "the reference's log-probs come before the parameters that they are computed with are awake",
+               {fmt::format("step {}, {}; with train.lora the reference is the frozen model itself", i + 1,
+                            name_of(step))},
+               "move wake_train in front of it");
+    }
   }
 
   void kept_weights(const TransitionOrder& order) {

@@ -62,6 +62,7 @@ class Validator {
     experts();
     order();
     options();
+    adapters();
     if (uses_rollout()) rollout();
     batches();
     lengths();
@@ -362,6 +363,47 @@ class Validator {
                             modules.size() > 8 ? ", …" : ""),
                 "what stands inside attention or an MLP is computed as one matrix"},
                "name modules as the model's parameters do, with * for any text and ? for one character");
+  }
+
+  /// E232: adapters for matrices that the model does not have, or that are not executed beside one.
+  void adapters() {
+    const ModelSpec& m = s_.model;
+    if (!m.lora.on()) return;
+    const std::string key = "train.lora.targets";
+    if (s_.train.engine == TrainEngine::fsdp1)
+      return report("E232", "train.lora", "adapters have no units of FSDP1",
+                    {"a flat parameter is trained or frozen as a whole, and a layer with adapters is both"},
+                    "set train.engine to fsdp2, ddp, zero1 or zero2");
+    if (m.family == ModelFamily::gpt2 || m.mla)
+      return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
+                    {m.mla ? "multi-head latent attention has other projections than q, k, v and o"
+                           : "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"},
+                    "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
+    std::vector<std::string> known;
+    for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);
+    const auto is_mlp = [](std::string_view t) { return t == "gate_proj" || t == "up_proj" || t == "down_proj"; };
+    const bool all = m.lora.targets == "all-linear";
+    std::vector<std::string> found;
+    std::istringstream in(all ? "" : m.lora.targets);
+    for (std::string t; std::getline(in, t, '-');) found.push_back(t);
+    if (!all && found.empty())
+      report("E232", key, "train.lora.targets names no matrix", {}, "all-linear, or for example [q_proj, v_proj]");
+    for (std::size_t i = 0; i < found.size(); ++i)
+      if (std::ranges::count(known, found[i]) == 0)
+        report("E232", fmt::format("{}.{}", key, i), fmt::format("no matrix is called '{}'", found[i].substr(0, 100)),
+               {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
+      else if (std::ranges::count(found, found[i]) > 1)
+        return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
+    if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
+      report("E232", "train.lora", "adapters are planned only in what is executed: " + reasons.front(), {},
+             "change the setting named, or leave train.lora out");
+    if (m.moe && (all || std::ranges::any_of(found, is_mlp)))
+      report("E232", key, "experts have no adapters",
+             {fmt::format(
+                 "{} has {} experts in the place of an MLP; one matrix for all of them is multiplied by groups of "
+                 "rows, and an adapter of each would be too",
+                 m.name, m.moe->experts)},
+             "set train.lora.targets to some of [q_proj, k_proj, v_proj, o_proj]");
   }
 
   void rollout() {

@@ -127,6 +127,11 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
+  const std::string grads = state(), master = state(), moments = state();
+  std::string lora;  // only of what lowers, and where the model is awake for its reference
+  if (in(0, 3) == 0 && transition == "hotbunk" && grads + master + moments == "fp32fp32fp32")
+    lora = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
+                       experts || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
@@ -134,14 +139,15 @@ inline std::string draw_scenario() {
       "{}}}, context_exchange: {}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
-      "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: {}}}\n",
+      "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
+      "{}{}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : spread,
       experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), offload, dtype(), state(), state(), state(),
-      flat ? draw_wrapping() : "{policy: layer}");
+      coin() ? 0 : in(1, tokens + 3), offload, dtype(), grads, master, moments,
+      flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "

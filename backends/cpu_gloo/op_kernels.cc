@@ -16,6 +16,7 @@
 #include "backends/cpu_gloo/kernels/embedding.h"
 #include "backends/cpu_gloo/kernels/experts.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/kernels/lora.h"
 #include "backends/cpu_gloo/kernels/loss.h"
 #include "backends/cpu_gloo/kernels/norm.h"
 #include "backends/cpu_gloo/kernels/optimizer.h"
@@ -76,6 +77,7 @@ Scores scores(const KernelCall& c) {
           c.op.integer(Attr::window, 0)};
 }
 float offset(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::offset, 0.0)); }
+float factor(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::factor, 1.0)); }
 float eps(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
 
 /// The offsets of this run's sequences: the buffer's capacity may be larger.
@@ -139,6 +141,31 @@ void run_linear_wgrad(const KernelCall& c) {
     bias_grad(c.context, matrix(c, in(c, 0)), data<float>(c, out(c, 1)), T, N, write_mode(c));
 }
 
+// --- adapters -------------------------------------------------------------------------------------------------------
+
+std::int64_t column(const KernelCall& c) { return c.op.integer(Attr::column); }
+
+void run_lora_down(const KernelCall& c) {
+  lora_down(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), factor(c), matrix(c, out(c, 0)),
+            {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 0)});
+}
+void run_lora_up(const KernelCall& c) {
+  lora_up(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), column(c),
+          {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
+}
+void run_lora_up_dgrad(const KernelCall& c) {
+  lora_up_dgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), factor(c), matrix(c, out(c, 0)),
+                {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
+}
+void run_lora_up_wgrad(const KernelCall& c) {
+  lora_up_wgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), matrix(c, out(c, 0)),
+                {extent(c, in(c, 0), 0), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1)}, write_mode(c));
+}
+void run_lora_merge(const KernelCall& c) {
+  lora_merge(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, in(c, 2)), factor(c), matrix(c, out(c, 0)),
+             {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 1)});
+}
+
 // --- norms, rope, attention -----------------------------------------------------------------------------------------
 
 void run_rms_norm(const KernelCall& c) {
@@ -155,9 +182,13 @@ void run_rms_norm(const KernelCall& c) {
   add_rmsnorm_forward(c.context, sum, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 0)),
                       data<float>(c, out(c, 1)), T, H, eps(c), offset(c));
 }
+/// Of a weight that is trained; else none.
+float* weight_gradient(const KernelCall& c, std::size_t output) {
+  return output < c.op.outputs.size() ? data<float>(c, out(c, output)) : nullptr;
+}
 void run_rms_norm_backward(const KernelCall& c) {
   rmsnorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
-                   matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)), write_mode(c),
+                   matrix(c, out(c, 0)), write_mode(c, Attr::residual), weight_gradient(c, 1), write_mode(c),
                    extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), offset(c));
 }
 void run_layer_norm(const KernelCall& c) {
@@ -183,7 +214,7 @@ void run_qk_norm(const KernelCall& c) {
 }
 void run_qk_norm_backward(const KernelCall& c) {
   qk_norm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)),
-                   matrix(c, in(c, 0)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), data<float>(c, out(c, 2)),
+                   matrix(c, in(c, 0)), matrix(c, out(c, 0)), weight_gradient(c, 1), weight_gradient(c, 2),
                    write_mode(c), extent(c, in(c, 1), 0), heads(c));
 }
 
@@ -295,7 +326,6 @@ VocabRange vocab(const KernelCall& c) {
   const Range rows = vocab_rows(c.op, c.places);
   return {rows.begin, rows.end};
 }
-float factor(const KernelCall& c) { return static_cast<float>(c.op.real(Attr::factor, 1.0)); }
 void run_embedding(const KernelCall& c) {
   embedding_forward(c.context, data<const std::int32_t>(c, in(c, 1)), matrix(c, in(c, 0)), vocab(c),
                     matrix(c, out(c, 0)), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1), factor(c));
@@ -529,7 +559,12 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::merge_qkv, run_merge_qkv},
                                       Registration{OpKind::context_attention, run_context_attention},
                                       Registration{OpKind::context_attention_backward, run_context_attention_backward},
-                                      Registration{OpKind::expert_arrivals, run_expert_arrivals}};
+                                      Registration{OpKind::expert_arrivals, run_expert_arrivals},
+                                      Registration{OpKind::lora_down, run_lora_down},
+                                      Registration{OpKind::lora_up, run_lora_up},
+                                      Registration{OpKind::lora_up_dgrad, run_lora_up_dgrad},
+                                      Registration{OpKind::lora_up_wgrad, run_lora_up_wgrad},
+                                      Registration{OpKind::lora_merge, run_lora_merge}};
 
 }  // namespace
 
@@ -542,7 +577,7 @@ OpKernel op_kernel(OpKind kind) {
 std::string why_unsupported(const Op& op) {
   const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
                                op.kind == OpKind::adamw || op.kind == OpKind::sum_squares ||
-                               op.kind == OpKind::grouped_linear_wgrad;
+                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side) {
       if (t.dtype == DType::f16 || t.dtype == DType::f64)

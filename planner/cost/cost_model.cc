@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -30,6 +31,25 @@ std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
   const auto first = static_cast<double>(a.shape[1].actual(s));
   const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
   return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
+}
+
+/// The product of an adapter's op, in the same order; nothing of other ops.
+std::optional<std::array<double, 3>> lora_size(const Op& op, const Sizes& s) {
+  const auto extent = [&](const Tensor& t, std::size_t d) { return static_cast<double>(t.shape[d].actual(s)); };
+  const auto in = [&](std::size_t i, std::size_t d) { return extent(op.inputs[i], d); };
+  switch (op.kind) {
+    case OpKind::lora_down:
+    case OpKind::lora_up:
+      return std::array{in(0, 0), in(1, 0), in(0, 1)};
+    case OpKind::lora_up_dgrad:
+      return std::array{in(0, 0), in(1, 1), in(1, 0)};
+    case OpKind::lora_up_wgrad:
+      return std::array{extent(op.outputs[0], 0), in(1, 1), in(0, 0)};
+    case OpKind::lora_merge:
+      return std::array{in(0, 0), in(0, 1), in(1, 1)};
+    default:
+      return std::nullopt;
+  }
 }
 
 /// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
@@ -206,6 +226,9 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
   }
   const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
+  if (const auto size = lora_size(op, s))
+    return gemm_seconds((*size)[0], (*size)[1], (*size)[2], peak_flops(op.inputs[1].dtype), bytes) *
+           correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
   if (is_grouped(op.kind)) {
     // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates.
     const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/dtype.h"
 #include "tests/moves.h"
 
 namespace hotbunk::conformance {
@@ -99,6 +100,66 @@ void add_linear(std::vector<OpCase>& out, DType x) {
                  {2, 3},
                  {},
                  {}});
+}
+
+/// An adapter of rank R beside a matrix whose I columns of a wider activation begin at the third.
+void add_lora(std::vector<OpCase>& out, DType x) {
+  constexpr std::int64_t R = 2, W = I + 5, begin = 3;
+  const std::pair<Attr, AttrValue> column{Attr::column, begin}, factor{Attr::factor, 0.5};
+  const auto at = [](const std::vector<double>& m, std::int64_t row, std::int64_t cols, std::int64_t col) {
+    return m[static_cast<std::size_t>(row * cols + col)];
+  };
+  out.push_back({OpKind::lora_down,
+                 {{"x", x, {T, H}, whole}, {"a", x, {R, H}, whole}, to_write("u", x, {T, R})},
+                 {0, 1},
+                 {2},
+                 {factor},
+                 [at, x](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t j = 0; j < H; ++j) sum += at(v[0], i / R, H, j) * at(v[1], i % R, H, j);
+                   return 0.5 * (x == DType::f32 ? sum : static_cast<double>(to_f32(to_bf16(static_cast<float>(sum)))));
+                 }});
+  out.push_back({OpKind::lora_up,
+                 {{"u", x, {T, R}, whole}, {"b", x, {I, R}, whole}, {"y", x, {T, W}, itself}},
+                 {0, 1},
+                 {2},
+                 {column},
+                 [at](const Values& v, std::int64_t i) {
+                   const std::int64_t t = i / W, c = i % W - begin;
+                   double y = v[2][static_cast<std::size_t>(i)];
+                   for (std::int64_t r = 0; c >= 0 && c < I && r < R; ++r) y += at(v[0], t, R, r) * at(v[1], c, R, r);
+                   return y;
+                 }});
+  out.push_back({OpKind::lora_up_dgrad,
+                 {{"dy", x, {T, W}, whole}, {"b", x, {I, R}, whole}, to_write("du", x, {T, R})},
+                 {0, 1},
+                 {2},
+                 {column, factor},
+                 [at, x](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t c = 0; c < I; ++c) sum += at(v[0], i / R, W, begin + c) * at(v[1], c, R, i % R);
+                   return 0.5 * (x == DType::f32 ? sum : static_cast<double>(to_f32(to_bf16(static_cast<float>(sum)))));
+                 }});
+  out.push_back({OpKind::lora_up_wgrad,
+                 {{"dy", x, {T, W}, whole}, {"u", x, {T, R}, whole}, to_write("db", DType::f32, {I, R})},
+                 {0, 1},
+                 {2},
+                 {column},
+                 [at](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t t = 0; t < T; ++t) sum += at(v[0], t, W, begin + i / R) * at(v[1], t, R, i % R);
+                   return sum;
+                 }});
+  out.push_back({OpKind::lora_merge,
+                 {{"w", x, {I, H}, itself}, {"b", x, {I, R}, whole}, {"a", x, {R, H}, whole}, to_write("y", x, {I, H})},
+                 {0, 1, 2},
+                 {3},
+                 {factor},
+                 [at](const Values& v, std::int64_t i) {
+                   double sum = 0;
+                   for (std::int64_t r = 0; r < R; ++r) sum += at(v[1], i / H, R, r) * at(v[2], r, H, i % H);
+                   return v[0][static_cast<std::size_t>(i)] + 0.5 * sum;
+                 }});
 }
 
 /// Heads of 1 element, so that a column is a head: 4 query heads, then KV heads, in parts.
@@ -593,6 +654,7 @@ std::vector<OpCase> op_cases(DType activations) {
   std::vector<OpCase> out;
   add_data(out, activations);
   add_linear(out, activations);
+  add_lora(out, activations);
   add_head_parts(out, activations);
   add_norms(out, activations);
   add_attention(out, activations);

@@ -90,7 +90,7 @@ class Cuda : public Subject {
   bool has_values() const override { return true; }
   bool lacks(OpKind kind) const override {
     return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
-           (kind >= OpKind::add_bias && kind <= OpKind::expert_arrivals);
+           (kind >= OpKind::add_bias && kind <= OpKind::lora_merge);
   }
 
  protected:

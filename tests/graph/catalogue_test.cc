@@ -55,6 +55,29 @@ TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
   CHECK(op_flops(forward, Sizes{}) == 0);
 }
 
+TEST_CASE("Adapters: 2 rows depth columns, and of a wider activation the columns that are the adapter's") {
+  // T = 5 tokens, K = 3, r = 2, n = 4 columns of N = 9 from the third on
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(3)}), a = tensor(1, bf16_type, {fixed(2), fixed(3)}),
+               u = tensor(2, bf16_type, {tokens(8), fixed(2)}), b = tensor(3, bf16_type, {fixed(4), fixed(2)}),
+               y = tensor(4, bf16_type, {tokens(8), fixed(9)}), db = tensor(5, fp32_type, {fixed(4), fixed(2)}),
+               w = tensor(6, bf16_type, {fixed(4), fixed(3)});
+  Op down = op(OpKind::lora_down, {x, a}, {u}), up = op(OpKind::lora_up, {u, b}, {y}),
+     dgrad = op(OpKind::lora_up_dgrad, {y, b}, {u}), wgrad = op(OpKind::lora_up_wgrad, {y, u}, {db}),
+     merge = op(OpKind::lora_merge, {w, b, a}, {w});
+  for (Op* o : {&down, &dgrad, &merge}) CHECK(check_op(*o) == "lacks attribute factor");
+  for (Op* o : {&down, &dgrad, &merge}) o->attrs.emplace_back(Attr::factor, 0.5);
+  for (Op* o : {&up, &dgrad, &wgrad}) o->attrs.emplace_back(Attr::column, std::int64_t{2});
+  for (const Op& o : {down, up, dgrad, wgrad, merge}) CHECK(check_op(o).empty());
+  CHECK(op_flops(down, run) == 2 * 5 * 3 * 2);
+  for (const Op& o : {up, dgrad, wgrad}) CHECK(op_flops(o, run) == 2 * 5 * 2 * 4);
+  CHECK(op_flops(merge, run) == 2 * 4 * 2 * 3);
+  CHECK(op_bytes(up, run, here) == 2 * (5 * 2 + 4 * 2 + 5 * 4));
+  CHECK(op_bytes(dgrad, run, here) == 2 * (5 * 4 + 4 * 2 + 5 * 2));
+  CHECK(op_bytes(wgrad, run, here) == 2 * (5 * 4 + 5 * 2) + 4 * (4 * 2));
+  for (Op* o : {&up, &dgrad, &wgrad}) o->attrs.back().second = std::int64_t{6};  // columns 6 … 9 of 9
+  for (const Op& o : {up, dgrad, wgrad}) CHECK(check_op(o) == "has matrices of an adapter that do not multiply");
+}
+
 TEST_CASE("Attention counts visible pairs: two products forward, five backward") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}), cu = tensor(1, int32_type, {fixed(5)}),
                o = tensor(2, bf16_type, {tokens(8), fixed(24)}), lse = tensor(3, fp32_type, {tokens(8), fixed(4)});

@@ -1,5 +1,8 @@
 #include "tests/numerics/golden.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -43,13 +46,25 @@ const std::vector<std::string>& golden_models() {
   return names;
 }
 
+const std::vector<std::string>& golden_adapters() {
+  static const std::vector<std::string> names = {"lora-llama-gqa",  "lora-qwen2-bias",  "lora-qwen3-norm",
+                                                 "lora-mha-one-kv", "lora-gemma2-tiny", "lora-mixtral-tiny"};
+  return names;
+}
+
 Golden Golden::load(const std::string& name) {
   Golden g;
-  g.folder = std::string(source_folder) + "/tests/golden/" + name;
-  g.model = value(load_model(g.folder));
-  g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
-              value(Checkpoint::open(g.folder + "/model.safetensors"))};
+  const std::string goldens = std::string(source_folder) + "/tests/golden/";
+  g.folder = goldens + name;
   const auto json = json_from<nlohmann::json>(value(read_file(g.folder + "/golden.json")));
+  const bool lora = json.contains("lora");
+  g.model = value(load_model(lora ? goldens + json["model"].get<std::string>() : g.folder));
+  if (lora)
+    g.model.lora = {json["lora"]["rank"], json["lora"]["alpha"],
+                    fmt::format("{}", fmt::join(json["lora"]["targets"].get<std::vector<std::string>>(), "-")),
+                    g.folder};
+  g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
+              value(Checkpoint::open(g.folder + (lora ? "/adapter_model.safetensors" : "/model.safetensors")))};
   const auto& o = json["optimizer"];
   g.optimizer = {.lr = o["lr"],
                  .beta1 = o["beta1"],
@@ -62,8 +77,10 @@ Golden Golden::load(const std::string& name) {
   g.final_loss = json["steps"]["final_loss"];
   g.losses = json["steps"]["losses"].get<std::vector<double>>();
   g.grad_norms = json["steps"]["grad_norms"].get<std::vector<double>>();
-  g.prompts = json["generation"]["prompts"].get<std::vector<std::vector<std::int32_t>>>();
-  g.new_tokens = json["generation"]["new_tokens"].get<std::vector<std::vector<std::int32_t>>>();
+  if (!lora) {
+    g.prompts = json["generation"]["prompts"].get<std::vector<std::vector<std::int32_t>>>();
+    g.new_tokens = json["generation"]["new_tokens"].get<std::vector<std::vector<std::int32_t>>>();
+  }
   g.bf16_floor = json["floors"].value("logits_bf16", 0.0);
   const auto ids = integers(find(g.files_[0], "input_ids")), ends = integers(find(g.files_[0], "cu_seqlens"));
   for (std::size_t s = 0; s + 1 < ends.size(); ++s) {

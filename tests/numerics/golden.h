@@ -11,6 +11,9 @@
 
 namespace hotbunk::test {
 
+/// Every set of adapters that has goldens.
+const std::vector<std::string>& golden_adapters();
+
 /// Every model that has goldens.
 const std::vector<std::string>& golden_models();
 
@@ -24,6 +27,7 @@ struct Golden {
   std::vector<std::vector<std::int32_t>> prompts, new_tokens;  // greedy
   double bf16_floor = 0;                                       // floors.logits_bf16; 0: none
 
+  /// Of a folder of adapters: the model has them (scripts/make_lora_goldens.py), and initial() is theirs.
   static Golden load(const std::string& name);
   std::int64_t num_tokens() const;
   std::int64_t longest_sequence() const;  // tokens

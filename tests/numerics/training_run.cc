@@ -17,6 +17,7 @@
 #include "graph/slots.h"
 #include "graph/verify.h"
 #include "lowering/lower.h"
+#include "rl/adapter.h"
 #include "rl/sft_driver.h"
 #include "tests/blocks.h"
 #include "tests/numerics/value.h"
@@ -93,7 +94,7 @@ constexpr float nobodys = std::numeric_limits<float>::quiet_NaN();
 class ProbingDriver final : public Driver {
  public:
   ProbingDriver(const Plan& plan, const ModelSpec& model, Driver& inner) : plan_(plan), inner_(inner) {
-    for (const ParamSpec& p : parameters_of(model))
+    for (const ParamSpec& p : trained_parameters(model))
       gradients[p.name].assign(static_cast<std::size_t>(p.numel()), nobodys);
   }
   std::map<std::string, std::vector<float>> taken;
@@ -154,7 +155,7 @@ void write_gradients(const std::filesystem::path& folder, int rank, const Gradie
 /// What the ranks left, as one: all that several have must be the same bit for bit.
 Gradients read_gradients(const ModelSpec& model, const std::filesystem::path& folder, int ranks) {
   Gradients out;
-  for (const ParamSpec& p : parameters_of(model)) out[p.name].assign(static_cast<std::size_t>(p.numel()), nobodys);
+  for (const ParamSpec& p : trained_parameters(model)) out[p.name].assign(static_cast<std::size_t>(p.numel()), nobodys);
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string bytes = value(read_file(gradients_file(folder, rank)));
     std::size_t at = 0;
@@ -174,8 +175,8 @@ Gradients read_gradients(const ModelSpec& model, const std::filesystem::path& fo
 
 /// Gradients by tensor of the model's file.
 void add_gradients(const Golden& g, const Gradients& gradients, std::map<std::string, std::vector<float>>& out) {
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const StoredParameter at = stored(g.model, p);
+  for (const ParamSpec& p : trained_parameters(g.model)) {
+    const StoredParameter at = stored_trained(g.model, p);
     auto& tensor = out["grad." + at.tensor];
     std::int64_t elements = 1;
     for (const std::int64_t extent : at.shape) elements *= extent;
@@ -277,14 +278,19 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
   const auto metrics = json_from<nlohmann::json>(value(read_file(folder / "metrics.json")));
   result.losses = metrics["losses"].get<std::vector<double>>();
   result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
-  const Checkpoint after = value(Checkpoint::open(folder / "step_5"));
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const StoredParameter at = stored(g.model, p);
+  const bool lora = g.model.lora.on();
+  const Checkpoint after =
+      value(Checkpoint::open(lora ? folder / "step_5" / adapter_file::weights : folder / "step_5"));
+  for (const ParamSpec& p : trained_parameters(g.model)) {
+    const StoredParameter at = stored_trained(g.model, p);
     const TensorView view = value(after.require(at));
     auto& values = result.after5[at.tensor];
     values.resize(static_cast<std::size_t>(view.numel()));
     copy_as_f32(view, 0, values);
   }
+  if (!lora) return;
+  const Checkpoint merged = value(Checkpoint::open(folder / "merged"));
+  for (const ParamSpec& p : parameters_of(g.model)) result.merged[p.name] = value(merged.load_parameter(g.model, p));
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ Scenario golden_scenario(const Golden&, std::int64_t ranks);
 struct TrainingResult {
   std::vector<double> losses, grad_norms;            // by step
   std::map<std::string, std::vector<float>> after5;  // every tensor of the model's file after five steps
+  std::map<std::string, std::vector<float>> merged;  // with adapters: the model at the end of the run, these in it
   /// Of the first step: "grad.<tensor of the file>" as the optimizer takes it, put together from what the ranks have;
   /// of one rank also "logits" and "logps".
   std::map<std::string, std::vector<float>> probes;

@@ -250,13 +250,13 @@ namespace {
 
 /// A random legal value of a key, as --set text; empty: leave it alone (keys whose values other keys must match).
 std::string random_value(const ScenarioKey& key) {
-  if (key.path.starts_with("train.layout") || key.path.starts_with("rollout.layout") ||
-      key.path.starts_with("workload") || key.path.ends_with("tokens") || key.path == "train.pipeline_split" ||
-      key.path == "algorithm.mini_batches" || key.path == "algorithm.kl_coef" || key.path == "cluster.gpu.base" ||
-      key.path.starts_with("cluster.device_memory") || key.path.starts_with("optimizer.beta") ||
-      key.path == "rollout.top_p" || key.path == "cluster.nodes" || key.path == "cluster.gpus_per_node" ||
-      key.path == "cluster.ranks_per_device" || key.path == "placement" || key.path == "train.offload" ||
-      key.path == "transition" || key.path == "sync.every" || key.path == "task.data" ||
+  if (key.path.starts_with("train.lora") || key.path.starts_with("train.layout") ||
+      key.path.starts_with("rollout.layout") || key.path.starts_with("workload") || key.path.ends_with("tokens") ||
+      key.path == "train.pipeline_split" || key.path == "algorithm.mini_batches" || key.path == "algorithm.kl_coef" ||
+      key.path == "cluster.gpu.base" || key.path.starts_with("cluster.device_memory") ||
+      key.path.starts_with("optimizer.beta") || key.path == "rollout.top_p" || key.path == "cluster.nodes" ||
+      key.path == "cluster.gpus_per_node" || key.path == "cluster.ranks_per_device" || key.path == "placement" ||
+      key.path == "train.offload" || key.path == "transition" || key.path == "sync.every" || key.path == "task.data" ||
       key.path == "optimizer.momentum" || key.path == "optimizer.cpu_fraction" || key.path == "rollout.engine" ||
       key.path == "rollout.temperature" || key.path == "train.wrap.policy")
     return "";

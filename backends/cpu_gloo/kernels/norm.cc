@@ -275,8 +275,8 @@ void qk_norm_backward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, C
       });
     });
   });
-  grad.finish(dq_norm, dw_write, 0, d);
-  grad.finish(dk_norm, dw_write, d, d);
+  if (dq_norm) grad.finish(dq_norm, dw_write, 0, d);
+  if (dk_norm) grad.finish(dk_norm, dw_write, d, d);
 }
 
 }  // namespace hotbunk::kernels

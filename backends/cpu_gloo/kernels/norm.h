@@ -36,7 +36,7 @@ void qk_norm_forward(KernelContext&, ConstMatrix qkv, ConstVector q_norm, ConstV
                      std::int64_t T, HeadShape, float eps);
 
 /// dqkv = gradient at the norm's input from dout at its output (v copied); dqkv may be dout. qkv is the norm's *input*.
-/// dq_norm, dk_norm: fp32 [d], accumulated or written as `dw_write` says.
+/// dq_norm, dk_norm: fp32 [d], accumulated or written as `dw_write` says; nullptr = frozen weight.
 void qk_norm_backward(KernelContext&, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, const float* rstd,
                       ConstMatrix dout, Matrix dqkv, float* dq_norm, float* dk_norm, Write dw_write, std::int64_t T,
                       HeadShape);

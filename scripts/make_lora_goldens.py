@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Golden data of adapters: the tiny models of make_goldens.py with LoRA beside some of their matrices, trained by PEFT.
+
+    make_lora_goldens.py --out tests/golden            write every folder
+    make_lora_goldens.py --out tests/golden --check    compute again and compare; exit 1 on a difference
+
+A folder lora-NAME has what PEFT saved before training (adapter_config.json, adapter_model.safetensors: neither A nor B is
+zero) and golden.json and golden.safetensors as make_goldens.py's, but of the adapters alone: `grad.<p>` and `after5.<p>`
+by their names in PEFT's file, and `merged.<p>`: the model's matrices after five steps with their adapters in them
+(merge_and_unload). The model itself is that of the folder NAME. golden.json says of floors.updates how far fp32's update
+is from fp64's, of y = x (W + alpha/r B A)^T written out.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import peft
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+import make_goldens as base
+
+MAX_UPDATE_FLOOR = base.MAX_UPDATE_FLOOR
+A_STD, B_STD = 0.15, 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Of a model that has goldens. Ranks are odd, so that Shard(0) of A is uneven."""
+
+    model: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    @property
+    def name(self):
+        return f"lora-{self.model}"
+
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CASES = [
+    Case("llama-gqa", 3, 6, ALL),
+    Case("qwen2-bias", 5, 2, ("q_proj", "v_proj")),  # beside a matrix without one, in one packed product
+    Case("qwen3-norm", 5, 16, ALL),
+    Case("mha-one-kv", 3, 3, ("k_proj", "v_proj", "o_proj", "down_proj")),  # KV heads that ranks share
+    Case("gemma2-tiny", 3, 4, ("q_proj", "o_proj", "up_proj")),
+    Case("mixtral-tiny", 3, 6, ("q_proj", "k_proj", "v_proj", "o_proj")),
+]
+
+
+def adapted(case, folder, rng):
+    model = get_peft_model(base.load(folder), LoraConfig(
+        r=case.rank, lora_alpha=case.alpha, target_modules=list(case.targets), lora_dropout=0.0, bias="none",
+        task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                std = A_STD if "lora_A" in name else B_STD
+                p.copy_(std * torch.from_numpy(rng.standard_normal(tuple(p.shape)).astype(np.float32)))
+    return model.eval()
+
+
+def in_file(name):
+    return name.replace(".default.", ".")
+
+
+def compute(case, model, tokens, cu_seqlens, optimizer):
+    sequences = base.split(tokens, cu_seqlens)
+    inner = model.get_base_model()
+    rotary, config = inner.model.rotary_emb, inner.config
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    start = {n: p.detach().clone() for n, p in parameters.items()}
+    frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
+    with torch.no_grad():
+        logits = base.hf_logits(inner, sequences)
+        logprobs = base.next_token_logprobs(logits, tokens, cu_seqlens)
+    grads, losses, norms, final = base.train(parameters, lambda s: base.hf_logits(inner, s), tokens, cu_seqlens, optimizer)
+
+    wide = {n: p.double().requires_grad_() for n, p in start.items()}
+    prefix, margins = "base_model.model.", []
+
+    def merged():
+        weights = {}
+        for name, w in frozen.items():
+            module = name.removesuffix(".base_layer.weight")
+            if module + ".lora_A.default.weight" in wide:
+                w = w.double() + case.alpha / case.rank * wide[module + ".lora_B.default.weight"] @ wide[module + ".lora_A.default.weight"]
+            weights[name.removeprefix(prefix).replace(".base_layer.", ".")] = w.double()
+        return weights
+
+    plain = lambda s: base.plain_logits(merged(), config, rotary.inv_freq.double(), rotary.attention_scaling, s, margins)
+    with torch.no_grad():
+        logits_f64 = plain(sequences)
+    base.train(wide, plain, tokens, cu_seqlens, optimizer)
+
+    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens, "logits": logits, "logprobs": logprobs}
+    tensors |= {f"grad.{in_file(n)}": g for n, g in grads.items()}
+    tensors |= {f"after5.{in_file(n)}": p.detach().clone() for n, p in parameters.items()}
+    floors = {"logits": base.gap(logits, logits_f64),
+              "updates": {in_file(n): ((p.detach().double() - wide[n].detach()).norm()
+                                       / (wide[n].detach() - start[n].double()).norm()).item()
+                          for n, p in parameters.items()}}
+    unloaded = model.merge_and_unload()
+    for name, p in base.as_in_files(dict(unloaded.named_parameters()), config).items():
+        if any(f".{t}.weight" in name for t in case.targets):
+            tensors[f"merged.{name}"] = p.detach().clone()
+    values = {"loss": losses[0], "steps": {"losses": losses, "grad_norms": norms, "final_loss": final}, "floors": floors}
+    if margins:
+        values["routing"] = {"min_margin": min(margins)}
+    return tensors, values
+
+
+def golden(case, out, seed):
+    """Tensors, values and the model as it was before training."""
+    rng = np.random.default_rng([seed, *case.name.encode()])
+    of_model = json.loads((out / case.model / "golden.json").read_text())
+    kept = load_file(out / case.model / "golden.safetensors")
+    model = adapted(case, out / case.model, rng)
+    saved = {k: v.clone() for k, v in get_peft_model_state_dict(model).items()}
+    model.save_pretrained(out / case.name)
+    optimizer = {k: of_model["optimizer"][k] for k in base.OPTIMIZER}
+    tensors, values = compute(case, model, kept["input_ids"], kept["cu_seqlens"], optimizer)
+    return tensors, values, saved, of_model
+
+
+def write_case(case, out):
+    folder = out / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    for seed in range(100):
+        tensors, values, _, of_model = golden(case, out, seed)
+        if (max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR
+                and values.get("routing", {"min_margin": 1.0})["min_margin"] >= base.MIN_ROUTING_MARGIN):
+            break
+    else:
+        raise RuntimeError(f"{case.name}: no seed gives clear updates")
+    for extra in ("README.md",):
+        (folder / extra).unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"../{case.model}"
+    config["target_modules"] = sorted(config["target_modules"])
+    base.write_json(folder / "adapter_config.json", config)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "golden.safetensors")
+    base.write_json(folder / "golden.json", {
+        "schema": base.SCHEMA, "model": case.model, "seed": seed, "versions": base.versions() | {"peft": peft.__version__},
+        "lora": {"rank": case.rank, "alpha": case.alpha, "targets": list(case.targets)},
+        "optimizer": of_model["optimizer"], **values})
+
+
+def check_case(case, out, scratch):
+    kept, said = load_file(out / case.name / "golden.safetensors"), json.loads((out / case.name / "golden.json").read_text())
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    for name in (case.model,):
+        (scratch / name).symlink_to((out / name).resolve())
+    tensors, values, saved, _ = golden(case, scratch, said["seed"])
+    problems = []
+    for name, t in load_file(out / case.name / "adapter_model.safetensors").items():
+        if not torch.equal(t, saved[name]):
+            problems.append(f"{name} differs")
+    for name, t in tensors.items():
+        bound = 1e-3 if name.startswith(("after5", "merged")) else 1e-4 if name.startswith("grad") else 1e-5
+        if t.is_floating_point() and base.gap(t, kept[name]) > bound:
+            problems.append(f"{name}: {base.gap(t, kept[name]):.1e}")
+    return problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", help="one folder")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    failed = False
+    for case in CASES:
+        if args.only not in (None, case.name):
+            continue
+        if not args.check:
+            write_case(case, args.out)
+            print(f"{case.name}: written")
+            continue
+        problems = check_case(case, args.out, Path("/tmp") / f"hotbunk-{case.name}")
+        failed = failed or bool(problems)
+        print(f"{case.name}: {'; '.join(problems) if problems else 'as kept'}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

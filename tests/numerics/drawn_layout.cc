@@ -1,0 +1,89 @@
+#include "tests/numerics/drawn_layout.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "layout/sequence.h"
+#include "layout/train_weights.h"
+#include "spec/names.h"
+#include "tests/numerics/training_run.h"
+
+namespace hotbunk::test {
+namespace {
+
+/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, or none.
+void draw_experts(Scenario& s, std::mt19937_64& random) {
+  TrainLayout& l = s.train.layout;
+  const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                       : l.fsdp > 0                       ? l.fsdp
+                                                                                          : data;
+  std::vector<std::int64_t> over_data;
+  for (const std::int64_t ep : {2, 3, 4})
+    if (data % ep == 0 && (shards == 1 || shards % ep == 0) && s.model.moe->experts % ep == 0) over_data.push_back(ep);
+  const bool spreads = !over_data.empty() && random() % 4 != 0, whole = !spreads && random() % 2 == 0;
+  l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
+  l.etp = whole ? 1 : l.tp;
+}
+
+}  // namespace
+
+std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
+  const auto one_of = [&](std::initializer_list<std::int64_t> values) {
+    return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
+  };
+  Scenario s = golden_scenario(g, 1);
+  TrainLayout& l = s.train.layout;
+  l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
+  l.ulysses = one_of({1, 1, 2, 2, 3, 4}), l.cp = one_of({1, 1, 1, 2, 2, 3, 4});
+  s.train.context_exchange = one_of({0, 1}) == 0 ? ContextExchange::ring : ContextExchange::all_gather;
+  if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
+  if (!why_not_ulysses(g.model.heads / l.tp, std::max<std::int64_t>(1, g.model.kv_heads / l.tp), l.ulysses).empty())
+    return std::nullopt;
+  s.cluster.gpus_per_node = l.ranks();
+  if (l.pp > 1) {
+    if (g.model.layers >= 2 * l.pp)
+      l.vpp = 2 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(g.model.layers / l.pp - 1));
+    const std::int64_t chunks = l.pp * l.vpp;
+    s.train.pipeline_split.assign(static_cast<std::size_t>(chunks), 1);
+    s.train.pipeline_split[random() % static_cast<std::uint64_t>(chunks)] += g.model.layers - chunks;
+    if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
+    l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
+  }
+  l.sp = l.tp > 1 && one_of({0, 1}) == 1;
+  s.train.engine = static_cast<TrainEngine>(
+      one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
+              static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
+              static_cast<std::int64_t>(TrainEngine::zero2)}));
+  // Flat units: where nothing but the data ranks and those that share sequences cuts anything, and nothing is frozen.
+  if (l.tp == 1 && l.pp == 1 && !g.model.lora.on() && one_of({0, 1, 2}) == 0) {
+    s.train.engine = TrainEngine::fsdp1;
+    s.train.wrap.policy = static_cast<WrapPolicy>(one_of({0, 1, 2}));
+    s.train.wrap.min_parameters = one_of({1, 300, 1000, 3000, 10000, 1 << 20});
+    if (s.train.wrap.policy == WrapPolicy::names)
+      s.train.wrap.names = one_of({0, 1}) == 0 ? "*.0-*embed*" : "*attn*-*.2";
+  }
+  if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
+  if (g.model.moe && s.train.engine != TrainEngine::fsdp1) draw_experts(s, random);
+  s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
+  s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
+  s.train.prefetch = one_of({0, 1});
+  s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
+  s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
+  return s;
+}
+
+std::string text_of(const Scenario& s) {
+  const TrainLayout& l = s.train.layout;
+  return fmt::format(
+      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} wrap {} {} "
+      "recompute {} reshard {} prefetch {} chunks {} tokens {}",
+      s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
+      fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine),
+      static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
+      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+}
+
+}  // namespace hotbunk::test

@@ -1,0 +1,154 @@
+// P3 of adapters: what one rank trains agrees with PEFT, and every layout with both.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <optional>
+#include <random>
+
+#include "rl/adapter.h"
+#include "tests/numerics/drawn_layout.h"
+#include "tests/numerics/training_run.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+// P3's bounds (training_test.cc).
+constexpr double lora_logit_bound = 1e-5, lora_gradient_bound = 1e-4, lora_update_bound = 1e-3,
+                 lora_scalar_bound = 2e-5;
+
+void check_adapters(const Golden& g, const TrainingResult& r) {
+  REQUIRE(r.losses.size() == g.losses.size() + 1);
+  for (std::size_t i = 0; i < g.losses.size(); ++i) {
+    CAPTURE(i);
+    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(lora_scalar_bound));
+    CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(lora_scalar_bound));
+  }
+  CHECK(r.losses.back() == Approx(g.final_loss).epsilon(lora_scalar_bound));
+  CHECK(r.after5.size() == adapters_of(g.model).size());
+  for (const auto& [name, value] : r.after5) {
+    CAPTURE(name);
+    CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= lora_update_bound);
+  }
+}
+
+Scenario lora_scenario(const Golden& g, TrainEngine engine, const TrainLayout& layout) {
+  Scenario s = golden_scenario(g, layout.ranks());
+  s.train.engine = engine, s.train.layout = layout;
+  s.train.micro_batch_tokens = layout.share_of(g.num_tokens());
+  if (g.model.moe) s.train.layout.etp = layout.tp;
+  if (layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("adapters: logits, gradients and five AdamW steps agree with PEFT") {
+  for (const std::string& name : golden_adapters()) {
+    CAPTURE(name);
+    const Golden g = Golden::load(name);
+    const TrainingResult r = train(g, golden_scenario(g, 1));
+    CHECK(r.losses.at(0) == Approx(g.loss).epsilon(1e-6));
+    CHECK(relative_error(r.probes.at("logits"), g.tensor("logits")) <= lora_logit_bound);
+    CHECK(relative_error(r.probes.at("logps"), g.tensor("logprobs")) <= lora_logit_bound);
+    for (const ParamSpec& p : adapters_of(g.model)) {
+      const std::string tensor = "grad." + adapter_tensor(p.name);
+      CAPTURE(tensor);
+      CHECK(relative_error(r.probes.at(tensor), g.tensor(tensor)) <= lora_gradient_bound);
+    }
+    check_adapters(g, r);
+  }
+}
+
+TEST_CASE("adapters: recomputation, chunks, micro-batches and bodies that are not shared compute the same") {
+  for (const std::string& name : golden_adapters()) {
+    const Golden g = Golden::load(name);
+    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+      CAPTURE(name, static_cast<int>(recompute));
+      Scenario s = golden_scenario(g, 1);
+      s.train.recompute = recompute, s.train.loss_chunk_tokens = 7;
+      if (recompute == Recompute::full) s.train.micro_batch_tokens = g.longest_sequence();
+      check_adapters(g, train(g, s));
+    }
+  }
+}
+
+TEST_CASE("adapters: every kind of layout computes what PEFT does") {
+  struct Way {
+    const char* model;
+    TrainEngine engine;
+    TrainLayout layout;
+    const char* schedule = "1f1b";
+  };
+  const auto fsdp2 = TrainEngine::fsdp2;
+  for (const Way& way : {Way{"lora-llama-gqa", fsdp2, {.dp = 4}},
+                         {"lora-llama-gqa", fsdp2, {.dp = 4, .fsdp = 2}},
+                         {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 3}},
+                         {"lora-qwen3-norm", TrainEngine::zero1, {.dp = 2}},
+                         {"lora-qwen3-norm", TrainEngine::zero2, {.dp = 4, .fsdp = 2}},
+                         {"lora-llama-gqa", fsdp2, {.dp = 1, .tp = 2}},
+                         {"lora-llama-gqa", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
+                         {"lora-mha-one-kv", fsdp2, {.dp = 1, .tp = 4}},
+                         {"lora-mha-one-kv", TrainEngine::zero1, {.dp = 2, .tp = 2, .sp = true}},
+                         {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 1, .tp = 4, .sp = true}},
+                         {"lora-gemma2-tiny", fsdp2, {.dp = 2, .tp = 2}},
+                         {"lora-llama-gqa", fsdp2, {.dp = 2, .pp = 2}},
+                         {"lora-qwen2-bias", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
+                         {"lora-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
+                         {"lora-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
+                         {"lora-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
+                         {"lora-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}}}) {
+    CAPTURE(way.model, static_cast<int>(way.engine), way.layout.dp, way.layout.fsdp, way.layout.tp, way.layout.sp,
+            way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
+    const Golden g = Golden::load(way.model);
+    Scenario s = lora_scenario(g, way.engine, way.layout);
+    s.train.pipeline_schedule = way.schedule;
+    check_adapters(g, train(g, s));
+  }
+}
+
+// HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
+TEST_CASE("adapters: layouts drawn at random compute what PEFT does") {
+  const auto number = [](const char* variable, std::uint64_t otherwise) {
+    const char* text = std::getenv(variable);
+    return text != nullptr ? std::stoull(text) : otherwise;
+  };
+  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 24), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  std::uint64_t drawn = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 9'000'011 + i);
+    const Golden g = Golden::load(golden_adapters()[random() % golden_adapters().size()]);
+    const std::optional<Scenario> s = draw_layout(g, random);
+    if (!s) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*s));
+    check_adapters(g, train(g, *s));
+  }
+}
+
+TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the model with them in it is PEFT's") {
+  for (std::uint64_t i = 0, drawn = 0; drawn < 8; ++i) {
+    std::mt19937_64 random(11'000'003 + i);
+    const Golden g = Golden::load(golden_adapters()[random() % golden_adapters().size()]);
+    std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
+    if (!first || !then) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*first), text_of(*then));
+    then->steps = static_cast<std::int64_t>(g.losses.size());
+    const TrainingResult r = train_on(g, *first, *then, 2);
+    REQUIRE(r.losses.size() + 2 == g.losses.size());
+    for (std::size_t at = 0; at < r.losses.size(); ++at)
+      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(lora_scalar_bound));
+    for (const auto& [name, value] : r.after5) {
+      CAPTURE(name);
+      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= lora_update_bound);
+    }
+    const Checkpoint base = Checkpoint::open(g.model.weights_path).value();
+    for (const ParamSpec& p : parameters_of(g.model)) {
+      CAPTURE(p.name);
+      const std::vector<float> before = base.load_parameter(g.model, p).value();
+      if (!g.model.adapts(p.role)) CHECK(r.merged.at(p.name) == before);
+      else CHECK(update_error(r.merged.at(p.name), g.tensor("merged." + p.name), before) <= lora_update_bound);
+    }
+  }
+}

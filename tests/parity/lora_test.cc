@@ -1,0 +1,177 @@
+// Adapters: P1 and P2 in every kind of layout, P4 of what is frozen and what is not, P5 of matrices that are sent with
+// their adapters in them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <bit>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/hash.h"
+#include "layout/rollout_weights.h"
+#include "layout/train_weights.h"
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+const char* const lora = "train.lora={rank: 3, alpha: 6}";
+
+std::string same_lora_plan(const Outcome& o) { return complaint(o, o.plan); }
+
+/// alpha / rank is 2: the factor's product is exact, and what is left of the kernel's order of sums is its own.
+float merged(float w, std::span<const float> b, const std::vector<float>& a, std::int64_t cols, std::int64_t col) {
+  float sum = 0.0f;
+  for (std::size_t k = 0; k < b.size(); ++k)
+    sum = std::fmaf(b[k], a[k * static_cast<std::size_t>(cols) + static_cast<std::size_t>(col)], sum);
+  return std::fmaf(2.0f, sum, w);
+}
+
+std::vector<float> floats_of(std::span<const std::byte> bytes) {
+  std::vector<float> out(bytes.size() / sizeof(float));
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
+/// What one rank holds of every parameter, in fp32.
+std::map<std::string, std::vector<float>> trained_parameters_of(const CpuBackend& backend, const Scenario& s) {
+  std::map<std::string, std::vector<float>> out;
+  for (const ShardedUnit& u : train_units(s.model, 1, 1, 0)) {
+    const std::vector<float> shard = floats_of(backend.peek("train." + u.name + ".shard"));
+    for (const UnitParam& p : u.params)
+      out[p.parameter].assign(shard.begin() + p.shard_offset, shard.begin() + p.shard_offset + p.elements());
+  }
+  return out;
+}
+
+/// Element by element; `moved`: how many elements an adapter has changed.
+std::string compare_merged(const CpuBackend& backend, const Scenario& s, std::int64_t& moved) {
+  const auto trained = trained_parameters_of(backend, s);
+  std::int64_t compared = 0;
+  for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) {
+    const std::vector<float> local = floats_of(backend.peek("rollout." + w.name));
+    for (const auto& source : w.sources) {
+      const std::vector<float>& base = trained.at(source.parameter);
+      const Piece& p = source.piece;
+      const std::string module = source.parameter.substr(0, source.parameter.size() - std::string("weight").size());
+      const auto a = trained.find(module + "lora_A.weight"), b = trained.find(module + "lora_B.weight");
+      const auto rank = static_cast<std::size_t>(s.model.lora.rank);
+      for (std::int64_t r = p.row_begin; r < p.row_end; ++r)
+        for (std::int64_t c = p.col_begin; c < p.col_end; ++c, ++compared) {
+          const float before = base[static_cast<std::size_t>(r * p.col_end + c)];
+          const float expected =
+              a == trained.end()
+                  ? before
+                  : merged(before, std::span(b->second).subspan(static_cast<std::size_t>(r) * rank, rank), a->second,
+                           p.col_end, c);
+          moved += expected != before ? 1 : 0;
+          const float found = local[static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)];
+          if (std::bit_cast<std::uint32_t>(found) != std::bit_cast<std::uint32_t>(expected))
+            return fmt::format("{}: element ({}, {}) of {} is {}, merged {}", w.name, r, c, source.parameter, found,
+                               expected);
+        }
+    }
+  }
+  return compared == parameter_count(s.model) ? "" : fmt::format("compared {} elements", compared);
+}
+
+}  // namespace
+
+TEST_CASE("adapters: simulated bytes and calls equal the measured ones, in every kind of layout") {
+  std::vector<Case> cases;
+  const auto add = [&](int rollout_tp, std::vector<std::string> sets) {
+    sets.insert(sets.end(), {lora, "sync.verify=true", "algorithm.reference=true", "checkpoint_every=1"});
+    cases.push_back({fmt::format("{}", fmt::join(sets, " ")), tiny_scenario(4, rollout_tp, sets), {}, {}});
+  };
+  for (const char* engine : {"fsdp2", "zero2", "zero1", "ddp"})
+    for (const char* params : {"fp32", "bf16"}) {
+      const std::string e = fmt::format("train.engine={}", engine),
+                        p = fmt::format("train.precision.params={}", params);
+      add(2, {e, p});
+      add(1, {e, p, "train.layout.dp=2", "train.layout.tp=2", "train.layout.sp=true", "train.recompute=full"});
+      add(4,
+          {e, p, "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]", "sync.transport=collective"});
+      add(2, {e, p, "transition=slime", "train.recompute=selective"});  // the sync reads the host's copy
+    }
+  add(2, {"train.layout.fsdp=2", "sync.transport=collective"});
+  add(2, {"transition=verl-old", "sync.transport=collective"});
+  add(2, {"transition=slime", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
+  add(2, {"train.layout.dp=2", "train.layout.cp=2"});
+  add(2, {"train.layout.dp=2", "train.layout.ulysses=2"});
+  add(2, {"train.engine=zero1", "train.layout.dp=1", "train.layout.tp=2", "train.layout.pp=2",
+          "train.pipeline_split=[2, 1]", "train.pipeline_schedule=zero-bubble"});
+  add(2, {"train.lora.targets=[q_proj, v_proj]", "rollout.sleep_level=1", "train.reshard_after_forward=false"});
+  CHECK(run_cases(4, cases, same_lora_plan) == "");
+}
+
+TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for bit") {
+  const Scenario s = tiny_scenario(1, 1, {lora, "steps=3"});
+  const auto moved = std::make_shared<std::int64_t>(0);
+  const Case job{"merged", s, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
+                   if (phase == "sleep_train") return compare_merged(b, s, *moved);
+                   return phase == "export" && *moved == 0 ? "no adapter has changed anything" : "";
+                 }};
+  CHECK(run_cases(1, {job}, [](const Outcome&) { return ""; }) == "");
+}
+
+TEST_CASE("adapters: what wakes up is what went to sleep, frozen and trained") {
+  for (const int world : {1, 2}) {
+    const Scenario s = tiny_scenario(world, 1, {lora, "steps=3", "algorithm.reference=true"});
+    struct Seen {
+      std::string frozen, trained, last;
+      int compared = 0, changed = 0;
+    };
+    const auto seen = std::make_shared<Seen>();
+    const auto hash = [s, world](const CpuBackend& b, bool adapters) {
+      Hasher h;
+      for (const ShardedUnit& u : train_units(s.model, 1, world, 0)) {
+        if (u.adapters != adapters) continue;
+        h.add(b.peek("train." + u.name + ".shard"));
+        if (!adapters) continue;
+        for (const char* moment : {"exp_avg", "exp_avg_sq"}) h.add(b.peek(fmt::format("train.{}.{}", u.name, moment)));
+      }
+      return h.hex();
+    };
+    const Case job{"lora", s, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
+                     if (phase == "sleep_optimizer") {
+                       const std::string frozen = hash(b, false);
+                       if (!seen->frozen.empty() && frozen != seen->frozen) return "what is frozen has changed";
+                       seen->frozen = frozen, seen->trained = hash(b, true);
+                       seen->changed += !seen->last.empty() && seen->last != seen->trained ? 1 : 0;
+                       seen->last = seen->trained;
+                     }
+                     if (phase == "reference") {
+                       ++seen->compared;
+                       if (hash(b, false) != seen->frozen || hash(b, true) != seen->trained)
+                         return "what woke up is not what went to sleep";
+                     }
+                     if (phase == "export" && (seen->compared < 2 || seen->changed < 1))
+                       return fmt::format("compared {} times, changed {} times", seen->compared, seen->changed);
+                     return "";
+                   }};
+    CHECK(run_cases(world, {job}, [](const Outcome&) { return ""; }) == "");
+  }
+}
+
+TEST_CASE("adapters: a verified sync finds a matrix without its adapter") {
+  const Scenario s = tiny_scenario(2, 2, {lora, "sync.verify=true", "steps=3"});
+  const auto forget = [](Plan& plan) {  // the first matrix that is packed with its adapter is packed as it is
+    for (Program& program : plan.programs)
+      for (Body& body : program.bodies)
+        for (Op& op : body.ops)
+          if (op.kind == OpKind::lora_merge && op.name.starts_with("merge.")) {
+            for (auto& [key, value] : op.attrs)
+              if (key == Attr::factor) value = 0.0;
+            return;
+          }
+  };
+  CHECK(run_cases(2, {{"forgotten", s, forget, {}, "does not hold the training weights in fp32"}},
+                  [](const Outcome&) { return ""; }) == "");
+}

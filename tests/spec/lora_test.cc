@@ -1,0 +1,93 @@
+// train.lora: what it says of a model, and what it cannot say.
+#include <catch2/catch.hpp>
+
+#include "spec/loader.h"
+
+using namespace hotbunk;
+
+namespace {
+
+const char* const dense_text = R"(
+model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 2, num_attention_heads: 4,
+  num_key_value_heads: 2, head_dim: 6, vocab_size: 33, max_position_embeddings: 64}
+cluster: {gpu: local-cpu}
+train: {micro_batch_tokens: 64}
+rollout: {engine: hotbunk}
+workload: {prompt_tokens: {mean: 5, max: 5}, response_tokens: {mean: 4, max: 6}}
+)";
+
+Result<Scenario> with_lora(const std::vector<std::string>& sets) {
+  return load_scenario_text(dense_text, "s.yaml", sets);
+}
+
+void check_refused(const std::vector<std::string>& sets, const std::string& code, const std::string& part) {
+  INFO(part);
+  const auto s = with_lora(sets);
+  REQUIRE_FALSE(s);
+  CHECK(s.error().front().code == code);
+  CHECK_THAT(render(s.error()), Catch::Contains(part));
+}
+
+}  // namespace
+
+TEST_CASE("adapters by PEFT's names: A (rank, in) and B (out, rank) of each matrix that has one") {
+  const auto s = with_lora({"train.lora={rank: 3, alpha: 6, targets: [q_proj, down_proj]}"});
+  REQUIRE(s);
+  const ModelSpec& m = s->model;
+  CHECK(m.lora.factor() == 2.0);
+  const std::vector<ParamSpec> all = adapters_of(m);
+  REQUIRE(all.size() == 8);
+  CHECK(all[0].name == "model.layers.0.self_attn.q_proj.lora_A.weight");
+  CHECK(all[0].shape == std::vector<std::int64_t>{3, 24});
+  CHECK(all[1].name == "model.layers.0.self_attn.q_proj.lora_B.weight");
+  CHECK(all[1].shape == std::vector<std::int64_t>{24, 3});
+  CHECK(all[6].name == "model.layers.1.mlp.down_proj.lora_A.weight");
+  CHECK(all[6].shape == std::vector<std::int64_t>{3, 40});
+  CHECK((m.adapts(ParamRole::q_proj) && !m.adapts(ParamRole::k_proj) && !m.adapts(ParamRole::embedding)));
+  CHECK((m.trains(ParamRole::q_lora_a) && !m.trains(ParamRole::q_proj) && !m.trains(ParamRole::input_norm)));
+  CHECK(base_of(m).trains(ParamRole::q_proj));
+  CHECK(adapters_of(base_of(m)).empty());
+  CHECK(adapters_of(with_lora({"train.lora.rank=3"})->model).size() == 2 * 2 * 7);
+}
+
+TEST_CASE("adapters are in the resolved form where they are set, whatever stands first in the file") {
+  CHECK(resolved_yaml(*with_lora({})).find("lora") == std::string::npos);
+  const auto s = with_lora({"train.lora={rank: 3, targets: [q_proj, v_proj]}"});
+  REQUIRE(s);
+  const std::string text = resolved_yaml(*s);
+  CHECK_THAT(text, Catch::Contains("rank: 3") && Catch::Contains("targets: q_proj-v_proj"));
+  const auto again = load_scenario_text(text, "again.yaml");
+  REQUIRE(again);
+  CHECK(*again == *s);
+  const auto late = load_scenario_text(
+      "train: {lora: {rank: 5}, micro_batch_tokens: 2048}\nmodel: qwen2.5-0.5b\n"
+      "cluster: {gpu: local-cpu}\nrollout: {engine: hotbunk}\n",
+      "late.yaml");
+  if (!late) FAIL(render(late.error()));
+  CHECK(late->model.lora.rank == 5);
+}
+
+TEST_CASE("adapters that cannot be are refused by name, with what could be") {
+  check_refused({"train.lora={rank: 3, targets: [q_proj, q_porj]}"}, "E232", "no matrix is called 'q_porj'");
+  check_refused({"train.lora={rank: 3, targets: [q_proj, q_proj]}"}, "E232", "names q_proj twice");
+  check_refused({"train.lora={rank: 3, targets: []}"}, "E232", "names no matrix");
+  check_refused({"train.lora={rank: -1}"}, "E206", "train.lora.rank is -1");
+  check_refused({"train.lora={rank: 3, alfa: 2}"}, "E202", "did you mean train.lora.alpha?");
+  check_refused({"train.lora={rank: 3}", "train.engine=fsdp1"}, "E232", "no units of FSDP1");
+  check_refused({"train.lora={rank: 3}", "train.engine=megatron"}, "E232",
+                "adapters are planned only in what is executed: train.engine megatron");
+  check_refused({"train.lora={rank: 3}",
+                 "model={model_type: mixtral, hidden_size: 24, intermediate_size: 40, "
+                 "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, "
+                 "num_local_experts: 4, max_position_embeddings: 64}"},
+                "E232", "experts have no adapters");
+  check_refused({"train.lora={rank: 3}",
+                 "model={model_type: gpt2, n_embd: 24, n_layer: 2, n_head: 4, n_positions: 64, "
+                 "vocab_size: 33}"},
+                "E232", "GPT-2 has q, k and v as one matrix");
+  // The reference is the model itself, which has to be awake.
+  check_refused({"train.lora={rank: 3}", "algorithm.reference=true", "rollout.sleep=true",
+                 "transition=[sleep_optimizer, wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, "
+                 "wake_reference, reference, wake_train]"},
+                "E225", "the reference's log-probs come before the parameters");
+}
