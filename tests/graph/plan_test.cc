@@ -138,10 +138,18 @@ TEST_CASE("The hash of a plan changes with every field") {
       [](Plan& p) { ++work(p)[0].moves[0].from.parts.within.rows; },
       [](Plan& p) { ++work(p)[0].moves[0].from.parts.within.cols; },
       [](Plan& p) { ++work(p)[0].moves[0].from.parts.within.last_row; },
-      [](Plan& p) { work(p)[0].moves[0].from.parts.run = {-3, 2, 2}; },
-      [](Plan& p) { work(p)[0].moves[0].from.parts.run = {-2, 2, 2}; },
-      [](Plan& p) { work(p)[0].moves[0].from.parts.run = {-3, 3, 2}; },
-      [](Plan& p) { work(p)[0].moves[0].from.parts.run = {-3, 2, 3}; },
+      [](Plan& p) {
+        work(p)[0].moves[0].from.parts.run = {-3, 2, 2};
+      },
+      [](Plan& p) {
+        work(p)[0].moves[0].from.parts.run = {-2, 2, 2};
+      },
+      [](Plan& p) {
+        work(p)[0].moves[0].from.parts.run = {-3, 3, 2};
+      },
+      [](Plan& p) {
+        work(p)[0].moves[0].from.parts.run = {-3, 2, 3};
+      },
       [](Plan& p) { ++work(p)[0].moves[0].from.tensor; },
       [](Plan& p) { ++work(p)[0].moves[0].to.tensor; },
       [](Plan& p) {
