@@ -108,6 +108,12 @@ enum class OpKind : std::uint8_t {
   context_attention,
   context_attention_backward,
   expert_arrivals,
+  latent_norm,
+  latent_norm_backward,
+  latent_heads,
+  latent_heads_backward,
+  latent_write,
+  latent_attention,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -165,6 +171,11 @@ enum class Attr : std::uint8_t {
   rope_ramp_end,
   rope_amplitude,
   ranks,
+  value_dim,
+  rope_dim,
+  sigmoid,
+  groups,
+  taken_groups,
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
 };
