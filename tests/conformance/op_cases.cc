@@ -524,7 +524,7 @@ void add_experts(std::vector<OpCase>& out, DType x) {
 
 /// Latents of r numbers and a rotated part of t, heads of d whose last t numbers turn, values of v.
 void add_latent(std::vector<OpCase>& out, DType x) {
-  constexpr std::int64_t r = 6, t = 2, v = 4, of_kv = a * (d - t + v), packed = a * (2 * d + v);
+  static constexpr std::int64_t r = 6, t = 2, v = 4, of_kv = a * (d - t + v), packed = a * (2 * d + v);
   const auto latent = [](std::vector<std::pair<Attr, AttrValue>> more = {}) {
     more.insert(
         more.end(),

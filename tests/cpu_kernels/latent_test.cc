@@ -13,7 +13,7 @@ using namespace hotbunk::kernels::test;
 
 namespace {
 
-constexpr std::int64_t r = 10;
+constexpr std::int64_t latent_dim = 10;
 
 /// Tokens of two sequences of 70 and 9, and what keeps their latents: blocks of 8 in another order.
 struct Latents {
@@ -23,10 +23,10 @@ struct Latents {
   Tensor q, c, rotated, w, pool;
   explicit Latents(DType dtype, Random& rng)
       : q(Tensor::random(dtype, T, shape.heads * shape.key(), 0, rng)),
-        c(Tensor::random(dtype, T, r, 0, rng)),
+        c(Tensor::random(dtype, T, latent_dim, 0, rng)),
         rotated(Tensor::random(dtype, T, shape.rope, 0, rng)),
-        w(Tensor::random(dtype, shape.expanded(), r, 0, rng)),
-        pool(Tensor::filled(dtype, 2 * max_blocks * block, r + shape.rope, 0, NAN)) {
+        w(Tensor::random(dtype, shape.expanded(), latent_dim, 0, rng)),
+        pool(Tensor::filled(dtype, 2 * max_blocks * block, latent_dim + shape.rope, 0, NAN)) {
     for (std::int32_t b = 0; b < 2 * max_blocks; ++b) table.push_back((b * 5 + 3) % (2 * max_blocks));
     for (std::size_t s = 0; s < 2; ++s)
       for (std::int32_t p = 0; p < cu[s + 1] - cu[s]; ++p)
@@ -51,15 +51,15 @@ TEST_CASE("attention over kept latents has the bits of training's: prefill, in c
     const std::int64_t out = l.shape.heads * l.shape.value;
     Tensor kv(DType::f32, Latents::T, l.shape.expanded()), qkv(DType::f32, Latents::T, packed.width());
     Tensor want(DType::f32, Latents::T, out), lse(DType::f32, Latents::T, l.shape.heads);
-    linear_forward(ctx, l.c.matrix(), l.w.matrix(), {}, kv.matrix(), Latents::T, l.shape.expanded(), r);
+    linear_forward(ctx, l.c.matrix(), l.w.matrix(), {}, kv.matrix(), Latents::T, l.shape.expanded(), latent_dim);
     latent_heads(ctx, l.q.matrix(), kv.matrix(), l.rotated.matrix(), l.shape, qkv.matrix(), Latents::T);
     attention_forward(ctx, qkv.matrix(), packed, l.cu, 0.3f, want.matrix(), lse.f32());
 
-    latent_write(ctx, l.c.matrix(), r, l.rotated.matrix(), l.shape.rope, l.slots.data(), Latents::T, l.view());
+    latent_write(ctx, l.c.matrix(), latent_dim, l.rotated.matrix(), l.shape.rope, l.slots.data(), Latents::T, l.view());
     const auto attend = [&](std::int64_t row, const std::vector<std::int32_t>& context,
                             const std::vector<std::int32_t>& table, const std::vector<std::int32_t>& cu) {
       Tensor o(DType::f32, cu.back(), out, out + 3);
-      latent_paged_attention(ctx, Latents::from(l.q, row), l.shape, l.view(), r, l.w.matrix(),
+      latent_paged_attention(ctx, Latents::from(l.q, row), l.shape, l.view(), latent_dim, l.w.matrix(),
                              {table.data(), Latents::max_blocks, context.data()}, cu, 0.3f, o.matrix());
       CHECK(o.padding_intact());
       return o;

@@ -542,7 +542,8 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   std::vector<std::int64_t> over_data;
   for (const std::int64_t ep : {2, 3, 4})
     if (data % ep == 0 && (shards == 1 || shards % ep == 0) && s.model.moe->experts % ep == 0) over_data.push_back(ep);
-  const bool spreads = !over_data.empty() && random() % 4 != 0, whole = !spreads && random() % 2 == 0;
+  const bool spreads = !over_data.empty() && random() % 4 != 0,
+             whole = !spreads && s.model.moe->experts % l.tp == 0 && random() % 2 == 0;
   l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
   l.etp = whole ? 1 : l.tp;
 }
