@@ -1,17 +1,9 @@
 // The rules of latent attention. Training makes keys and values of all of a rank's heads from the latents and attends
 // as it does otherwise, with one KV head for each query head; an engine attends to the latents that it keeps.
-#include "base/check.h"
 #include "shard/writers.h"
 
 namespace hotbunk {
 namespace {
-
-double own_eps(const ForwardOp& op) {
-  for (const auto& [attr, value] : op.attrs)
-    if (attr == Attr::eps) return std::get<double>(value);
-  HB_CHECK(false, "norm '{}' of latents without eps", op.name);
-  return 0.0;
-}
 
 Op& with_shared_rope(Op& op, const ModelSpec& model) {
   return with_rope(with(op, Attr::rope_dim, model.mla->qk_rope_head_dim), model);
@@ -32,7 +24,7 @@ bool Emitter::attend_latents(const TensorSharding&, const ForwardOp&, const Late
 void ForwardWriter::latent_norm(const ForwardOp& op) {
   Op& norm = emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), to_.positions()},
                   {make(op.outputs[0]), make(op.outputs[1]), make(op.outputs[2])});
-  with_shared_rope(with(norm, Attr::eps, own_eps(op)), s_.model);
+  with_shared_rope(with_attrs(norm, op), s_.model);
 }
 
 void ForwardWriter::latent_attention(const ForwardOp& op) {
