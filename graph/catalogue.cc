@@ -11,13 +11,22 @@ namespace hotbunk {
 namespace {
 
 /// How an op's FLOPs follow from its tensors.
-enum class FlopRule : std::uint8_t { none, gemm, grouped_gemm, lora, attention, attention_backward, per_element };
+enum class FlopRule : std::uint8_t {
+  none,
+  gemm,
+  grouped_gemm,
+  lora,
+  attention,
+  attention_backward,
+  latent_attention,
+  per_element
+};
 
 struct Entry {
   OpKind kind;
   int min_inputs, max_inputs, min_outputs, max_outputs;  // -1: any number
   FlopRule rule;
-  double flops_per_element;  // of the first output, per_element only
+  double flops_per_element;  // of the first output; of attention: of a pair and of a number of a head, all of one width
 };
 
 constexpr int any = -1;
@@ -74,7 +83,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::clip_coefficient, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::adamw, 3, 3, 3, 3, FlopRule::per_element, 14},
     {OpKind::sample, 2, 2, 2, 2, FlopRule::none, 0},
-    {OpKind::route, 1, 1, 2, 2, FlopRule::none, 0},
+    {OpKind::route, 1, 2, 2, 2, FlopRule::none, 0},
     {OpKind::route_backward, 3, 3, 1, 1, FlopRule::per_element, 5},
     {OpKind::expert_sort, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::dispatch, 2, 2, 1, 1, FlopRule::none, 0},
@@ -82,7 +91,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::grouped_linear, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
     {OpKind::grouped_linear_dgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
     {OpKind::grouped_linear_wgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
-    {OpKind::combine, 3, 3, 1, 1, FlopRule::none, 0},
+    {OpKind::combine, 3, 4, 1, 1, FlopRule::none, 0},
     {OpKind::combine_backward, 4, 4, 2, 2, FlopRule::per_element, 3},
     {OpKind::split_heads, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::merge_heads, 1, 1, 1, 1, FlopRule::none, 0},
@@ -104,6 +113,12 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::lora_up_dgrad, 2, 2, 1, 1, FlopRule::lora, 0},
     {OpKind::lora_up_wgrad, 2, 2, 1, 1, FlopRule::lora, 0},
     {OpKind::lora_merge, 3, 3, 1, 1, FlopRule::lora, 0},
+    {OpKind::latent_norm, 3, 3, 3, 3, FlopRule::per_element, 5},
+    {OpKind::latent_norm_backward, 6, 6, 2, 2, FlopRule::per_element, 10},
+    {OpKind::latent_heads, 3, 3, 1, 1, FlopRule::none, 0},
+    {OpKind::latent_heads_backward, 1, 1, 3, 3, FlopRule::none, 0},
+    {OpKind::latent_write, 3, 3, 1, 1, FlopRule::none, 0},
+    {OpKind::latent_attention, 6, 6, 1, 1, FlopRule::latent_attention, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -123,16 +138,26 @@ std::int64_t routed_rows(const Tensor& t, const Sizes& s) {
   return rows;
 }
 
-std::int64_t head_width(const Op& op) { return op.integer(Attr::heads) * op.integer(Attr::head_dim); }
+/// Numbers of all heads that attention's products go over for a pair, in the mean of its products: of queries and keys,
+/// and of values, of which forward has one product each, backward three and two.
+double head_width(const Op& op, bool backward) {
+  const auto keys = static_cast<double>(op.integer(Attr::head_dim));
+  const auto values = static_cast<double>(op.integer(Attr::value_dim, op.integer(Attr::head_dim)));
+  return static_cast<double>(op.integer(Attr::heads)) *
+         (backward ? (3.0 * keys + 2.0 * values) / 5.0 : (keys + values) / 2.0);
+}
 
-/// Bytes of the K and V rows that paged attention reads: every sequence's context once. A decode step sees one query
-/// per sequence, so the visible pairs are the context; for a prefill chunk pairs / tokens is the mean context of a
-/// query.
+/// Tokens in the pool that an engine's attention reads: every sequence's context once. A decode step sees one query per
+/// sequence, so the visible pairs are the context; for a prefill chunk pairs / tokens is the mean context of a query.
+std::int64_t context_tokens(const Op& op, const Sizes& s) {
+  const std::int64_t pairs = attention_pairs(op, s);
+  return s.tokens <= s.seqs || s.tokens == 0 ? pairs : pairs / s.tokens * s.seqs;
+}
+
+/// Bytes of the K and V rows that paged attention reads.
 std::int64_t paged_kv_bytes(const Op& op, const Sizes& s) {
   const std::int64_t row = 2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[1].dtype);
-  const std::int64_t pairs = attention_pairs(op, s);
-  if (s.tokens <= s.seqs || s.tokens == 0) return pairs * row;
-  return pairs / s.tokens * s.seqs * row;
+  return context_tokens(op, s) * row;
 }
 
 std::int64_t boxes_bytes(const Op& op, const Places& places) {
@@ -236,6 +261,17 @@ bool check_routed_exchange(const Op& op) {
          offsets.rank == 2 && offsets.dtype == DType::i32 && (offsets.shape[1].size - 1) % offsets.shape[0].size == 0;
 }
 
+/// Groups that divide the experts, of which those taken hold a token's choices; and a bias for each expert.
+bool has_routing_groups(const Op& op) {
+  const std::int64_t experts = op.inputs[0].shape[1].size, groups = op.integer(Attr::groups, 1),
+                     taken = op.integer(Attr::taken_groups, 1);
+  if (groups < 1 || taken < 1 || taken > groups || experts % groups != 0) return false;
+  const bool has_bias = op.num_operands() > 1;
+  if (has_bias && (op.inputs[1].rank != 1 || op.inputs[1].shape[0].size != experts)) return false;
+  return taken * (experts / groups) >= op.outputs[0].shape[1].size &&
+         (groups == 1 || !has_bias || experts / groups > 1);
+}
+
 /// Choices of tokens, and where their rows lie.
 std::string check_routed(const Op& op) {
   const auto same = [](const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.shape == b.shape; };
@@ -248,7 +284,7 @@ std::string check_routed(const Op& op) {
   switch (op.kind) {
     case OpKind::route:
       fits = same(op.outputs[0], op.outputs[1]) && op.outputs[0].rank == 2 && op.inputs[0].rank == 2 &&
-             op.outputs[0].shape[1].size <= op.inputs[0].shape[1].size;
+             op.outputs[0].shape[1].size <= op.inputs[0].shape[1].size && has_routing_groups(op);
       break;
     case OpKind::route_backward:
       fits = same(op.inputs[0], op.inputs[2]) && same(op.inputs[1], op.outputs[0]) && op.inputs[1].rank == 2;
@@ -273,7 +309,7 @@ std::string check_routed(const Op& op) {
       break;
     case OpKind::combine:
       fits = leading(op.inputs[1], op.inputs[0]) && same(op.inputs[1], op.inputs[2]) &&
-             row(op.inputs[0]) == row(op.outputs[0]);
+             row(op.inputs[0]) == row(op.outputs[0]) && (op.num_operands() < 4 || same(op.inputs[3], op.outputs[0]));
       break;
     case OpKind::combine_backward:
       fits = leading(op.inputs[2], op.inputs[1]) && same(op.inputs[2], op.inputs[3]) &&
@@ -364,6 +400,56 @@ std::string check_apart(const Op& op) {
            (op.num_operands() < 3 || rows(op.inputs[2], whole, kv));
   }
   return fits ? "" : fmt::format("needs rows of {} and {} columns, and of all of them", q, kv);
+}
+
+/// Latents and what all heads are made of them (graph/catalogue.h).
+std::string check_latent(const Op& op) {
+  const auto wide = [](const Tensor& t) { return t.rank == 2 ? t.shape[1].size : -1; };
+  const auto rows_as = [](const Tensor& t, const Tensor& of) { return t.rank == 2 && t.shape[0] == of.shape[0]; };
+  const bool norm = op.kind == OpKind::latent_norm, norm_back = op.kind == OpKind::latent_norm_backward;
+  if (!norm && !norm_back && op.kind != OpKind::latent_write)
+    for (Attr a : {Attr::heads, Attr::head_dim, Attr::value_dim, Attr::rope_dim})
+      if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  if ((norm || norm_back) && !op.has(Attr::rope_dim)) return "lacks attribute rope_dim";
+  const std::int64_t a = op.integer(Attr::heads, 0), d = op.integer(Attr::head_dim, 0),
+                     turned = op.integer(Attr::rope_dim, 0), v = op.integer(Attr::value_dim, 0),
+                     of_kv = a * (d - turned + v), packed = a * (2 * d + v);
+  bool fits = true;
+  const auto parts = [&](const Tensor& whole, const Tensor& latent, const Tensor& rotated, const Tensor& weight) {
+    return rows_as(whole, latent) && rows_as(rotated, latent) && wide(rotated) == turned &&
+           wide(whole) == wide(latent) + turned && weight.rank == 1 && weight.shape[0].size == wide(latent);
+  };
+  const auto heads = [&](const Tensor& q, const Tensor& kv, const Tensor& rotated, const Tensor& qkv) {
+    return rows_as(q, qkv) && rows_as(kv, qkv) && rows_as(rotated, qkv) && wide(q) == a * d && wide(kv) == of_kv &&
+           wide(rotated) == turned && wide(qkv) == packed;
+  };
+  switch (op.kind) {
+    case OpKind::latent_norm:
+      fits = parts(op.inputs[0], op.outputs[0], op.outputs[1], op.inputs[1]);
+      break;
+    case OpKind::latent_norm_backward:
+      fits = parts(op.inputs[2], op.inputs[0], op.inputs[1], op.inputs[3]) && op.outputs[0].rank == 2 &&
+             op.outputs[0].shape == op.inputs[2].shape && op.outputs[1].shape == op.inputs[3].shape;
+      break;
+    case OpKind::latent_heads:
+      fits = heads(op.inputs[0], op.inputs[1], op.inputs[2], op.outputs[0]);
+      break;
+    case OpKind::latent_heads_backward:
+      fits = heads(op.outputs[0], op.outputs[1], op.outputs[2], op.inputs[0]);
+      break;
+    case OpKind::latent_write:
+      fits = rows_as(op.inputs[1], op.inputs[0]) && op.outputs[0].rank == 3 && op.has(Attr::block_tokens) &&
+             op.outputs[0].shape[1].size == op.integer(Attr::block_tokens) &&
+             op.outputs[0].shape[2].size == wide(op.inputs[0]) + wide(op.inputs[1]);
+      break;
+    default: {
+      const Tensor &q = op.inputs[0], &pool = op.inputs[1], &w = op.inputs[2];
+      fits = wide(q) == a * d && pool.rank == 3 && op.has(Attr::block_tokens) && w.rank == 2 &&
+             w.shape[0].size == of_kv && pool.shape[2].size == wide(w) + turned && rows_as(op.outputs[0], q) &&
+             wide(op.outputs[0]) == a * v;
+    }
+  }
+  return fits ? "" : "has tensors that do not fit one another";
 }
 
 /// A rank's queries, and the keys and values of one rank or of all.
@@ -480,7 +566,11 @@ double op_flops(const Op& op, const Sizes& s) {
     }
     case FlopRule::attention:
     case FlopRule::attention_backward:
-      return e.flops_per_element * static_cast<double>(attention_pairs(op, s)) * static_cast<double>(head_width(op));
+      return e.flops_per_element * static_cast<double>(attention_pairs(op, s)) *
+             head_width(op, e.rule == FlopRule::attention_backward);
+    case FlopRule::latent_attention:  // keys and values of the context are made again
+      return 4.0 * static_cast<double>(attention_pairs(op, s)) * head_width(op, false) +
+             2.0 * static_cast<double>(context_tokens(op, s)) * static_cast<double>(op.inputs[2].elements(s));
     case FlopRule::per_element:
       return e.flops_per_element * static_cast<double>(op.outputs[0].elements(s));
   }
@@ -536,6 +626,11 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
           2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[0].dtype);
       return 2 * row * s.tokens + op.inputs[1].bytes(s);
     }
+    case OpKind::latent_write:
+      return 2 * (op.inputs[0].bytes(s) + op.inputs[1].bytes(s)) + op.inputs[2].bytes(s);
+    case OpKind::latent_attention:
+      return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + op.inputs[2].bytes(s) +
+             context_tokens(op, s) * op.inputs[1].shape[2].size * size_of(op.inputs[1].dtype);
     case OpKind::paged_attention:
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + paged_kv_bytes(op, s);
     case OpKind::lora_up:
@@ -664,6 +759,7 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
+  if (op.kind >= OpKind::latent_norm && op.kind <= OpKind::latent_attention) return check_latent(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::lora) return check_lora(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);

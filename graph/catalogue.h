@@ -39,8 +39,10 @@
 //   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
+//                                                rope_dim: only the last so many numbers of a head, neighbours as pairs
 //   rope_backward      dx[T,Q], positions[T] -> dx
 //   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim
+//                                                value_dim: of a head's values, v in the place of d in Q = (a + k) d + k v and in o
 //                                                window: a query sees that many tokens, itself the last; scale: of
 //                                                scores, in the place of 1/sqrt(d); softcap: c tanh(score / c)
 //   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
@@ -48,8 +50,11 @@
 //   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad]
 //   swiglu             gate_up[T,2I] -> act[T,I]
 //   swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
-//   route              logits[T,E] -> weights[T,c], experts[T,c]   the c largest, equal ones by number; softmax over all
+//   route              logits[T,E], (bias[E]) -> weights[T,c], experts[T,c]   the c largest, equal ones by number; softmax over all
 //                                                of them, or over the chosen ones                renormalise
+//                                                sigmoid: of logits in the place of their softmax; renormalise divides by the chosen ones' sum
+//                                                groups, taken_groups: only of the best of so many equal groups, by their best expert, with a
+//                                                bias by their two best ones. bias: of scores, for the choice alone. factor: of weights
 //   route_backward     dweights[T,c], logits[T,E], experts[T,c] -> dlogits[T,E]                  renormalise
 //   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
 //                                                where each expert's rows begin   tp: ranks of the group share the
@@ -62,7 +67,7 @@
 //                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
 //   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K]                        accumulate
-//   combine            y[T,c,H], rows[T,c], weights[T,c] -> z[T,H]   sum over j, in order, of weights[t,j] y[rows[t,j]]
+//   combine            y[T,c,H], rows[T,c], weights[T,c], (base[T,H]) -> z[T,H]   base and the sum over j, in order, of weights[t,j] y[rows[t,j]]
 //   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c] -> dy[T,c,H], dweights[T,c]
 //   add                x, y -> z                 z may be x
 //   gather_rows        x[T,H], rows[S] -> y[S,H]
@@ -107,6 +112,15 @@
 //   lora_up_wgrad      dy[T,N], u[T,r] -> db[n,r]                                              column, accumulate
 //   lora_merge         w[n,K], b[n,r], a[r,K] -> y[n,K]   w + factor b a in fp32, rounded once: the same bits whichever
 //                                                rows an op has                              factor
+//   latent_norm        x[T,r+t], w[r], positions[T] -> c[T,r], s[T,t], rstd[T]   c: rms_norm of the first r columns; s: the last t,
+//                                                rotated as neighbours                   eps, rope_dim: t; rope_*
+//   latent_norm_backward  dc[T,r], ds[T,t], x[T,r+t], w[r], rstd[T], positions[T] -> dx[T,r+t], dw[r]   accumulate: dw +=; rope_dim, rope_*
+//   latent_heads       q[T,ad], kv[T,a(d-t+v)], s[T,t] -> x[T,Q]   packs: of each head d - t numbers of kv and all of s are its key, the
+//                                                other v its value; Q = a (2d + v)       heads, head_dim: d, value_dim: v, rope_dim: t
+//   latent_heads_backward  dx[T,Q] -> dq[T,ad], dkv[T,a(d-t+v)], ds[T,t]   ds: summed over heads, fp32
+//   latent_write       c[T,r], s[T,t], kv_slots[T] -> pool[blocks, block_tokens, r+t]     block_tokens
+//   latent_attention   q[T,ad], pool, w[a(d-t+v),r], cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,av]   w makes keys and values
+//                                                of what the pool keeps, for each sequence anew   block_tokens, heads, …, scale
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.

@@ -98,6 +98,12 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::lora_up_dgrad, "lora_up_dgrad", OpClass::compute},
     {OpKind::lora_up_wgrad, "lora_up_wgrad", OpClass::compute},
     {OpKind::lora_merge, "lora_merge", OpClass::compute},
+    {OpKind::latent_norm, "latent_norm", OpClass::compute},
+    {OpKind::latent_norm_backward, "latent_norm_backward", OpClass::compute},
+    {OpKind::latent_heads, "latent_heads", OpClass::compute},
+    {OpKind::latent_heads_backward, "latent_heads_backward", OpClass::compute},
+    {OpKind::latent_write, "latent_write", OpClass::compute},
+    {OpKind::latent_attention, "latent_attention", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -112,7 +118,8 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "tp",          "reduce_max",    "slot",         "src_rank",    "max_blocks",      "layer",         "sft",
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
-    "ranks",       "count",         "gives",        "column"};
+    "ranks",       "value_dim",     "rope_dim",     "sigmoid",     "groups",          "taken_groups",  "count",
+    "gives",       "column"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

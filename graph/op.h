@@ -113,6 +113,12 @@ enum class OpKind : std::uint8_t {
   lora_up_dgrad,
   lora_up_wgrad,
   lora_merge,
+  latent_norm,
+  latent_norm_backward,
+  latent_heads,
+  latent_heads_backward,
+  latent_write,
+  latent_attention,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -170,6 +176,11 @@ enum class Attr : std::uint8_t {
   rope_ramp_end,
   rope_amplitude,
   ranks,
+  value_dim,
+  rope_dim,
+  sigmoid,
+  groups,
+  taken_groups,
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
   column,

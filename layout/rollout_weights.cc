@@ -29,8 +29,10 @@ class RolloutRank {
   void add_layer(int layer) {
     const std::string prefix = fmt::format("layers.{}.", layer);
     norm(prefix + "input_norm", layer, ParamRole::input_norm, ParamRole::input_norm_bias);
-    weights_.push_back(
-        packed_heads(prefix + "qkv", layer, model_.hidden, {ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj}));
+    if (model_.mla) add_latent_attention(prefix, layer);
+    else
+      weights_.push_back(packed_heads(prefix + "qkv", layer, model_.hidden,
+                                      {ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj}));
     if (parameters_.find(layer, ParamRole::q_bias)) {
       weights_.push_back(
           packed_heads(prefix + "qkv_bias", layer, 1, {ParamRole::q_bias, ParamRole::k_bias, ParamRole::v_bias}));
@@ -39,12 +41,12 @@ class RolloutRank {
       replicate(prefix + "q_norm", layer, ParamRole::q_norm);
       replicate(prefix + "k_norm", layer, ParamRole::k_norm);
     }
-    weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query)));
+    weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query, model_.value_dim())));
     if (model_.o_bias) replicate(prefix + "o_bias", layer, ParamRole::o_bias);
     if (model_.output_norms) replicate(prefix + "attention_out_norm", layer, ParamRole::attention_out_norm);
     norm(prefix + "post_norm", layer, ParamRole::post_norm, ParamRole::post_norm_bias);
     if (model_.output_norms) replicate(prefix + "mlp_out_norm", layer, ParamRole::mlp_out_norm);
-    if (model_.moe) return add_experts(prefix, layer);
+    if (model_.is_moe_layer(layer)) return add_experts(prefix, layer);
     const Range intermediate = even_range(model_.intermediate, tp_, rank_);
     if (!model_.gated_mlp) {
       weights_.push_back(row_slice(prefix + "up", layer, ParamRole::up_proj, model_.hidden, intermediate));
@@ -59,6 +61,28 @@ class RolloutRank {
                            .add(parameters_.at(layer, ParamRole::up_proj), intermediate, 0, down_by(intermediate))
                            .build());
     weights_.push_back(column_slice(prefix + "down", layer, ParamRole::down_proj, intermediate));
+  }
+
+  /// What makes latents is whole on every rank.
+  void add_latent_attention(const std::string& prefix, int layer) {
+    const MlaSpec& a = *model_.mla;
+    const auto whole = [&](const char* name, ParamRole role) {
+      const ParamSpec& p = parameters_.at(layer, role);
+      weights_.push_back(WeightBuilder(prefix + name, layer, p.shape[1]).add(p, {0, p.shape[0]}).build());
+    };
+    const auto of_heads = [&](const char* name, ParamRole role, std::int64_t cols, std::int64_t of_one) {
+      weights_.push_back(row_slice(prefix + name, layer, role, cols, rows_of(heads_.query, of_one)));
+    };
+    if (a.q_lora_rank > 0) {
+      whole("q_a", ParamRole::q_a_proj);
+      replicate(prefix + "q_a_norm", layer, ParamRole::q_a_norm);
+      of_heads("q_b", ParamRole::q_b_proj, a.q_lora_rank, model_.head_dim);
+    } else {
+      of_heads("q", ParamRole::q_proj, model_.hidden, model_.head_dim);
+    }
+    whole("kv_a", ParamRole::kv_a_proj);
+    replicate(prefix + "kv_a_norm", layer, ParamRole::kv_a_norm);
+    of_heads("kv_b", ParamRole::kv_b_proj, a.kv_lora_rank, a.qk_nope_head_dim + a.v_head_dim);
   }
 
   /// Every expert's columns of this rank, expert by expert.
@@ -78,6 +102,14 @@ class RolloutRank {
     }
     weights_.push_back(gate_up.build());
     weights_.push_back(down.build());
+    if (model_.moe->router_bias) replicate(prefix + "router_bias", layer, ParamRole::router_bias);
+    if (model_.moe->shared_experts == 0) return;
+    const Range shared = even_range(model_.moe->shared_experts * model_.moe->expert_intermediate, tp_, rank_);
+    weights_.push_back(WeightBuilder(prefix + "shared_gate_up", layer, model_.hidden)
+                           .add(parameters_.at(layer, ParamRole::shared_gate), shared, 0, down_by(shared))
+                           .add(parameters_.at(layer, ParamRole::shared_up), shared, 0, down_by(shared))
+                           .build());
+    weights_.push_back(column_slice(prefix + "shared_down", layer, ParamRole::shared_down, shared));
   }
 
   struct HeadRoles {
@@ -126,7 +158,8 @@ class RolloutRank {
   LocalWeight::Step key_value_step() const {
     return {.rows = rows_of(heads_.key_value).size(), .repeat = std::max<std::int64_t>(1, tp_ / model_.kv_heads)};
   }
-  Range rows_of(Range heads) const { return {heads.begin * model_.head_dim, heads.end * model_.head_dim}; }
+  Range rows_of(Range heads) const { return rows_of(heads, model_.head_dim); }
+  static Range rows_of(Range heads, std::int64_t of_one) { return {heads.begin * of_one, heads.end * of_one}; }
 
   const ModelSpec& model_;
   std::int64_t tp_, rank_;
@@ -146,18 +179,14 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
 
 std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
-  if (model.mla) return fmt::format("the attention of {} is latent", model.name);
   if (model.mlp_bias && (model.gated_mlp || model.moe)) return fmt::format("{} has biases in a gated MLP", model.name);
   if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
-  if (model.kv_heads % tp && tp % model.kv_heads) {
+  if (!model.mla && model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);
   }
-  if (model.moe && (model.moe->shared_experts > 0 || model.moe->first_dense_layers > 0 || model.moe->groups > 1 ||
-                    model.moe->sigmoid_scores || model.moe->router_bias))
-    return fmt::format("the experts of {} are not routed by a softmax alone", model.name);
   if (model.moe && model.moe->expert_intermediate % tp)
     return fmt::format("expert intermediate size {} does not divide over tp {}", model.moe->expert_intermediate, tp);
-  if (!model.moe && model.intermediate % tp)
+  if ((!model.moe || model.moe->first_dense_layers > 0) && model.intermediate % tp)
     return fmt::format("intermediate size {} does not divide over tp {}", model.intermediate, tp);
   return "";
 }

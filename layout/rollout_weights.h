@@ -26,10 +26,18 @@ namespace hotbunk {
 ///   up                        (intermediate / tp, hidden)    row slice
 ///   up_bias                   (intermediate / tp, 1)     where the model has it; row slice
 ///   down_bias                 (hidden, 1)                where the model has it; replicated; behind down
+/// with latent attention (ModelSpec::mla), in the place of qkv:
+///   q_a, kv_a                 (q_lora_rank or kv_lora_rank + rope, hidden)   replicated; q_a where queries have a
+///   latent q_a_norm, kv_a_norm       (q_lora_rank, kv_lora_rank; 1)                 replicated q_b, or q without q_a
+///   (query heads of this rank, q_lora_rank or hidden)   row slice kv_b                      (keys and values of this
+///   rank's heads, kv_lora_rank)   row slice
+/// and o has a column for each number of this rank's values;
 /// and with E experts, in the place of gate_up and down, an expert's inner width being I:
 ///   router                    (E, hidden)                replicated
 ///   experts_gate_up           (E 2 I / tp, hidden)       for each expert [gate rows; up rows of this rank]
 ///   experts_down              (E hidden, I / tp)         for each expert its column slice
+///   router_bias               (E, 1)                     where the model has it; replicated
+///   shared_gate_up, shared_down   as gate_up and down    where there are experts that every token takes
 struct LocalWeight {
   std::string name;
   std::int64_t rows = 0, cols = 0;
@@ -53,7 +61,8 @@ struct HeadRanges {
 HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 
 /// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
-///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0.
+///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; latent attention has no KV
+///   heads.
 std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.

@@ -17,7 +17,8 @@ namespace {
 
 using R = ParamRole;
 
-// Inside its unit a parameter stands in the order of use, with what is multiplied as one packed matrix adjacent.
+// Inside its unit a parameter stands in the order of use, with what is multiplied as one packed matrix adjacent. What
+// no optimizer steps stands behind all else that no expert has.
 // clang-format off
 constexpr std::array order_in_unit = {
     R::embedding, R::position_embedding, R::final_norm, R::final_norm_bias, R::lm_head,
@@ -26,7 +27,7 @@ constexpr std::array order_in_unit = {
     R::q_proj, R::k_proj, R::v_proj, R::q_bias, R::k_bias, R::v_bias, R::q_norm, R::k_norm, R::o_proj, R::o_bias,
     R::attention_out_norm, R::post_norm, R::post_norm_bias,
     R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias, R::mlp_out_norm,
-    R::router, R::router_bias, R::shared_gate, R::shared_up, R::shared_down,
+    R::router, R::shared_gate, R::shared_up, R::shared_down, R::router_bias,
     R::expert_gate, R::expert_up, R::expert_down,
     R::q_lora_a, R::q_lora_b, R::k_lora_a, R::k_lora_b, R::v_lora_a, R::v_lora_b, R::o_lora_a, R::o_lora_b,
     R::gate_lora_a, R::gate_lora_b, R::up_lora_a, R::up_lora_b, R::down_lora_a, R::down_lora_b,

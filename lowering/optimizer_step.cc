@@ -13,9 +13,25 @@ namespace {
 
 using R = ParamRole;
 
+/// No gradient reaches it, and no decay: a router's bias of scores (DeepSeek-V3's e_score_correction_bias), which its
+/// pretraining moved by rule, stays what it is.
+bool is_fixed(const UnitParam& p) { return p.role == R::router_bias; }
+
+/// Elements [begin, end) of a unit's shard that the optimizer steps.
+std::vector<Range> stepped(const ShardedUnit& unit) {
+  std::vector<Range> out{{0, unit.shard_elements}};
+  for (const UnitParam& p : unit.params) {
+    if (!is_fixed(p)) continue;
+    out.back().end = p.shard_offset;
+    out.push_back({p.shard_offset + p.padded_elements(), unit.shard_elements});
+  }
+  std::erase_if(out, [](const Range& r) { return r.size() == 0; });
+  return out;
+}
+
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
 /// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
-/// router's come from what each rank's columns of the experts left.
+/// router's come from what each rank's columns of the experts left, those of what makes latents from its heads.
 /// Ranks that share a KV head have each what its own query heads add. A bias behind a sum over the ranks is found by
 /// each of all tokens, also where these are cut. Of an adapter every rank has the matrix that meets the residual
 /// stream, and finds of its gradients what its part of the other adds. No family: nothing is missing.
@@ -25,8 +41,10 @@ std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bo
   if (is_adapter(p.role)) return Family::train_tp;  // of what its matrix has in parts
   const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
                         p.role == R::k_bias || p.role == R::v_bias;
-  if (p.role == R::o_bias || p.role == R::down_bias) return std::nullopt;
-  return of_heads || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
+  const bool of_latents =
+      p.role == R::q_a_proj || p.role == R::q_a_norm || p.role == R::kv_a_proj || p.role == R::kv_a_norm;
+  if (p.role == R::o_bias || p.role == R::down_bias || is_fixed(p)) return std::nullopt;
+  return of_heads || of_latents || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
 }
 
 /// Of a table that the first and the last stage of a pipeline both have, the last one's.
@@ -188,11 +206,18 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   for (std::size_t i = 0; i < grads.size(); ++i) {
     const UnitState& u = state.units()[trained[i]];
     const std::string name = "train.adamw." + u.unit.name;
-    b.call("train.adamw", 0, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
-      Op& a = b.emit(OpKind::adamw, streams::compute, name, {b.whole(grads[i]), lr, coefficient},
-                     {b.whole(u.shard), b.whole(u.exp_avg), b.whole(u.exp_avg_sq)});
-      with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
-           o.weight_decay);
+    const std::vector<Range> parts = stepped(u.unit);
+    const bool all = parts.size() == 1 && parts.front().size() == u.unit.shard_elements;
+    b.call("train.adamw", all ? 0 : 1 + u.unit.kind, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
+      for (const Range& part : parts) {
+        const auto of = [&](BufferId id) {
+          return all ? b.whole(id) : b.view(id, b.buffer(id).dtype, {fixed(part.size())}, part.begin);
+        };
+        Op& a = b.emit(OpKind::adamw, streams::compute, all ? name : fmt::format("{}.{}", name, part.begin),
+                       {of(grads[i]), lr, coefficient}, {of(u.shard), of(u.exp_avg), of(u.exp_avg_sq)});
+        with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
+             o.weight_decay);
+      }
     });
   }
   state.publish(b, "train.");

@@ -24,9 +24,13 @@ std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
                                        : seat.engine * l.tp * l.cp * l.pp + seat.place;
 }
 
+std::int64_t kv_row_elements(const Scenario& s) {
+  if (s.model.mla) return s.model.mla->kept_dim();
+  return 2 * heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size() * s.model.head_dim;  // as on every rank
+}
+
 std::int64_t kv_block_bytes(const Scenario& s) {
-  const std::int64_t kv_heads = heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size();
-  return 2 * s.rollout.block_tokens * kv_heads * s.model.head_dim * s.model.layers * size_of(s.rollout.dtype);
+  return s.rollout.block_tokens * kv_row_elements(s) * s.model.layers * size_of(s.rollout.dtype);
 }
 
 RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t kv_blocks)
@@ -34,8 +38,6 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
       weights_(std::move(weights)),
       by_layer_(static_cast<std::size_t>(s.model.layers)),
       kv_blocks_(kv_blocks) {
-  const std::int64_t tp = s.rollout.layout.tp;
-  kv_heads_ = heads_of_rank(s.model, tp, 0).key_value.size();  // every rank has as many
   const bool backed_up = s.rollout.sleep_level == 1 && JobPhases(s).sleepers().weights;
   for (std::size_t i = 0; i < weights_->size(); ++i) {
     const LocalWeight& w = (*weights_)[i];
@@ -68,7 +70,8 @@ Tensor RolloutState::vector(const ProgramBuilder& b, const std::string& name) co
 }
 
 Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const {
-  const std::int64_t rows = 2 * scenario_.rollout.block_tokens, cols = kv_heads_ * scenario_.model.head_dim;
+  const std::int64_t apart = scenario_.model.mla ? 1 : 2;  // keys and values
+  const std::int64_t rows = apart * scenario_.rollout.block_tokens, cols = kv_row_elements(scenario_) / apart;
   return b.view(kv_, scenario_.rollout.dtype, {fixed(kv_blocks_), fixed(rows), fixed(cols)},
                 layer * kv_blocks_ * rows * cols);
 }
@@ -91,7 +94,19 @@ std::string weight_of(const Weight& w) {
     case ParamRole::input_norm_bias:
       return "input_norm_bias";
     case ParamRole::q_proj:
-      return "qkv";
+      return w.last == ParamRole::v_proj ? "qkv" : "q";
+    case ParamRole::q_a_proj:
+      return "q_a";
+    case ParamRole::q_a_norm:
+      return "q_a_norm";
+    case ParamRole::q_b_proj:
+      return "q_b";
+    case ParamRole::kv_a_proj:
+      return "kv_a";
+    case ParamRole::kv_a_norm:
+      return "kv_a_norm";
+    case ParamRole::kv_b_proj:
+      return "kv_b";
     case ParamRole::q_bias:
       return "qkv_bias";
     case ParamRole::q_norm:
@@ -122,6 +137,12 @@ std::string weight_of(const Weight& w) {
       return "down_bias";
     case ParamRole::router:
       return "router";
+    case ParamRole::router_bias:
+      return "router_bias";
+    case ParamRole::shared_gate:
+      return "shared_gate_up";
+    case ParamRole::shared_down:
+      return "shared_down";
     case ParamRole::expert_gate:
       return "experts_gate_up";
     case ParamRole::expert_down:
@@ -194,6 +215,18 @@ class EngineStepLowering {
                    {qkv, *pool_, step_.cu_seqlens_, step_.tables_, step_.lengths_}, {attended});
       with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
       return {};
+    }
+    bool attend_latents(const TensorSharding& s, const ForwardOp& op, const LatentInputs& in,
+                        const Tensor& attended) override {
+      const std::int64_t block = step_.s_.rollout.block_tokens;
+      with(emit(OpKind::latent_write, streams::compute, "kv_write", {in.latent, in.shared_key, step_.kv_slots_},
+                {*pool_}),
+           Attr::block_tokens, block);
+      Op& a = emit(OpKind::latent_attention, streams::compute, op.name,
+                   {in.queries, *pool_, weight(op.weights[0]), step_.cu_seqlens_, step_.tables_, step_.lengths_},
+                   {attended});
+      with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
+      return true;
     }
 
    private:

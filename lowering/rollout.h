@@ -20,7 +20,10 @@ EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
 std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 
-/// Bytes of one block of an engine's KV pool on one of its ranks: keys and values of all layers.
+/// What a layer of an engine's KV pool has for each token on one of its ranks: keys and values of its heads, or of
+/// latent attention the latent and the shared part of keys, on every rank all of it.
+std::int64_t kv_row_elements(const Scenario&);
+/// Bytes of one block of an engine's KV pool on one of its ranks, of all layers.
 std::int64_t kv_block_bytes(const Scenario&);
 
 class RolloutState {
@@ -41,7 +44,7 @@ class RolloutState {
   Tensor matrix(const ProgramBuilder&, const std::string& name) const;
   Tensor vector(const ProgramBuilder&, const std::string& name) const;
   BufferId kv() const { return kv_; }
-  /// [blocks, 2 block_tokens, kv heads * head dim] of one layer.
+  /// [blocks, 2 block_tokens, kv heads * head dim] of one layer; of latents [blocks, block_tokens, what is kept].
   Tensor kv_layer(const ProgramBuilder&, std::int64_t layer) const;
 
  private:
@@ -51,7 +54,7 @@ class RolloutState {
   std::vector<BufferId> buffers_, host_buffers_;
   std::vector<std::vector<BufferId>> by_layer_;
   BufferId kv_ = -1;
-  std::int64_t kv_blocks_ = 0, kv_heads_ = 0;
+  std::int64_t kv_blocks_ = 0;
 };
 
 /// Blocks 0 "prefill" and 1 "decode".

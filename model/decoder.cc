@@ -5,6 +5,7 @@
 #include <string>
 
 #include "model/experts.h"
+#include "model/latent_attention.h"
 
 namespace hotbunk {
 namespace {
@@ -45,28 +46,34 @@ ValueId output_norm(Forward& f, const ModelSpec& model, const std::string& name,
   return f.rms_norm(name, y, std::nullopt, weight, name + "ed", name + ".in", model.norm_offset).normed;
 }
 
+/// From the normed stream to what all heads attended.
+ValueId grouped_query_attention(Forward& f, const ModelSpec& model, ValueId normed, std::int64_t window) {
+  ValueId qkv = f.adapted(model, "qkv_proj", normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
+                          bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
+  if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
+  if (!model.learned_positions) qkv = f.rope("rope", qkv);
+  const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
+  return f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
+}
+
 }  // namespace
 
-DecoderLayer decoder_layer(const ModelSpec& model, bool first, std::int64_t window) {
+DecoderLayer decoder_layer(const ModelSpec& model, bool first, LayerSort sort) {
   DecoderLayer layer;
   Forward& f = layer.forward;
   layer.in = stream_into(f);
   const auto entered =
       stream_norm(f, model, "input_norm", layer.in, !first, R::input_norm, R::input_norm_bias, "normed1", "x");
 
-  ValueId qkv = f.adapted(model, "qkv_proj", entered.normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
-                          bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
-  if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
-  if (!model.learned_positions) qkv = f.rope("rope", qkv);
-  const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
-  const ValueId attended = f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
+  const ValueId attended = model.mla ? latent_attention(f, model, entered.normed)
+                                     : grouped_query_attention(f, model, entered.normed, sort.window);
   ValueId y =
       f.adapted(model, "o_proj", attended, "attention_out", Width::hidden, R::o_proj, bias_of(model.o_bias, R::o_bias));
   if (model.output_norms) y = output_norm(f, model, "attention_out_norm", y, R::attention_out_norm);
 
   const auto behind =
       stream_norm(f, model, "post_norm", {entered.sum, y}, true, R::post_norm, R::post_norm_bias, "normed2", "h");
-  ValueId z = model.moe ? expert_mlp(f, behind.normed) : dense_mlp(f, model, behind.normed);
+  ValueId z = sort.experts ? expert_mlp(f, *model.moe, behind.normed) : dense_mlp(f, model, behind.normed);
   if (model.output_norms) z = output_norm(f, model, "mlp_out_norm", z, R::mlp_out_norm);
   layer.out = {behind.sum, z};
   layer.x = entered.sum;
@@ -74,8 +81,10 @@ DecoderLayer decoder_layer(const ModelSpec& model, bool first, std::int64_t wind
 }
 
 DecoderLayers::DecoderLayers(const ModelSpec& model) : model_(model) {
-  for (const std::int64_t window : {std::int64_t{0}, model.sliding_window})
-    for (const bool first : {true, false}) sorts_.push_back(decoder_layer(model, first, window));
+  for (const bool dense : {false, true})
+    for (const std::int64_t window : {std::int64_t{0}, model.sliding_window})
+      for (const bool first : {true, false})
+        sorts_.push_back(decoder_layer(model, first, {window, model.moe.has_value() && !dense}));
 }
 
 DecoderEmbedding decoder_embedding(const ModelSpec& model) {

@@ -1,4 +1,5 @@
-// The decoder: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma-2; with experts (model/experts.h) Mixtral, Qwen3-MoE.
+// The decoder: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma-2; with experts (model/experts.h) Mixtral, Qwen3-MoE; with
+// latent attention besides (model/latent_attention.h) DeepSeek-V2 and V3.
 #pragma once
 #include "model/forward.h"
 
@@ -16,10 +17,13 @@ struct DecoderLayer {
   ResidualStream in, out;
   ValueId x = 0;  // the sum that entered: all that follows can be computed from it
 };
-/// `first`: what enters is the embedding, h alone. All layers of a model have the same values, by the same ids; that is
-/// why dense layers among those with experts are refused (spec/validate.cc).
-/// `window`: tokens that a query sees (ModelSpec::window_of).
-DecoderLayer decoder_layer(const ModelSpec&, bool first, std::int64_t window);
+/// What tells a model's layers apart. All of one sort have the same values, by the same ids.
+struct LayerSort {
+  std::int64_t window = 0;  // tokens that a query sees (ModelSpec::window_of)
+  bool experts = false;     // in the place of the MLP
+};
+/// `first`: what enters is the embedding, h alone.
+DecoderLayer decoder_layer(const ModelSpec&, bool first, LayerSort);
 
 /// The layers of a model, one of each sort.
 class DecoderLayers {
@@ -28,12 +32,15 @@ class DecoderLayers {
   /// `first`: what enters is h alone.
   const DecoderLayer& at(int layer, bool first) const { return sorts_[2 * sort_of(layer) + (first ? 0 : 1)]; }
   /// Of two layers that compute the same: the same.
-  std::size_t sort_of(int layer) const { return model_.window_of(layer) == 0 ? 0 : 1; }
-  static constexpr std::size_t num_sorts = 2;
+  std::size_t sort_of(int layer) const {
+    return (model_.window_of(layer) == 0 ? 0 : 1) + (model_.moe && !model_.is_moe_layer(layer) ? 2 : 0);
+  }
+  static constexpr std::size_t num_sorts = 4;
 
  private:
   const ModelSpec& model_;
-  std::vector<DecoderLayer> sorts_;  // without the window and with it: first and not
+  std::vector<DecoderLayer>
+      sorts_;  // without the window and with it, each first and not; then of dense ones among MoE's
 };
 
 struct DecoderEmbedding {

@@ -1,18 +1,34 @@
 #include "model/experts.h"
 
-namespace hotbunk {
+#include <optional>
 
-ValueId expert_mlp(Forward& f, ValueId normed) {
-  using R = ParamRole;
+namespace hotbunk {
+namespace {
+
+using R = ParamRole;
+
+/// One MLP as wide as all of them together.
+ValueId shared_mlp(Forward& f, ValueId normed) {
+  const ValueId gate_up = f.linear("shared_experts.gate_up_proj", normed, "shared_gate_up", Width::shared_gate_up,
+                                   {R::shared_gate, R::shared_up});
+  const ValueId activated = f.swiglu("shared_experts.swiglu", gate_up, "shared_activated");
+  return f.linear("shared_experts.down_proj", activated, "shared_out", Width::beside_routed, R::shared_down);
+}
+
+}  // namespace
+
+ValueId expert_mlp(Forward& f, const MoeSpec& moe, ValueId normed) {
   const ValueId logits = f.linear("router", normed, "router_logits", Width::experts, R::router);
-  const Forward::Routed routed = f.route("route", logits);
+  const Forward::Routed routed =
+      f.route("route", logits, moe.router_bias ? std::optional<Weight>(R::router_bias) : std::nullopt);
+  const std::optional<ValueId> shared = moe.shared_experts > 0 ? std::optional(shared_mlp(f, normed)) : std::nullopt;
   const ValueId x = f.dispatch("dispatch", normed, routed, "dispatched");
   const ValueId gate_up = f.grouped_linear("experts.gate_up_proj", x, routed, "expert_gate_up", Width::expert_gate_up,
                                            {R::expert_gate, R::expert_up});
   const ValueId activated = f.swiglu("experts.swiglu", gate_up, "expert_activated");
   const ValueId y =
       f.grouped_linear("experts.down_proj", activated, routed, "expert_out", Width::routed, R::expert_down);
-  return f.combine("combine", y, routed, "mlp_out");
+  return f.combine("combine", y, routed, "mlp_out", shared);
 }
 
 }  // namespace hotbunk

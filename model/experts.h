@@ -1,12 +1,13 @@
-// A layer's mixture of experts in the place of its MLP: Mixtral, Qwen3-MoE.
+// A layer's mixture of experts in the place of its MLP: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3.
 #pragma once
 #include "model/forward.h"
 
 namespace hotbunk {
 
-/// From the normed stream to what goes back into it: router, the chosen experts' gated MLPs, their weighted sum. How
-/// many experts there are, how many a token takes and what their weights are a softmax over, the model says (MoeSpec).
-/// Source: transformers, MixtralSparseMoeBlock and Qwen3MoeSparseMoeBlock.
-ValueId expert_mlp(Forward&, ValueId normed);
+/// From the normed stream to what goes back into it: router, the chosen experts' gated MLPs, their weighted sum, and
+/// what the experts make that every token takes, where there are some. How many experts there are, how many a token
+/// takes and how it chooses and weighs them, the model says (MoeSpec). Source: transformers, MixtralSparseMoeBlock,
+/// Qwen3MoeSparseMoeBlock, DeepseekV2Moe and DeepseekV3MoE.
+ValueId expert_mlp(Forward&, const MoeSpec&, ValueId normed);
 
 }  // namespace hotbunk

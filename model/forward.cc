@@ -23,8 +23,8 @@ ValueId Forward::embedding(std::string op, std::string out, Weight table, double
 
 Forward::Normed Forward::norm(ForwardOp op, std::optional<ValueId> residual, std::string normed, std::string sum) {
   const Width width = value(op.inputs[0]).width;
-  const ValueId rstd = make(normed + ".rstd", Width::one, Content::statistic), y = make(std::move(normed), width),
-                added = make(std::move(sum), width);
+  const ValueId rstd = make(normed + ".rstd", width == Width::hidden ? Width::one : Width::token, Content::statistic),
+                y = make(std::move(normed), width), added = make(std::move(sum), width);
   op.outputs = {y, rstd, added};
   if (residual) op.inputs.push_back(*residual);
   ops_.push_back(std::move(op));
@@ -32,8 +32,9 @@ Forward::Normed Forward::norm(ForwardOp op, std::optional<ValueId> residual, std
 }
 
 Forward::Normed Forward::rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight weight,
-                                  std::string normed, std::string sum, double offset) {
+                                  std::string normed, std::string sum, double offset, double eps) {
   ForwardOp of{OpKind::rms_norm, std::move(op), {x}, {weight}, {}};
+  if (eps != 0.0) of.attrs.emplace_back(Attr::eps, eps);
   if (offset != 0.0) of.attrs.emplace_back(Attr::offset, offset);
   return norm(std::move(of), residual, std::move(normed), std::move(sum));
 }
@@ -85,19 +86,41 @@ ValueId Forward::attention(std::string op, ValueId x, std::string out, const Att
   return y;
 }
 
+Forward::Latent Forward::latent_norm(std::string op, ValueId x, Weight weight, double eps) {
+  const ValueId latent = make("latent", Width::latent), key = make("shared_key", Width::shared_key),
+                rstd = make("latent.rstd", Width::token, Content::statistic);
+  ops_.push_back({OpKind::latent_norm, std::move(op), {x}, {weight}, {latent, key, rstd}, {{Attr::eps, eps}}});
+  return {latent, key};
+}
+
+ValueId Forward::latent_attention(std::string op, ValueId queries, const Latent& kept, std::string out,
+                                  Weight expansion, const AttentionScores& scores) {
+  const ValueId lse = make(out + ".lse", Width::heads, Content::statistic), qkv = make(op + ".qkv", Width::qkv),
+                y = make(std::move(out), Width::attended);
+  ForwardOp attention{
+      OpKind::latent_attention, std::move(op), {queries, kept.latent, kept.key}, {expansion}, {y, lse, qkv}};
+  if (scores.scale > 0.0) attention.attrs.emplace_back(Attr::scale, scores.scale);
+  ops_.push_back(std::move(attention));
+  return y;
+}
+
 ValueId Forward::activation(OpKind kind, std::string op, ValueId x, std::string out) {
-  const bool of_experts = value(x).width == Width::expert_gate_up;
-  const ValueId y = make(std::move(out), of_experts ? Width::expert_inner : Width::inner);
+  const Width of = value(x).width, width = of == Width::expert_gate_up   ? Width::expert_inner
+                                           : of == Width::shared_gate_up ? Width::shared_inner
+                                                                         : Width::inner;
+  const ValueId y = make(std::move(out), width);
   ops_.push_back({kind, std::move(op), {x}, {}, {y}});
   return y;
 }
 
-Forward::Routed Forward::route(std::string op, ValueId logits) {
+Forward::Routed Forward::route(std::string op, ValueId logits, std::optional<Weight> bias) {
   const ValueId weights = make(op + ".weights", Width::choices, Content::statistic),
                 experts = make(op + ".experts", Width::choices, Content::index),
                 rows = make(op + ".rows", Width::choices, Content::index),
                 offsets = make(op + ".offsets", Width::expert_offsets, Content::index);
-  ops_.push_back({OpKind::route, op, {logits}, {}, {weights, experts}});
+  ForwardOp route{OpKind::route, op, {logits}, {}, {weights, experts}};
+  if (bias) route.weights.push_back(*bias);
+  ops_.push_back(std::move(route));
   ops_.push_back({OpKind::expert_sort, std::move(op) + ".sort", {experts}, {}, {rows, offsets}});
   return {weights, rows, offsets};
 }
@@ -115,9 +138,11 @@ ValueId Forward::grouped_linear(std::string op, ValueId x, const Routed& routed,
   return y;
 }
 
-ValueId Forward::combine(std::string op, ValueId y, const Routed& routed, std::string out) {
+ValueId Forward::combine(std::string op, ValueId y, const Routed& routed, std::string out,
+                         std::optional<ValueId> base) {
   const ValueId z = make(std::move(out), Width::hidden);
   ops_.push_back({OpKind::combine, std::move(op), {y, routed.rows, routed.weights}, {}, {z}});
+  if (base) ops_.back().inputs.push_back(*base);
   return z;
 }
 

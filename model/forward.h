@@ -16,6 +16,7 @@ namespace hotbunk {
 /// What a row of a logical tensor counts. Tensors of a forward have a row for each token.
 enum class Width : std::uint8_t {
   one,       // a number
+  token,     // a number, of what every rank has of all tokens
   hidden,    // the residual stream
   qkv,       // query heads, key heads, value heads
   attended,  // query heads
@@ -23,12 +24,21 @@ enum class Width : std::uint8_t {
   qk_heads,  // a number for each query head and each key head
   gate_up,   // twice the MLP's inner width
   inner,
+  // of latent attention
+  queries,         // query heads alone
+  query_latent,    // what they are made of
+  latent_and_key,  // what keys and values are made of, and the part of a key that all heads share, not rotated
+  latent,          // the one
+  shared_key,      // the other
   // of a mixture of experts, of which each token chooses some
   experts,         // a number for each expert
   choices,         // a number for each expert chosen
   routed,          // the residual stream, once for each of them
   expert_gate_up,  // each: twice the inner width of an expert
   expert_inner,
+  shared_gate_up,  // of the experts that every token takes
+  shared_inner,
+  beside_routed,   // the residual stream's width: what they leave, to which the others' is added
   expert_offsets,  // no rows of tokens: for each expert, where its rows begin
 };
 
@@ -68,12 +78,16 @@ struct Adapter {
 ///   qk_norm     x -> y, rstd
 ///   rope        x -> x
 ///   attention   x -> y, lse
+///   latent_norm      x -> latent, key, rstd
+///   latent_attention queries, latent, key -> y, lse, qkv: training's attention of packed heads, an engine's over what
+///   it
+///                    keeps; its weight makes keys and values of latents
 ///   swiglu, geglu, gelu   x -> y
 ///   route           logits -> weights, experts
 ///   expert_sort     experts -> rows, offsets
 ///   dispatch        x, rows -> y
 ///   grouped_linear  x, offsets -> y
-///   combine         y, rows, weights -> z
+///   combine         y, rows, weights, (base) -> z
 struct ForwardOp {
   OpKind kind{};
   std::string name;
@@ -103,9 +117,9 @@ class Forward {
   struct Normed {
     ValueId normed, sum;
   };
-  /// `offset`: what is added to the weight.
+  /// `offset`: what is added to the weight. `eps`: in the place of the model's.
   Normed rms_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, std::string normed,
-                  std::string sum, double offset = 0.0);
+                  std::string sum, double offset = 0.0, double eps = 0.0);
   Normed layer_norm(std::string op, ValueId x, std::optional<ValueId> residual, Weight, Weight bias, std::string normed,
                     std::string sum);
   ValueId linear(std::string op, ValueId x, std::string out, Width, Weight matrix, std::optional<Weight> bias = {});
@@ -116,6 +130,14 @@ class Forward {
   /// In place.
   ValueId rope(std::string op, ValueId x);
   ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {});
+  /// Of latent attention: the first is the norm of the one part of x, with an eps of its own, the other the part of a
+  /// key that all heads share, rotated.
+  struct Latent {
+    ValueId latent, key;
+  };
+  Latent latent_norm(std::string op, ValueId x, Weight, double eps);
+  ValueId latent_attention(std::string op, ValueId queries, const Latent&, std::string out, Weight expansion,
+                           const AttentionScores& = {});
   ValueId swiglu(std::string op, ValueId x, std::string out) {
     return activation(OpKind::swiglu, std::move(op), x, std::move(out));
   }
@@ -130,11 +152,13 @@ class Forward {
   struct Routed {
     ValueId weights, rows, offsets;
   };
-  Routed route(std::string op, ValueId logits);
+  /// `bias`: of scores, for the choice alone.
+  Routed route(std::string op, ValueId logits, std::optional<Weight> bias = {});
   ValueId dispatch(std::string op, ValueId x, const Routed&, std::string out);
   /// Of each expert's rows by its matrix, which lie one below the other.
   ValueId grouped_linear(std::string op, ValueId x, const Routed&, std::string out, Width, Weight matrices);
-  ValueId combine(std::string op, ValueId y, const Routed&, std::string out);
+  /// `base`: what the result begins with.
+  ValueId combine(std::string op, ValueId y, const Routed&, std::string out, std::optional<ValueId> base = {});
 
   const std::vector<ForwardValue>& values() const { return values_; }
   const ForwardValue& value(ValueId id) const { return values_[static_cast<std::size_t>(id)]; }

@@ -11,7 +11,7 @@ std::vector<float> rope_frequencies(const Op& op) {
                                 op.real(Attr::rope_original)};
   else if (op.has(Attr::rope_factor))
     scaling = RampRopeScaling{op.real(Attr::rope_factor), op.real(Attr::rope_ramp_begin), op.real(Attr::rope_ramp_end)};
-  return rope_inv_freq(op.integer(Attr::head_dim), op.real(Attr::rope_theta), scaling);
+  return rope_inv_freq(op.integer(Attr::rope_dim, op.integer(Attr::head_dim, 0)), op.real(Attr::rope_theta), scaling);
 }
 
 }  // namespace hotbunk

@@ -32,8 +32,8 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig,
-                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, GPT2Config, LlamaConfig,
+                          MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -42,7 +42,8 @@ PROMPT_LENGTHS = (3, 7, 12)
 # A seed is drawn again unless rounding is far from deciding what the tests compare:
 MIN_MARGIN = 1e-3  # top-1 minus top-2 logit of every generated token, at least
 MAX_UPDATE_FLOOR = 5e-5  # relative distance of fp32's and fp64's update of any tensor; the tests allow 1e-3 (P3)
-MIN_ROUTING_MARGIN = 2e-4  # last expert's router logit that a token takes minus the next one's, in every forward pass
+MIN_ROUTING_MARGIN = 2e-4  # last expert's router logit that a token takes minus the next one's, in every forward pass;
+# of DeepSeek's score with its bias, and of groups as of experts
 OPTIMIZER = {"name": "adamw", "lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
              "max_grad_norm": 1.0}
 SHARDED = "llama-gqa-sharded"  # llama-gqa's weights once more, in several files
@@ -148,6 +149,29 @@ def cases():
             query_pre_attn_scalar=6, attn_logit_softcapping=4.0, final_logit_softcapping=6.0,
             tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(19, 6, 22, 11)),
+        # Queries straight from the stream, as in V2-Lite; values wider than keys; the first layer is dense. Four experts in
+        # two groups of which the best expert's is taken; weights are softmax over all six, times 1.5. Scores are
+        # scaled by (0.0707 ln 4 + 1)^2, cosines and sines by (0.1 ln 4 + 1) / (0.0707 ln 4 + 1).
+        Case("deepseek-v2-tiny", DeepseekV2Config(**common(
+            vocab_size=71, hidden_size=32, intermediate_size=36, moe_intermediate_size=12, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=4, n_shared_experts=2, n_routed_experts=6,
+            routed_scaling_factor=1.5, kv_lora_rank=10, q_lora_rank=None, qk_rope_head_dim=4, v_head_dim=11,
+            qk_nope_head_dim=6, topk_method="group_limited_greedy", n_group=3, topk_group=2, num_experts_per_tok=2,
+            first_k_dense_replace=1, rms_norm_eps=1e-5, max_position_embeddings=128,
+            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
+                             "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.707,
+                             "original_max_position_embeddings": 32})),
+            lengths=(13, 21, 6, 18), config_v4=True),
+        # Queries from a latent of their own; values narrower than keys. Eight experts in four groups, of which two are
+        # taken by their two best ones with the bias; weights are sigmoids over their sum, times 2.5.
+        Case("deepseek-v3-tiny", DeepseekV3Config(**common(
+            vocab_size=73, hidden_size=32, intermediate_size=44, moe_intermediate_size=12, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8,
+            routed_scaling_factor=2.5, kv_lora_rank=12, q_lora_rank=14, qk_rope_head_dim=6, v_head_dim=8,
+            qk_nope_head_dim=7, n_group=4, topk_group=2, num_experts_per_tok=3, first_k_dense_replace=1,
+            norm_topk_prob=True, rms_norm_eps=1e-5, max_position_embeddings=128, num_mtp_layers=0,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+            lengths=(9, 22, 5, 16, 11)),
         # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
         # that keeps AdamW from making steps of it.
         Case("gpt2-tiny", GPT2Config(**common(
@@ -171,7 +195,15 @@ def build(config, rng):
                 parameter.copy_(BIAS_STD * noise)
             else:
                 parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
+        for name, buffer in stored_buffers(model).items():
+            buffer.copy_(BIAS_STD * torch.from_numpy(rng.standard_normal(tuple(buffer.shape)).astype(np.float32)))
     return model
+
+
+def stored_buffers(model):
+    """What files hold beside parameters and no optimizer steps: DeepSeek-V3's biases of router scores."""
+    kept = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def rotary_of(model):
@@ -232,7 +264,8 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
     types = getattr(config, "layer_types", None) or [
         "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     ] * config.num_hidden_layers
-    divisor = config.query_pre_attn_scalar if gemma else weights["model.layers.0.self_attn.q_proj.weight"].shape[0] / heads
+    projection = weights.get("model.layers.0.self_attn.q_proj.weight")  # DeepSeek has a scale of its own
+    divisor = config.query_pre_attn_scalar if gemma else None if projection is None else projection.shape[0] / heads
 
     def norm(x, name):
         weight = weights[name + ".weight"] + (1.0 if gemma else 0.0)
@@ -276,6 +309,69 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
+    def best(score, count, margin=True):
+        """The `count` best of each row as a mask; the distance to the next one is added to margins."""
+        order = score.detach().sort(descending=True, dim=-1).values
+        if margin and count < score.shape[-1]:
+            margins.append((order[:, count - 1] - order[:, count]).min().item())
+        return torch.zeros_like(score).scatter(-1, score.topk(count, dim=-1).indices, 1.0).detach()
+
+    def deepseek_experts_of(h_LD, mlp):
+        v3 = config.model_type == "deepseek_v3"
+        logits_LX = linear(h_LD, mlp + ".gate")
+        share_LX = logits_LX.sigmoid() if v3 else logits_LX.softmax(-1)
+        score_LX = share_LX + weights[mlp + ".gate.e_score_correction_bias"] if v3 else share_LX
+        groups = config.n_group if v3 or config.topk_method == "group_limited_greedy" else 1
+        by_group = score_LX.unflatten(-1, (groups, -1))  # (L, groups, experts of one)
+        rating = by_group.topk(2, dim=-1).values.sum(-1) if v3 else by_group.amax(-1)
+        open_LX = best(rating, config.topk_group)[:, :, None].expand_as(by_group).flatten(1)
+        kept_LX = best(score_LX.masked_fill(open_LX == 0, -math.inf), config.num_experts_per_tok)
+        share_LX = share_LX * kept_LX
+        if v3 and config.norm_topk_prob:
+            share_LX = share_LX / (share_LX.sum(-1, keepdim=True) + 1e-20)
+        share_LX = share_LX * config.routed_scaling_factor
+        gate_up, down = weights[mlp + ".experts.gate_up_proj"], weights[mlp + ".experts.down_proj"]
+        out_LD = mlp_of(h_LD, mlp + ".shared_experts")
+        for x in range(len(down)):
+            gate, up = (h_LD @ gate_up[x].T).chunk(2, dim=-1)
+            out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
+        return out_LD
+
+    def latent_attention_of(h_LD, attention, angle_LE, future_LL):
+        """Every number of a rotated part turns with its neighbour: (x0, x1) by the first angle, and so on."""
+        nope, turned, eps = config.qk_nope_head_dim, config.qk_rope_head_dim, 1e-6  # DeepseekV2RMSNorm's default
+
+        def latent_norm(x, name):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weights[name + ".weight"]
+
+        def turn(x_LHE):
+            first, second = x_LHE[..., 0::2], x_LHE[..., 1::2]
+            angle = angle_LE[:, None, : turned // 2]
+            pair = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
+            return amplitude * torch.stack(pair, dim=-1).flatten(-2)
+
+        if attention + ".q_proj.weight" in weights:
+            q = linear(h_LD, attention + ".q_proj")
+        else:
+            q = linear(latent_norm(linear(h_LD, attention + ".q_a_proj"), attention + ".q_a_layernorm"),
+                       attention + ".q_b_proj")
+        q_LHE = q.unflatten(-1, (heads, -1))
+        q_LHE = torch.cat((q_LHE[..., :nope], turn(q_LHE[..., nope:])), dim=-1)
+        kept = linear(h_LD, attention + ".kv_a_proj_with_mqa")
+        latent = latent_norm(kept[:, :-turned], attention + ".kv_a_layernorm")
+        key_LHE = turn(kept[:, None, -turned:]).expand(-1, heads, -1)  # one for all heads
+        kv_LHE = linear(latent, attention + ".kv_b_proj").unflatten(-1, (heads, -1))
+        k_LHE, v_LHE = torch.cat((kv_LHE[..., :nope], key_LHE), dim=-1), kv_LHE[..., nope:]
+        rope = config.rope_parameters
+        scale = (nope + turned) ** -0.5
+        if rope["rope_type"] != "default" and rope.get("mscale_all_dim"):
+            scale = scale * (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1.0) ** 2
+        scores_HLL = torch.einsum("qhe,khe->hqk", q_LHE, k_LHE) * scale
+        weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
+        return linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
+
+    deepseek = config.model_type.startswith("deepseek")
+
     def forward(ids_L):
         length = len(ids_L)
         angle_LE = torch.arange(length, dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
@@ -286,6 +382,11 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
         for i in range(config.num_hidden_layers):
             layer, attention, mlp = f"model.layers.{i}", f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             h_LD = norm(x_LD, layer + ".input_layernorm")
+            if deepseek:
+                x_LD = x_LD + latent_attention_of(h_LD, attention, angle_LE, future_LL)
+                h_LD = norm(x_LD, layer + ".post_attention_layernorm")
+                x_LD = x_LD + (deepseek_experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
+                continue
             q_LHE = linear(h_LD, attention + ".q_proj").unflatten(-1, (heads, -1))
             k_LKE = linear(h_LD, attention + ".k_proj").unflatten(-1, (kv_heads, -1))
             v_LKE = linear(h_LD, attention + ".v_proj").unflatten(-1, (kv_heads, -1))
@@ -418,8 +519,9 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
     grads, losses, norms, final = train(parameters, lambda s: hf_logits(model, s), tokens, cu_seqlens, case.optimizer)
 
     wide = {name: p.double().requires_grad_() for name, p in start.items()}
+    fixed = {name: buffer.double() for name, buffer in stored_buffers(model).items()}
     margins = []
-    plain = lambda s: (plain_logits(wide, model.config, inv_freq.double(), rotary.attention_scaling, s, margins)
+    plain = lambda s: (plain_logits(wide | fixed, model.config, inv_freq.double(), rotary.attention_scaling, s, margins)
                        if rotary else plain_gpt2_logits(wide, model.config, s))
     with torch.no_grad():
         logits_f64 = plain(sequences)
@@ -491,7 +593,8 @@ def write_case(case, out):
             break
     else:
         raise RuntimeError(f"{case.name}: no seed gives clear choices and clear updates")
-    parameters = {name: list(p.shape) for name, p in as_in_files(dict(model.named_parameters()), case.config).items()}
+    parameters = {name: list(p.shape) for name, p in
+                  as_in_files(dict(model.named_parameters()) | stored_buffers(model), case.config).items()}
     if set(load_file(folder / "model.safetensors")) != set(parameters):
         raise RuntimeError(f"{case.name}: model.safetensors does not hold each parameter exactly once")
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "golden.safetensors")

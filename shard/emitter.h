@@ -11,6 +11,11 @@ namespace hotbunk {
 
 struct TensorSharding;  // tensor_parallel.h
 
+/// What latent attention attends with: queries [T,ad], latents [T,r] and the rotated part of keys [T,t].
+struct LatentInputs {
+  Tensor queries, latent, shared_key;
+};
+
 class Emitter {
  public:
   Emitter() = default;
@@ -31,6 +36,9 @@ class Emitter {
   /// Attention over packed sequences, or over what an engine keeps of earlier tokens. Returns the log-sum-exps [T,a]
   /// where a backward will read them.
   virtual Tensor attend(const TensorSharding&, const ForwardOp&, const Tensor& qkv, const Tensor& attended) = 0;
+  /// Of latent attention, of what is kept of tokens: latents and the parts of keys that all heads share. Whether that
+  /// was written; else attend() takes all heads' keys and values.
+  virtual bool attend_latents(const TensorSharding&, const ForwardOp&, const LatentInputs&, const Tensor& attended);
 };
 
 class BackwardEmitter : public Emitter {

@@ -7,8 +7,12 @@
 namespace hotbunk {
 namespace {
 
-void with_renormalised(Op& op, const ModelSpec& model) {
-  with(op, Attr::renormalise, std::int64_t{model.moe->norm_topk ? 1 : 0});
+/// How a token's experts are chosen and weighed; what is usual is not said.
+void with_routing(Op& op, const MoeSpec& moe) {
+  with(op, Attr::renormalise, std::int64_t{moe.norm_topk ? 1 : 0});
+  if (moe.sigmoid_scores) with(op, Attr::sigmoid, std::int64_t{1});
+  if (moe.groups > 1) with(with(op, Attr::groups, moe.groups), Attr::taken_groups, moe.topk_groups);
+  if (moe.routed_scaling != 1.0) with(op, Attr::factor, moe.routed_scaling);
 }
 
 /// A product whose rows go back to their tokens: what it leaves is as wide as the stream.
@@ -24,7 +28,9 @@ Op& with_experts(Op& op, const TensorSharding& s) {
 }  // namespace
 
 void ForwardWriter::route(const ForwardOp& op) {
-  with_renormalised(emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0]), make(op.outputs[1])}), s_.model);
+  std::vector<Tensor> inputs = {at(op.inputs[0])};
+  if (!op.weights.empty()) inputs.push_back(to_.weight(op.weights[0]));
+  with_routing(emit(op.kind, op.name, std::move(inputs), {make(op.outputs[0]), make(op.outputs[1])}), *s_.model.moe);
 }
 
 void ForwardWriter::expert_sort(const ForwardOp& op) {
@@ -56,7 +62,9 @@ void ForwardWriter::grouped_linear(const ForwardOp& op) {
 
 void ForwardWriter::combine(const ForwardOp& op) {
   const Tensor z = make(op.outputs[0]), found = make_summands(to_, s_, f_.value(op.outputs[0]).name, z);
-  emit(op.kind, op.name, {at(op.inputs[0]), at(op.inputs[1]), at(op.inputs[2])}, {found});
+  std::vector<Tensor> inputs;
+  for (const ValueId in : op.inputs) inputs.push_back(at(in));
+  emit(op.kind, op.name, std::move(inputs), {found});
   sum_into_stream(to_, s_, op.name, found, z);
 }
 
@@ -67,6 +75,7 @@ void BackwardWriter::combine(const ForwardOp& op) {
   const Tensor d_weights = gradient_of(weights) = make_value(to_, s_, w, "d_" + w.name, DType::f32);
   emit(OpKind::combine_backward, op.name + ".backward", {dz, value(y), value(rows), value(weights)},
        {make(y), d_weights});
+  if (op.inputs.size() > 3) gradient_of(op.inputs[3]) = dz;
 }
 
 void BackwardWriter::grouped_linear(const ForwardOp& op) {
@@ -112,9 +121,12 @@ void BackwardWriter::dispatch(const ForwardOp& op) {
 
 void BackwardWriter::route(const ForwardOp& op) {
   const ValueId logits = op.inputs[0], weights = op.outputs[0], experts = op.outputs[1];
-  with_renormalised(emit(OpKind::route_backward, op.name + ".backward",
-                         {gradient(weights), value(logits), value(experts)}, {make(logits)}),
-                    s_.model);
+  with_routing(emit(OpKind::route_backward, op.name + ".backward", {gradient(weights), value(logits), value(experts)},
+                    {make(logits)}),
+               *s_.model.moe);
+  // A bias of scores is for the choice alone: no gradient reaches it.
+  if (!op.weights.empty() && accumulate_ == 0)
+    emit(OpKind::zero, op.name + ".bias.zero", {}, {to_.gradient(op.weights[0])});
 }
 
 }  // namespace hotbunk

@@ -12,6 +12,19 @@
 namespace hotbunk {
 namespace {
 
+/// What a norm has of its own, or else the model's.
+double eps_of(const ForwardOp& op, const ModelSpec& model) {
+  for (const auto& [attr, value] : op.attrs)
+    if (attr == Attr::eps) return std::get<double>(value);
+  return model.norm_eps;
+}
+/// Adds the rest of what the forward says.
+Op& with_others(Op& op, const ForwardOp& forward) {
+  for (const auto& attr : forward.attrs)
+    if (attr.first != Attr::eps) op.attrs.push_back(attr);
+  return op;
+}
+
 bool is_norm(OpKind k) { return k == OpKind::rms_norm || k == OpKind::layer_norm; }
 OpKind backward_of_norm(OpKind k) {
   return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
@@ -20,6 +33,13 @@ OpKind backward_of_activation(OpKind k) {
   return k == OpKind::swiglu  ? OpKind::swiglu_backward
          : k == OpKind::geglu ? OpKind::geglu_backward
                               : OpKind::gelu_backward;
+}
+
+/// The heads that an op turns: of latent attention queries alone.
+Op& with_turned(Op& op, const TensorSharding& s) {
+  if (!s.model.mla) return with_heads(op, s);
+  with(with(op, Attr::heads, s.heads()), Attr::kv_heads, std::int64_t{0});
+  return with(with(op, Attr::head_dim, s.model.head_dim), Attr::rope_dim, s.model.mla->qk_rope_head_dim);
 }
 
 /// The sum that a norm is of.
@@ -57,14 +77,19 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       return {op.inputs[0], op.outputs[1]};
     case OpKind::attention:
       return {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0]), op.outputs[1]};
+    case OpKind::latent_norm:
+      return {op.inputs[0], op.outputs[2]};
+    case OpKind::latent_attention:
+      return {op.inputs[1], op.outputs[0], op.outputs[1], op.outputs[2]};
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
       if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
     case OpKind::grouped_linear:
-    case OpKind::combine:
       return op.inputs;
+    case OpKind::combine:
+      return {op.inputs.begin(), op.inputs.begin() + 3};
     default:
       return {};  // embedding and rope read what is fed; a sort has no backward
   }
@@ -92,7 +117,8 @@ Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter
 
 /// Elementwise, or nearly so: cheap to compute again.
 bool is_elementwise(OpKind k) {
-  return is_norm(k) || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::gelu || k == OpKind::dispatch;
+  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::gelu ||
+         k == OpKind::dispatch;
 }
 
 }  // namespace
@@ -118,11 +144,15 @@ void ForwardWriter::write(const ForwardOp& op) {
     }
     case OpKind::rope: {
       const Tensor& x = at(op.inputs[0]);
-      with_rope(with_heads(emit(op.kind, op.name, {x, to_.positions()}, {x}), s_), s_.model);
+      with_rope(with_turned(emit(op.kind, op.name, {x, to_.positions()}, {x}), s_), s_.model);
       return;
     }
     case OpKind::attention:
       return attention(op);
+    case OpKind::latent_norm:
+      return latent_norm(op);
+    case OpKind::latent_attention:
+      return latent_attention(op);
     case OpKind::swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
@@ -174,7 +204,7 @@ void ForwardWriter::norm(const ForwardOp& op) {
   if (adds) inputs.push_back(at(op.inputs[1]));
   std::vector<Tensor> outputs = {make(op.outputs[0]), make(op.outputs[1])};
   if (adds) outputs.push_back(make(sum));
-  with_attrs(with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, s_.model.norm_eps), op);
+  with_others(with(emit(op.kind, op.name, std::move(inputs), std::move(outputs)), Attr::eps, eps_of(op, s_.model)), op);
 }
 
 /// It takes all tokens of its heads, and finds and leaves all heads of its tokens.
@@ -250,10 +280,14 @@ void BackwardWriter::write(const ForwardOp& op) {
     }
     case OpKind::rope: {
       const Tensor d = gradient(op.outputs[0]);
-      with_rope(with_heads(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
+      with_rope(with_turned(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
                 s_.model);
       return;
     }
+    case OpKind::latent_norm:
+      return latent_norm(op);
+    case OpKind::latent_attention:
+      return latent_attention(op);
     case OpKind::attention: {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
@@ -310,7 +344,7 @@ void BackwardWriter::norm(const ForwardOp& op) {
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
   Op& n = emit(backward_of_norm(op.kind), op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
                std::move(outputs));
-  with_attrs(with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_), op);
+  with_others(with(with(n, Attr::residual, std::int64_t{adds ? 1 : 0}), Attr::accumulate, accumulate_), op);
   for (ValueId in : op.inputs) gradient_of(in) = d_sum;
 }
 

@@ -20,13 +20,14 @@ Dim TensorSharding::stream_tokens() const {
 std::int64_t TensorSharding::width_of(Width width) const {
   switch (width) {
     case Width::one:
+    case Width::token:
       return 1;
     case Width::hidden:
       return model.hidden;
     case Width::qkv:
-      return (heads() + 2 * kv_heads()) * model.head_dim;
+      return (heads() + kv_heads()) * model.head_dim + kv_heads() * model.value_dim();
     case Width::attended:
-      return heads() * model.head_dim;
+      return heads() * model.value_dim();
     case Width::heads:
       return heads();
     case Width::qk_heads:
@@ -35,6 +36,22 @@ std::int64_t TensorSharding::width_of(Width width) const {
       return 2 * (model.intermediate / tp.ranks);
     case Width::inner:
       return model.intermediate / tp.ranks;
+    case Width::queries:
+      return heads() * model.head_dim;
+    case Width::query_latent:
+      return model.mla->q_lora_rank;
+    case Width::latent_and_key:
+      return model.mla->kept_dim();
+    case Width::latent:
+      return model.mla->kv_lora_rank;
+    case Width::shared_key:
+      return model.mla->qk_rope_head_dim;
+    case Width::shared_gate_up:
+      return 2 * (model.moe->shared_experts * model.moe->expert_intermediate / tp.ranks);
+    case Width::shared_inner:
+      return model.moe->shared_experts * model.moe->expert_intermediate / tp.ranks;
+    case Width::beside_routed:
+      return model.hidden;
     case Width::experts:
       return model.moe->experts;
     case Width::choices:
@@ -65,6 +82,7 @@ Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, c
   const Dim rows = s.rows_of(v.width), width{s.width_of(v.width), fixed_extent, 0};
   switch (v.width) {
     case Width::one:
+    case Width::token:
       return to.make(name, dtype, {rows});
     case Width::expert_offsets:
       return to.make(name, dtype, {width});
@@ -81,7 +99,10 @@ Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, c
 
 Op& with_heads(Op& op, const TensorSharding& s) {
   with(with(op, Attr::heads, s.heads()), Attr::kv_heads, s.kv_heads());
-  return with(op, Attr::head_dim, s.model.head_dim);
+  with(op, Attr::head_dim, s.model.head_dim);
+  return s.model.mla
+             ? with(with(op, Attr::value_dim, s.model.value_dim()), Attr::rope_dim, s.model.mla->qk_rope_head_dim)
+             : op;
 }
 
 Op& with_attrs(Op& op, const ForwardOp& forward) {
@@ -90,6 +111,7 @@ Op& with_attrs(Op& op, const ForwardOp& forward) {
 }
 
 Op& with_rope(Op& op, const ModelSpec& model) {
+  const std::int64_t turned = model.mla ? model.mla->qk_rope_head_dim : model.head_dim;
   with(op, Attr::rope_theta, model.rope_theta);
   if (!model.rope_scaling) return op;
   const RopeScaling& scaling = *model.rope_scaling;
@@ -101,9 +123,9 @@ Op& with_rope(Op& op, const ModelSpec& model) {
   }
   RampRopeScaling ramp{scaling.factor};
   if (scaling.type == "yarn")
-    ramp = yarn_rope_scaling(model.head_dim, model.rope_theta, scaling.factor,
-                             static_cast<double>(scaling.original_max_position), scaling.beta_fast, scaling.beta_slow,
-                             scaling.truncate);
+    ramp =
+        yarn_rope_scaling(turned, model.rope_theta, scaling.factor, static_cast<double>(scaling.original_max_position),
+                          scaling.beta_fast, scaling.beta_slow, scaling.truncate);
   with(with(op, Attr::rope_ramp_begin, ramp.begin), Attr::rope_ramp_end, ramp.end);
   return scaling.attention_factor != 1.0 ? with(op, Attr::rope_amplitude, scaling.attention_factor) : op;
 }

@@ -5,11 +5,15 @@
 //             tokens
 //   columns   every rank its heads, or its    qkv, attended, gate_up, activated
 //             part of the MLP's inner width,
-//             or of each expert's
+//             or of each expert's; its
+//             queries of latent attention
 //   summands  every rank a summand            what o_proj, down_proj, experts and a vocabulary's part leave, or a part
 //   of
 //                                             the learned positions
 //
+// Every rank has all of what latent attention makes queries, keys and values of, for all tokens, by all of the matrices
+// that leave it; it makes its heads of that, and its gradients are summands, which add up behind these matrices, in the
+// stream. So are these matrices' own gradients.
 // Every rank routes all tokens, by all of the router, and has its columns of every expert, or all of some experts: then
 // it computes the rows of its own, and adds nothing for others. What goes back through the
 // router is a summand too, as are the router's own gradients: a choice's weight gets its gradient from what the experts
@@ -88,7 +92,8 @@ struct TensorSharding {
 /// This rank's tensor of a value, or of its gradient.
 Tensor make_value(Emitter&, const TensorSharding&, const ForwardValue&, const std::string& name, DType);
 
-/// Adds heads, kv_heads and head_dim, as this rank has them, to an attention-like op.
+/// Adds heads, kv_heads and head_dim, and of latent attention value_dim and rope_dim, as this rank has them, to an
+/// attention-like op.
 Op& with_heads(Op&, const TensorSharding&);
 /// Adds what the forward says of it.
 Op& with_attrs(Op&, const ForwardOp&);

@@ -1,5 +1,5 @@
 // Who writes a forward's ops, and their backward, on one rank (rules.h). The rules of a mixture of experts are in
-// experts.cc, all others in rules.cc.
+// experts.cc, of latent attention in latent_attention.cc, all others in rules.cc.
 #pragma once
 #include <map>
 #include <string>
@@ -22,6 +22,8 @@ class ForwardWriter {
   void add_positions(const ForwardOp&, const Tensor& found);
   void norm(const ForwardOp&);
   void attention(const ForwardOp&);
+  void latent_norm(const ForwardOp&);
+  void latent_attention(const ForwardOp&);
   void linear(const ForwardOp&);
   void route(const ForwardOp&);
   void expert_sort(const ForwardOp&);
@@ -57,6 +59,8 @@ class BackwardWriter {
 
  private:
   void norm(const ForwardOp&);
+  void latent_norm(const ForwardOp&);
+  void latent_attention(const ForwardOp&);
   void linear(const ForwardOp&);
   void of_adapter(const Adapter&, const Tensor& x, const Tensor& dy, const Tensor& d_down);
   void route(const ForwardOp&);

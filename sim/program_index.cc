@@ -16,14 +16,16 @@ DependsOn depends_on(const Op& op) {
   if (op.is_priced())
     return op.prices.size() > 1 || op.prices[0].seconds_per_pair > 0 ? DependsOn::pairs : DependsOn::nothing;
   if (op.kind == OpKind::attention || op.kind == OpKind::attention_backward || op.kind == OpKind::context_attention ||
-      op.kind == OpKind::context_attention_backward || op.kind == OpKind::paged_attention)
+      op.kind == OpKind::context_attention_backward || op.kind == OpKind::paged_attention ||
+      op.kind == OpKind::latent_attention)
     return DependsOn::pairs;
   const auto varies = [](const Tensor& t) {
     return std::any_of(t.shape.begin(), t.shape.begin() + t.rank,
                        [](const Dim& d) { return d.extent != fixed_extent; });
   };
-  // kv_write moves as many rows as there are tokens, whatever its pool's shape.
-  if (op.kind == OpKind::kv_write || std::any_of(op.inputs.begin(), op.inputs.end(), varies) ||
+  // They move as many rows as there are tokens, whatever their pool's shape.
+  if (op.kind == OpKind::kv_write || op.kind == OpKind::latent_write ||
+      std::any_of(op.inputs.begin(), op.inputs.end(), varies) ||
       std::any_of(op.outputs.begin(), op.outputs.end(), varies))
     return DependsOn::shapes;
   return DependsOn::nothing;

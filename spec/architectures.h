@@ -18,7 +18,7 @@ inline constexpr Architecture architectures[] = {
     {"MixtralForCausalLM", "mixtral", ModelFamily::mixtral},
     {"Qwen3MoeForCausalLM", "qwen3_moe", ModelFamily::qwen3_moe},
     {"DeepseekV3ForCausalLM", "deepseek_v3", ModelFamily::deepseek_v3},
-    {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v3},
+    {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v2},
     {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
     {"Gemma2ForCausalLM", "gemma2", ModelFamily::gemma2},
 };

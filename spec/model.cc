@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -24,6 +25,8 @@ std::string_view name_of(ModelFamily family) {
       return "mixtral";
     case ModelFamily::qwen3_moe:
       return "qwen3_moe";
+    case ModelFamily::deepseek_v2:
+      return "deepseek_v2";
     case ModelFamily::deepseek_v3:
       return "deepseek_v3";
     case ModelFamily::gpt2:
@@ -32,6 +35,12 @@ std::string_view name_of(ModelFamily family) {
       return "gemma2";
   }
   return "?";
+}
+
+double RopeScaling::score_scale() const {
+  if (mscale_all_dim == 0.0 || factor <= 1.0) return 1.0;
+  const double mscale = 0.1 * mscale_all_dim * std::log(factor) + 1.0;
+  return mscale * mscale;
 }
 
 std::int64_t ModelSpec::window_of(int layer) const {

@@ -11,7 +11,18 @@
 
 namespace hotbunk {
 
-enum class ModelFamily : std::uint8_t { llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v3, gpt2, gemma2 };
+enum class ModelFamily : std::uint8_t {
+  llama,
+  qwen2,
+  qwen3,
+  mistral,
+  mixtral,
+  qwen3_moe,
+  deepseek_v2,
+  deepseek_v3,
+  gpt2,
+  gemma2
+};
 std::string_view name_of(ModelFamily);
 
 /// What a parameter is for: decides its unit, its packing and how rollout and tensor parallelism split it.
@@ -99,6 +110,10 @@ struct RopeScaling {
   double beta_fast = 32.0, beta_slow = 1.0;
   bool truncate = true;           // the pairs between the two begin and end at whole ones
   double attention_factor = 1.0;  // of cosines and sines
+  double mscale_all_dim = 0.0;    // of yarn in DeepSeek: scores of attention are scaled by it; 0: they are not
+  /// Of scores, beside 1/sqrt(head_dim): (0.1 mscale_all_dim ln factor + 1)^2. Source: transformers,
+  /// DeepseekV3Attention.
+  double score_scale() const;
   bool operator==(const RopeScaling&) const = default;
 };
 
@@ -106,19 +121,22 @@ struct MoeSpec {
   std::int64_t experts = 0;            // routed experts; 0 = dense
   std::int64_t experts_per_token = 0;  // top-k
   std::int64_t expert_intermediate = 0;
-  std::int64_t shared_experts = 0;      // each of expert_intermediate width
-  std::int64_t first_dense_layers = 0;  // layers before the first MoE layer (DeepSeek-V3: 3)
-  std::int64_t groups = 1, topk_groups = 1;
-  bool sigmoid_scores = false, norm_topk = true, router_bias = false;
-  double routed_scaling = 1.0;
-  double balance_loss = 0.0;   // coefficient of the load-balancing loss that training adds
-  double router_jitter = 0.0;  // noise on what a router sees in training
+  std::int64_t shared_experts = 0;                // each of expert_intermediate width
+  std::int64_t first_dense_layers = 0;            // layers before the first MoE layer (DeepSeek-V3: 3)
+  std::int64_t groups = 1, topk_groups = 1;       // experts come from the best topk_groups of so many equal groups
+  bool sigmoid_scores = false, norm_topk = true;  // scores: sigmoid of logits, else their softmax over all experts
+  bool router_bias = false;     // added to scores where experts are chosen, and nowhere else; no gradient reaches it
+  double routed_scaling = 1.0;  // of what routed experts make
+  double balance_loss = 0.0;    // coefficient of the load-balancing loss that training adds
+  double router_jitter = 0.0;   // noise on what a router sees in training
   bool operator==(const MoeSpec&) const = default;
 };
 
 struct MlaSpec {
   std::int64_t q_lora_rank = 0;  // 0: q is a plain projection
   std::int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  /// What a layer keeps of a token: its latent and the rotated part of its key, which all heads share.
+  std::int64_t kept_dim() const { return kv_lora_rank + qk_rope_head_dim; }
   bool operator==(const MlaSpec&) const = default;
 };
 
@@ -179,6 +197,8 @@ struct ModelSpec {
   std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
 
   std::int64_t q_rows() const { return heads * head_dim; }
+  /// What a head's values have: head_dim, but for latent attention.
+  std::int64_t value_dim() const { return mla ? mla->v_head_dim : head_dim; }
   std::int64_t kv_rows() const { return kv_heads * head_dim; }
   /// Tokens that a query of the layer sees, itself the last; 0: all before it.
   std::int64_t window_of(int layer) const;

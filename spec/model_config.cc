@@ -175,7 +175,6 @@ class ConfigReader {
     for (const auto& known : architectures) {
       if (found == known.class_name || found == known.model_type) {
         m.family = known.family;
-        deepseek_v2_ = known.model_type == "deepseek_v2";
         return true;
       }
       names.emplace_back(key == "architectures" ? known.class_name : known.model_type);
@@ -202,13 +201,13 @@ class ConfigReader {
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
+    const bool deepseek = m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3;
     m.head_dim = integer("head_dim",
                          qwen3   ? 128
                          : gemma ? 256
                                  : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
                          1, max_width);
-    if (problems_.empty() && !has_head_dim && m.family != ModelFamily::deepseek_v3 && m.heads > 0 &&
-        m.hidden % m.heads != 0)
+    if (problems_.empty() && !has_head_dim && !deepseek && m.heads > 0 && m.hidden % m.heads != 0)
       report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
              {fmt::format("hidden_size {} % num_attention_heads {} = {}", m.hidden, m.heads, m.hidden % m.heads)},
              "set head_dim, or a divisor of hidden_size");
@@ -225,7 +224,7 @@ class ConfigReader {
     m.intermediate = integer("intermediate_size", {}, 1, max_width);
     if (m.family == ModelFamily::mixtral) read_mixtral(m);
     if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
-    if (m.family == ModelFamily::deepseek_v3) read_deepseek(m);
+    if (deepseek) read_deepseek(m);
     if (m.family == ModelFamily::gemma2) read_gemma(m);
   }
 
@@ -350,6 +349,7 @@ class ConfigReader {
       };
       const double mscale = number("mscale", 0.0, 0.0, most_factor),
                    of_all = number("mscale_all_dim", 0.0, 0.0, most_factor);
+      scaling.mscale_all_dim = of_all;
       scaling.attention_factor =
           number("attention_factor", mscale > 0.0 && of_all > 0.0 ? of(mscale) / of(of_all) : of(1.0),
                  1.0 / most_factor, most_factor);
@@ -396,9 +396,23 @@ class ConfigReader {
     a.qk_nope_head_dim = integer("qk_nope_head_dim", 128, 1, max_width);
     a.qk_rope_head_dim = integer("qk_rope_head_dim", 64, 1, max_width);
     a.v_head_dim = integer("v_head_dim", 128, 1, max_width);
+    if (a.qk_rope_head_dim % 2 != 0)
+      report("E413", "qk_rope_head_dim",
+             fmt::format("qk_rope_head_dim {} is odd; rotary embedding turns pairs", a.qk_rope_head_dim));
     m.head_dim = a.qk_nope_head_dim + a.qk_rope_head_dim;
+    m.kv_heads = m.heads;  // each query head has a key and a value of its own, made of the latent
     m.mla = a;
+    if (m.qkv_bias)
+      report("E412", "attention_bias", "latent attention with biases is not known", {},
+             "no published model of this family has them");
+    if (!boolean("rope_interleave", true))
+      report("E412", "rope_interleave", "latent attention that turns halves of the rotary part is not known", {},
+             "neighbours turn together in published models of this family");
+    read_deepseek_experts(m);
+  }
 
+  void read_deepseek_experts(ModelSpec& m) {
+    const bool v2 = m.family == ModelFamily::deepseek_v2;
     MoeSpec e;
     e.experts = integer("n_routed_experts", 0, 0, max_experts);
     e.experts_per_token = integer("num_experts_per_tok", 1, 1, max_experts);
@@ -407,13 +421,26 @@ class ConfigReader {
     e.first_dense_layers = integer("first_k_dense_replace", 0, 0, max_layers);
     e.groups = integer("n_group", 1, 1, max_experts);
     e.topk_groups = integer("topk_group", 1, 1, max_experts);
-    e.norm_topk = boolean("norm_topk_prob", !deepseek_v2_);
+    e.norm_topk = boolean("norm_topk_prob", !v2);
     e.routed_scaling = real("routed_scaling_factor", 1.0, 0.0, 1e6);
-    e.sigmoid_scores = text("scoring_func", deepseek_v2_ ? "softmax" : "sigmoid") == "sigmoid";
-    e.router_bias = text("topk_method", deepseek_v2_ ? "group_limited_greedy" : "noaux_tc") == "noaux_tc";
+    e.sigmoid_scores = text("scoring_func", v2 ? "softmax" : "sigmoid") == "sigmoid";
+    const std::string method = text("topk_method", v2 ? "greedy" : "noaux_tc");
+    e.router_bias = method == "noaux_tc";
+    if (method == "greedy") e.groups = e.topk_groups = 1;
+    if (e.router_bias != e.sigmoid_scores)
+      report("E412", "topk_method",
+             fmt::format("topk_method {} with scores by {} is not known", method.substr(0, 50),
+                         e.sigmoid_scores ? "sigmoid" : "softmax"),
+             {},
+             "noaux_tc (DeepSeek-V3) goes with sigmoid, greedy and group_limited_greedy (DeepSeek-V2) with softmax");
+    if (v2 && e.norm_topk)
+      report("E412", "norm_topk_prob",
+             "a softmax over all experts that the chosen ones' weights are divided by is not known",
+             {"transformers does not read this key of DeepSeek-V2, DeepSeek's own code does"},
+             "norm_topk_prob is false in published models");
     if (integer("moe_layer_freq", 1, 1, max_layers) != 1)
       report("E412", "moe_layer_freq", "dense layers between MoE layers are not known", {}, "moe_layer_freq must be 1");
-    if (e.experts > 0) m.moe = e;
+    if (e.experts > 0 && e.first_dense_layers < m.layers) m.moe = e;
   }
 
   void read_gpt2(ModelSpec& m) {
@@ -451,23 +478,34 @@ class ConfigReader {
       report("E413", "num_key_value_heads", "query heads are no multiple of the key-value heads",
              {fmt::format("num_attention_heads {} % num_key_value_heads {} = {}", m.heads, m.kv_heads,
                           m.heads % m.kv_heads)});
-    if (m.head_dim % 2 != 0 && !m.learned_positions)
+    if (m.head_dim % 2 != 0 && !m.learned_positions && !m.mla)
       report("E413", "head_dim", fmt::format("head_dim {} is odd; rotary embedding turns pairs", m.head_dim));
     if (m.moe && m.moe->experts_per_token > m.moe->experts)
       report("E413", "num_experts_per_tok",
              fmt::format("{} experts per token of {} experts", m.moe->experts_per_token, m.moe->experts));
     if (m.moe && m.moe->groups > 1 && m.moe->experts % m.moe->groups != 0)
       report("E413", "n_group", fmt::format("{} experts do not divide into {} groups", m.moe->experts, m.moe->groups));
+    else if (m.moe && m.moe->groups > 1) check_groups(*m.moe);
     const long double n = approximate_parameter_count(m);
     if (n > max_parameters)
       report("E413", "hidden_size", fmt::format("the model has {:.3g} parameters", static_cast<double>(n)),
              {fmt::format("more than {:.0e} is taken for a mistake", static_cast<double>(max_parameters))});
   }
 
+  void check_groups(const MoeSpec& e) {
+    const int64_t each = e.experts / e.groups;
+    if (e.topk_groups > e.groups || e.topk_groups * each < e.experts_per_token)
+      report("E413", "topk_group", "the groups taken do not hold a token's experts",
+             {fmt::format("topk_group {} of n_group {}, {} experts each; num_experts_per_tok {}", e.topk_groups,
+                          e.groups, each, e.experts_per_token)});
+    if (e.router_bias && each < 2)
+      report("E413", "n_group", "a group is rated by its two best experts",
+             {fmt::format("{} experts / n_group {} = {}", e.experts, e.groups, each)});
+  }
+
   const json& json_;
   const KeyLocator& locate_;
   Diagnostics problems_;
-  bool deepseek_v2_ = false;
 };
 
 }  // namespace
@@ -557,6 +595,7 @@ const std::vector<std::string>& config_keys() {
                                                 "scoring_func",
                                                 "topk_method",
                                                 "moe_layer_freq",
+                                                "rope_interleave",
                                                 "n_embd",
                                                 "n_layer",
                                                 "n_head",

@@ -44,6 +44,7 @@ void add_moe(json& c, const ModelSpec& m) {
     c["num_experts"] = e.experts;
     return;
   }
+  const bool v2 = m.family == ModelFamily::deepseek_v2;
   c["n_routed_experts"] = e.experts;
   c["n_shared_experts"] = e.shared_experts;
   c["first_k_dense_replace"] = e.first_dense_layers;
@@ -51,7 +52,7 @@ void add_moe(json& c, const ModelSpec& m) {
   c["topk_group"] = e.topk_groups;
   c["routed_scaling_factor"] = e.routed_scaling;
   c["scoring_func"] = e.sigmoid_scores ? "sigmoid" : "softmax";
-  c["topk_method"] = e.router_bias ? "noaux_tc" : "group_limited_greedy";
+  c["topk_method"] = e.router_bias ? "noaux_tc" : v2 && e.groups == 1 ? "greedy" : "group_limited_greedy";
 }
 
 json rope_config(const ModelSpec& m) {
@@ -69,6 +70,7 @@ json rope_config(const ModelSpec& m) {
     rope["beta_slow"] = m.rope_scaling->beta_slow;
     rope["truncate"] = m.rope_scaling->truncate;
     rope["attention_factor"] = m.rope_scaling->attention_factor;
+    if (m.rope_scaling->mscale_all_dim > 0.0) rope["mscale_all_dim"] = m.rope_scaling->mscale_all_dim;
   }
   return rope;
 }

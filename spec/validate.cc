@@ -606,15 +606,23 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainLayout& t = s.train.layout;
   const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  const auto families = {ModelFamily::llama,   ModelFamily::qwen2,     ModelFamily::qwen3,  ModelFamily::mistral,
-                         ModelFamily::mixtral, ModelFamily::qwen3_moe, ModelFamily::gemma2, ModelFamily::gpt2};
+  const auto families = {ModelFamily::llama,       ModelFamily::qwen2,      ModelFamily::qwen3,  ModelFamily::mistral,
+                         ModelFamily::mixtral,     ModelFamily::qwen3_moe,  ModelFamily::gemma2, ModelFamily::gpt2,
+                         ModelFamily::deepseek_v2, ModelFamily::deepseek_v3};
   need(std::ranges::count(families, m.family) > 0,
-       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, gemma2 and gpt2 are executed",
+       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v2, deepseek_v3, gemma2 and gpt2 "
+       "are "
+       "executed",
        name_of(m.family));
   need(!m.moe || m.moe->balance_loss == 0.0,
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
+  need(!m.mla || t.cp * t.ulysses == 1,
+       "train.layout.cp {} and ulysses {} with latent attention: ranks that share sequences exchange the keys and "
+       "values "
+       "of KV heads, and latents have none",
+       t.cp, t.ulysses);
   const auto scalings = {"llama3", "linear", "yarn"};
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
        "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");

@@ -16,6 +16,7 @@
 #include "backends/cpu_gloo/kernels/embedding.h"
 #include "backends/cpu_gloo/kernels/experts.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/kernels/latent.h"
 #include "backends/cpu_gloo/kernels/lora.h"
 #include "backends/cpu_gloo/kernels/loss.h"
 #include "backends/cpu_gloo/kernels/norm.h"
@@ -69,7 +70,12 @@ Write write_mode(const KernelCall& c, Attr a = Attr::accumulate) {
 }
 
 HeadShape heads(const KernelCall& c) {
-  return {c.op.integer(Attr::heads), c.op.integer(Attr::kv_heads), c.op.integer(Attr::head_dim)};
+  return {c.op.integer(Attr::heads), c.op.integer(Attr::kv_heads), c.op.integer(Attr::head_dim),
+          c.op.integer(Attr::value_dim, 0)};
+}
+LatentShape latent_shape(const KernelCall& c) {
+  const std::int64_t turned = c.op.integer(Attr::rope_dim);
+  return {c.op.integer(Attr::heads), c.op.integer(Attr::head_dim) - turned, turned, c.op.integer(Attr::value_dim)};
 }
 Scores scores(const KernelCall& c) {
   const double usual = 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
@@ -221,6 +227,11 @@ void run_qk_norm_backward(const KernelCall& c) {
 void run_rope_in(const KernelCall& c, RopeDirection direction) {
   // d/2 numbers: cheaper to form again than to keep per op.
   const std::vector<float> inv_freq = rope_frequencies(c.op);
+  if (c.op.has(Attr::rope_dim))
+    return rope_neighbours(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(),
+                           extent(c, out(c, 0), 0), c.op.integer(Attr::heads), c.op.integer(Attr::head_dim),
+                           c.op.integer(Attr::rope_dim), direction,
+                           static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
   rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
        heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
 }
@@ -270,6 +281,60 @@ void run_paged_attention(const KernelCall& c) {
   else
     paged_prefill_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context,
                             sequences(c, in(c, 2)), scores(c), matrix(c, out(c, 0)));
+}
+
+// --- latent attention -----------------------------------------------------------------------------------------------
+
+/// Columns [begin, …) of a matrix, whose rows stay as far apart.
+Matrix columns_from(Matrix m, std::int64_t begin) {
+  m.data = static_cast<char*>(m.data) + begin * size_of(m.dtype);
+  return m;
+}
+/// The part of a key that all heads share turns as a head of its own.
+void turn_shared(const KernelCall& c, Matrix x, const Tensor& positions, std::int64_t T, RopeDirection direction) {
+  const std::int64_t turned = c.op.integer(Attr::rope_dim);
+  rope_neighbours(c.context, x, data<const std::int32_t>(c, positions), rope_frequencies(c.op).data(), T, 1, turned,
+                  turned, direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
+}
+void run_latent_norm(const KernelCall& c) {
+  const std::int64_t T = extent(c, in(c, 0), 0), r = extent(c, out(c, 0), 1), turned = extent(c, out(c, 1), 1);
+  rmsnorm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 2)), T,
+                  r, eps(c), 0.0f);
+  const CallBox box{r, r + turned, 0, turned, T, turned};
+  copy_boxes(c.context, vec(c, in(c, 0)), data(c, out(c, 1)), out(c, 1).dtype, {&box, 1});
+  turn_shared(c, matrix(c, out(c, 1)), in(c, 2), T, RopeDirection::forward);
+}
+void run_latent_norm_backward(const KernelCall& c) {
+  const std::int64_t T = extent(c, in(c, 0), 0), r = extent(c, in(c, 0), 1), turned = extent(c, in(c, 1), 1);
+  const Matrix dx = matrix(c, out(c, 0));
+  rmsnorm_backward(c.context, matrix(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)), matrix(c, in(c, 0)), dx,
+                   Write::overwrite, data<float>(c, out(c, 1)), write_mode(c), T, r, 0.0f);
+  const CallBox box{0, turned, r, r + turned, T, turned};
+  copy_boxes(c.context, vec(c, in(c, 1)), dx.data, dx.dtype, {&box, 1});
+  turn_shared(c, columns_from(dx, r), in(c, 5), T, RopeDirection::backward);
+}
+void run_latent_heads(const KernelCall& c) {
+  latent_heads(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, in(c, 2)), latent_shape(c),
+               matrix(c, out(c, 0)), extent(c, out(c, 0), 0));
+}
+void run_latent_heads_backward(const KernelCall& c) {
+  kernels::latent_heads_backward(c.context, matrix(c, in(c, 0)), latent_shape(c), matrix(c, out(c, 0)),
+                                 matrix(c, out(c, 1)), matrix(c, out(c, 2)), extent(c, in(c, 0), 0));
+}
+void run_latent_write(const KernelCall& c) {
+  latent_write(c.context, matrix(c, in(c, 0)), extent(c, in(c, 0), 1), matrix(c, in(c, 1)), extent(c, in(c, 1), 1),
+               data<const std::int32_t>(c, in(c, 2)), extent(c, in(c, 0), 0), pool(c, out(c, 0)));
+}
+void run_latent_attention(const KernelCall& c) {
+  const PagedContext context{data<const std::int32_t>(c, in(c, 4)), extent(c, in(c, 4), 1),
+                             data<const std::int32_t>(c, in(c, 5))};
+  // A decode step has one query for each sequence, whose offsets nobody fed.
+  std::vector<std::int32_t> each;
+  for (std::int64_t s = 0; c.sizes.tokens == c.sizes.seqs && s <= c.sizes.seqs; ++s)
+    each.push_back(static_cast<std::int32_t>(s));
+  latent_paged_attention(c.context, matrix(c, in(c, 0)), latent_shape(c), pool(c, in(c, 1)), extent(c, in(c, 2), 1),
+                         matrix(c, in(c, 2)), context, each.empty() ? sequences(c, in(c, 3)) : each, scores(c),
+                         matrix(c, out(c, 0)));
 }
 
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
@@ -338,11 +403,19 @@ void run_embedding_backward(const KernelCall& c) {
 // --- experts --------------------------------------------------------------------------------------------------------
 
 Routing routing(const KernelCall& c, const Tensor& logits, const Tensor& chosen) {
-  return {extent(c, logits, 0), extent(c, logits, 1), extent(c, chosen, 1), c.op.integer(Attr::renormalise, 0) != 0};
+  return {extent(c, logits, 0),
+          extent(c, logits, 1),
+          extent(c, chosen, 1),
+          c.op.integer(Attr::renormalise, 0) != 0,
+          c.op.integer(Attr::sigmoid, 0) != 0,
+          c.op.integer(Attr::groups, 1),
+          c.op.integer(Attr::taken_groups, 1),
+          static_cast<float>(c.op.real(Attr::factor, 1.0))};
 }
 void run_route(const KernelCall& c) {
-  route(c.context, routing(c, in(c, 0), out(c, 1)), data<const float>(c, in(c, 0)), data<float>(c, out(c, 0)),
-        data<std::int32_t>(c, out(c, 1)));
+  Routing r = routing(c, in(c, 0), out(c, 1));
+  if (c.op.num_operands() > 1) r.bias = vec(c, in(c, 1));
+  route(c.context, r, data<const float>(c, in(c, 0)), data<float>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
 void run_route_backward(const KernelCall& c) {
   route_backward(c.context, routing(c, in(c, 1), in(c, 2)), data<const float>(c, in(c, 0)),
@@ -373,7 +446,8 @@ void run_dispatch_backward(const KernelCall& c) {
 }
 void run_combine(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
-  combine(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), data<const float>(c, in(c, 2)),
+  const ConstMatrix base = c.op.num_operands() > 3 ? ConstMatrix(matrix(c, in(c, 3))) : ConstMatrix{};
+  combine(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), data<const float>(c, in(c, 2)), base,
           matrix(c, out(c, 0)), extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
 }
 void run_combine_backward(const KernelCall& c) {
@@ -564,7 +638,13 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::lora_up, run_lora_up},
                                       Registration{OpKind::lora_up_dgrad, run_lora_up_dgrad},
                                       Registration{OpKind::lora_up_wgrad, run_lora_up_wgrad},
-                                      Registration{OpKind::lora_merge, run_lora_merge}};
+                                      Registration{OpKind::lora_merge, run_lora_merge},
+                                      Registration{OpKind::latent_norm, run_latent_norm},
+                                      Registration{OpKind::latent_norm_backward, run_latent_norm_backward},
+                                      Registration{OpKind::latent_heads, run_latent_heads},
+                                      Registration{OpKind::latent_heads_backward, run_latent_heads_backward},
+                                      Registration{OpKind::latent_write, run_latent_write},
+                                      Registration{OpKind::latent_attention, run_latent_attention}};
 
 }  // namespace
 

@@ -12,9 +12,11 @@ namespace hotbunk {
 namespace {
 
 bool is_gemm(OpKind k) { return k == OpKind::linear || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
-/// Attention is measured in heads of 128: a head of 64 is half of one.
+/// Attention is measured in heads of 128: a head of 64 is half of one, and one whose values have another width than its
+/// keys as both in the mean.
 double heads_of_128(const Op& op) {
-  return static_cast<double>(op.integer(Attr::heads) * op.integer(Attr::head_dim)) / 128.0;
+  const std::int64_t keys = op.integer(Attr::head_dim), values = op.integer(Attr::value_dim, keys);
+  return static_cast<double>(op.integer(Attr::heads) * (keys + values)) / 256.0;
 }
 bool is_attention(OpKind k) {
   return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::context_attention ||
@@ -229,15 +231,18 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
   if (const auto size = lora_size(op, s))
     return gemm_seconds((*size)[0], (*size)[1], (*size)[2], peak_flops(op.inputs[1].dtype), bytes) *
            correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
-  if (is_grouped(op.kind)) {
-    // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates.
+  const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+  const auto keys_of_query = [&] { return std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0); };
+  if (is_grouped(op.kind) || op.kind == OpKind::latent_attention) {
+    // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates, nor what an
+    // engine makes again of latents.
     const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];
-    return measured.empty() ? grouped_seconds(op, flops, bytes)
-                            : memory_seconds(bytes) * measured.at({std::max(bytes, 1.0), 1.0, 1.0});
+    if (!measured.empty()) return memory_seconds(bytes) * measured.at({std::max(bytes, 1.0), 1.0, 1.0});
+    return is_grouped(op.kind) ? grouped_seconds(op, flops, bytes)
+                               : attention_seconds(flops, keys_of_query(), bytes, false, peak_flops(dtype));
   }
   if (is_attention(op.kind)) {
-    const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
-    const double keys = std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0);
+    const double keys = keys_of_query();
     return attention_seconds(flops, keys, bytes, is_backward(op.kind), peak_flops(dtype)) *
            correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
   }

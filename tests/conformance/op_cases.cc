@@ -453,6 +453,31 @@ void add_routing(std::vector<OpCase>& out) {
                    {{Attr::renormalise, renormalise}},
                    {}});
   }
+  // As DeepSeek-V2 and V3 route: of six experts in three groups, of which two are taken.
+  constexpr std::int64_t six = 6;
+  const Operand logits_of_six{"logits", f, {T, six}, wave};
+  const Operand chosen_of_six{
+      "experts", n, {T, C}, [](std::int64_t i) { return static_cast<double>((i + i / C) % six); }};
+  for (const std::int64_t sigmoid : {0, 1}) {
+    const std::vector<std::pair<Attr, AttrValue>> attrs = {{Attr::renormalise, sigmoid},
+                                                           {Attr::sigmoid, sigmoid},
+                                                           {Attr::groups, std::int64_t{3}},
+                                                           {Attr::taken_groups, std::int64_t{2}},
+                                                           {Attr::factor, 2.5}};
+    out.push_back(
+        {OpKind::route,
+         {logits_of_six, {"bias", f, {six}, wave}, to_write("weights", f, {T, C}), to_write("experts", n, {T, C})},
+         sigmoid != 0 ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{0},
+         {2, 3},
+         attrs,
+         {}});
+    out.push_back({OpKind::route_backward,
+                   {{"dweights", f, {T, C}, wave}, logits_of_six, chosen_of_six, to_write("dlogits", f, {T, six})},
+                   {0, 1, 2},
+                   {3},
+                   attrs,
+                   {}});
+  }
   out.push_back({OpKind::expert_sort,
                  {chosen, to_write("rows", n, {T, C}), to_write("offsets", n, {E + 1})},
                  {0},
@@ -502,18 +527,19 @@ void add_experts(std::vector<OpCase>& out, DType x) {
                      sum += v[0][static_cast<std::size_t>(row_of(i / H * C + j)) * H + static_cast<std::size_t>(i % H)];
                    return sum;
                  }});
-  out.push_back({OpKind::combine,
-                 {{"y", x, {T, C, H}, whole}, rows, weights, to_write("z", x, {T, H})},
-                 {0, 1, 2},
-                 {3},
-                 {},
-                 [](const Values& v, std::int64_t i) {
-                   double sum = 0;
-                   for (std::int64_t j = i / H * C; j < (i / H + 1) * C; ++j)
-                     sum += v[2][static_cast<std::size_t>(j)] *
-                            v[0][static_cast<std::size_t>(row_of(j)) * H + static_cast<std::size_t>(i % H)];
-                   return sum;
-                 }});
+  for (const bool on_base : {false, true})
+    out.push_back({OpKind::combine,
+                   {{"y", x, {T, C, H}, whole}, rows, weights, {"base", x, {T, H}, itself}, to_write("z", x, {T, H})},
+                   on_base ? std::vector<std::size_t>{0, 1, 2, 3} : std::vector<std::size_t>{0, 1, 2},
+                   {4},
+                   {},
+                   [on_base](const Values& v, std::int64_t i) {
+                     double sum = on_base ? v[3][static_cast<std::size_t>(i)] : 0.0;
+                     for (std::int64_t j = i / H * C; j < (i / H + 1) * C; ++j)
+                       sum += v[2][static_cast<std::size_t>(j)] *
+                              v[0][static_cast<std::size_t>(row_of(j)) * H + static_cast<std::size_t>(i % H)];
+                     return sum;
+                   }});
   out.push_back({OpKind::combine_backward,
                  {{"dz", x, {T, H}, whole},
                   {"y", x, {T, C, H}, wave},
@@ -555,6 +581,118 @@ void add_experts(std::vector<OpCase>& out, DType x) {
        {3},
        {},
        {}});
+}
+
+/// Latents of r numbers and a rotated part of t, heads of d whose last t numbers turn, values of v.
+void add_latent(std::vector<OpCase>& out, DType x) {
+  static constexpr std::int64_t r = 6, t = 2, v = 4, of_kv = a * (d - t + v), packed = a * (2 * d + v);
+  const auto latent = [](std::vector<std::pair<Attr, AttrValue>> more = {}) {
+    more.insert(
+        more.end(),
+        {{Attr::heads, a}, {Attr::kv_heads, a}, {Attr::head_dim, d}, {Attr::value_dim, v}, {Attr::rope_dim, t}});
+    return more;
+  };
+  const auto rotary = latent({{Attr::eps, 1e-6}, {Attr::rope_theta, 1e4}});
+  const Operand positions{"positions", DType::i32, {T}, itself}, w{"w", x, {r}, one}, kv_a{"x", x, {T, r + t}, wave};
+  for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+    out.push_back({kind, {{"q", x, {T, a * d}, wave}, positions}, {0, 1}, {0}, rotary, {}});
+  out.push_back(
+      {OpKind::latent_norm,
+       {kv_a, w, positions, to_write("c", x, {T, r}), to_write("s", x, {T, t}), to_write("rstd", DType::f32, {T})},
+       {0, 1, 2},
+       {3, 4, 5},
+       rotary,
+       {}});
+  out.push_back({OpKind::latent_norm_backward,
+                 {{"dc", x, {T, r}, wave},
+                  {"ds", x, {T, t}, wave},
+                  kv_a,
+                  w,
+                  {"rstd", DType::f32, {T}, one},
+                  positions,
+                  to_write("dx", x, {T, r + t}),
+                  to_write("dw", DType::f32, {r})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6, 7},
+                 rotary,
+                 {}});
+  out.push_back({OpKind::latent_heads,
+                 {{"q", x, {T, a * d}, whole},
+                  {"kv", x, {T, of_kv}, whole},
+                  {"s", x, {T, t}, whole},
+                  to_write("x", x, {T, packed})},
+                 {0, 1, 2},
+                 {3},
+                 latent(),
+                 [](const Values& in, std::int64_t i) {
+                   const std::int64_t row = i / packed, c = i % packed, key = c - a * d, value = key - a * d;
+                   if (key < 0) return in[0][static_cast<std::size_t>(row * a * d + c)];
+                   if (value >= 0)
+                     return in[1][static_cast<std::size_t>(row * of_kv + value / v * (d - t + v) + d - t + value % v)];
+                   if (key % d >= d - t) return in[2][static_cast<std::size_t>(row * t + key % d - (d - t))];
+                   return in[1][static_cast<std::size_t>(row * of_kv + key / d * (d - t + v) + key % d)];
+                 }});
+  out.push_back({OpKind::latent_heads_backward,
+                 {{"dx", x, {T, packed}, whole},
+                  to_write("ds", x, {T, t}),
+                  to_write("dq", x, {T, a * d}),
+                  to_write("dkv", x, {T, of_kv})},
+                 {0},
+                 {2, 3, 1},
+                 latent(),
+                 [](const Values& in, std::int64_t i) {
+                   return in[0][static_cast<std::size_t>(i / (a * d) * packed + i % (a * d))];
+                 }});
+  for (const std::int64_t v_dim : {v, 3 * d / 2}) {  // values narrower than keys, and wider
+    const std::vector<std::pair<Attr, AttrValue>> attrs = {
+        {Attr::heads, a}, {Attr::kv_heads, k}, {Attr::head_dim, d}, {Attr::value_dim, v_dim}};
+    const Operand qkv{"x", x, {T, (a + k) * d + k * v_dim}, wave}, cu{"cu_seqlens", DType::i32, {S + 1}, offsets};
+    out.push_back({OpKind::attention,
+                   {qkv, cu, to_write("o", x, {T, a * v_dim}), to_write("lse", DType::f32, {T, a})},
+                   {0, 1},
+                   {2, 3},
+                   attrs,
+                   {}});
+    out.push_back({OpKind::attention_backward,
+                   {{"do", x, {T, a * v_dim}, wave},
+                    qkv,
+                    {"o", x, {T, a * v_dim}, wave},
+                    {"lse", DType::f32, {T, a}, one},
+                    cu,
+                    to_write("dx", x, {T, (a + k) * d + k * v_dim})},
+                   {0, 1, 2, 3, 4},
+                   {5},
+                   attrs,
+                   {}});
+  }
+  const Operand pool{"pool", x, {blocks, block_tokens, r + t}, wave};
+  out.push_back(
+      {OpKind::latent_write,
+       {{"c", x, {T, r}, whole},
+        {"s", x, {T, t}, whole},
+        {"kv_slots", DType::i32, {T}, [](std::int64_t i) { return i == 2 ? -1.0 : static_cast<double>(3 * i); }},
+        pool},
+       {0, 1, 2},
+       {3},
+       {{Attr::block_tokens, block_tokens}},
+       [](const Values& in, std::int64_t i) {
+         const std::int64_t slot = i / (r + t), c = i % (r + t), token = slot / 3;
+         if (slot % 3 != 0 || token >= T || token == 2) return in[3][static_cast<std::size_t>(i)];
+         return c < r ? in[0][static_cast<std::size_t>(token * r + c)]
+                      : in[1][static_cast<std::size_t>(token * t + c - r)];
+       }});
+  out.push_back({OpKind::latent_attention,
+                 {{"q", x, {T, a * d}, wave},
+                  pool,
+                  {"w", x, {of_kv, r}, wave},
+                  {"cu_seqlens", DType::i32, {S + 1}, offsets},
+                  {"tables", DType::i32, {S, max_blocks}, itself},
+                  {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 6.0; }},
+                  to_write("o", x, {T, a * v})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6},
+                 latent({{Attr::block_tokens, block_tokens}}),
+                 {}});
 }
 
 void add_loss_and_optimizer(std::vector<OpCase>& out) {
@@ -662,6 +800,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_routing(out);
   add_arrivals(out);
   add_experts(out, activations);
+  add_latent(out, activations);
   add_loss_and_optimizer(out);
   return out;
 }

@@ -90,8 +90,9 @@ class Cuda : public Subject {
   bool has_values() const override { return true; }
   bool lacks(OpKind kind) const override {
     return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
-           (kind >= OpKind::add_bias && kind <= OpKind::lora_merge);
+           (kind >= OpKind::add_bias && kind <= OpKind::latent_attention);
   }
+  bool lacks(Attr attr) const override { return attr == Attr::value_dim || attr == Attr::rope_dim; }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

@@ -27,13 +27,13 @@ struct NaiveAttention {
     Eigen::VectorXd lse;
   };
   std::int64_t k_column(std::int64_t head) const { return shape.k_offset() + kv_head(head) * shape.head_dim; }
-  std::int64_t v_column(std::int64_t head) const { return shape.v_offset() + kv_head(head) * shape.head_dim; }
+  std::int64_t v_column(std::int64_t head) const { return shape.v_offset() + kv_head(head) * shape.dv(); }
   std::int64_t kv_head(std::int64_t head) const { return head / (shape.num_heads / shape.num_kv_heads); }
   Head head_of(std::int64_t start, std::int64_t n, std::int64_t head) const {
     const std::int64_t d = shape.head_dim;
     Head x{qkv.block(start, head * d, n, d),
            qkv.block(start, k_column(head), n, d),
-           qkv.block(start, v_column(head), n, d),
+           qkv.block(start, v_column(head), n, shape.dv()),
            Dense::Zero(n, n),
            Dense::Ones(n, n),
            {}};
@@ -59,28 +59,28 @@ struct NaiveAttention {
         f(cu[i], cu[i + 1] - cu[i], h, head_of(cu[i], cu[i + 1] - cu[i], h));
   }
 
-  /// All outputs [T][a·d] and log-sum-exps [T][a].
+  /// All outputs [T][a·dv] and log-sum-exps [T][a].
   std::pair<Dense, Dense> forward() const {
-    const std::int64_t T = cu.back(), d = shape.head_dim;
-    Dense o = Dense::Zero(T, shape.num_heads * d), lse = Dense::Zero(T, shape.num_heads);
+    const std::int64_t T = cu.back(), dv = shape.dv();
+    Dense o = Dense::Zero(T, shape.num_heads * dv), lse = Dense::Zero(T, shape.num_heads);
     each_head([&](std::int64_t start, std::int64_t n, std::int64_t h, const Head& x) {
-      o.block(start, h * d, n, d) = x.p * x.v;
+      o.block(start, h * dv, n, dv) = x.p * x.v;
       lse.block(start, h, n, 1) = x.lse;
     });
     return {o, lse};
   }
   /// dqkv [T][width] by the chain rule on the definition.
   Dense backward(const Dense& d_o) const {
-    const std::int64_t T = cu.back(), d = shape.head_dim;
+    const std::int64_t T = cu.back(), d = shape.head_dim, dv = shape.dv();
     Dense g = Dense::Zero(T, shape.width());
     each_head([&](std::int64_t start, std::int64_t n, std::int64_t h, const Head& x) {
-      const Dense up = d_o.block(start, h * d, n, d);
+      const Dense up = d_o.block(start, h * dv, n, dv);
       const Dense dp = up * x.v.transpose();
       const Eigen::VectorXd mean = x.p.cwiseProduct(dp).rowwise().sum();
       const Dense ds = scores.scale * x.p.cwiseProduct(dp.colwise() - mean).cwiseProduct(x.slope);
       g.block(start, h * d, n, d) += ds * x.k;
       g.block(start, k_column(h), n, d) += ds.transpose() * x.q;
-      g.block(start, v_column(h), n, d) += x.p.transpose() * up;
+      g.block(start, v_column(h), n, dv) += x.p.transpose() * up;
     });
     return g;
   }
@@ -104,7 +104,7 @@ double backward_tolerance(DType dtype) { return dtype == DType::f32 ? 1e-5 : 2e-
 std::array<double, 3> errors(const Case& c, DType dtype, int threads, std::uint64_t seed) {
   Random rng(seed);
   KernelContext ctx(threads);
-  const std::int64_t T = c.cu.back(), width = c.shape.width(), out = c.shape.num_heads * c.shape.head_dim;
+  const std::int64_t T = c.cu.back(), width = c.shape.width(), out = c.shape.num_heads * c.shape.dv();
   const Scores scale{static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.shape.head_dim))), c.softcap, c.window};
   const Tensor qkv = Tensor::random(dtype, T, width, width + 3, rng, 1.5);
   const Tensor d_o = Tensor::random(dtype, T, out, out + 2, rng);
@@ -137,6 +137,9 @@ TEST_CASE("causal attention of packed sequences and its gradient equal the defin
       {{2, 2, 16}, {0, 90}, 0.0f, 1},           // a token sees itself alone
       {{4, 2, 32}, {0, 5, 70, 201}, 0.8f},      // a cap in the midst of the scores
       {{3, 1, 24}, {0, 5, 70, 201}, 1.5f, 33},
+      {{4, 4, 24, 16}, {0, 5, 5, 70, 201}},  // values narrower than keys
+      {{4, 2, 10, 37}, {0, 5, 70, 201}},     // wider, of no whole vectors
+      {{2, 2, 32, 64}, {0, 90}},             // where AMX tiles would take keys
   };
   for (const Case& c : cases)
     for (DType dtype : kFloatTypes) {
@@ -160,6 +163,7 @@ TEST_CASE("attention: random shapes and lengths") {
     const DType dtype = *rc::gen::elementOf(std::vector<DType>{DType::f32, DType::bf16});
     if (*rc::gen::arbitrary<bool>()) c.softcap = 1.0f;
     if (*rc::gen::arbitrary<bool>()) c.window = *rc::gen::inRange(1, 120);
+    if (*rc::gen::arbitrary<bool>()) c.shape.value_dim = *rc::gen::inRange(1, 41);
     if (*rc::gen::arbitrary<bool>()) c.shape.head_dim = 32 * (1 + c.shape.head_dim % 3);  // what AMX tiles take
     const auto [o, lse, g] = errors(c, dtype, 1 + *rc::gen::inRange(0, 2), 22);
     RC_ASSERT(o <= forward_tolerance(dtype));

@@ -82,6 +82,90 @@ TEST_CASE("route takes the largest logits, of equal ones the lower number, and w
   CHECK(chosen == Index{1, 2, 3});
 }
 
+namespace {
+
+/// DeepSeek's weights by their definition, of the experts that were chosen.
+double deepseek_weight(const Drawn& d, std::int64_t t, std::int64_t j, const std::vector<double>& logits) {
+  if (!d.r.sigmoid) return d.r.factor * weight_of(d, t, j, logits);
+  const auto score = [&](std::int64_t i) {
+    return 1.0 / (1.0 + std::exp(-logits[static_cast<std::size_t>(d.choice(t, i))]));
+  };
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < d.r.choices; ++i) sum += score(i);
+  return d.r.factor * score(j) / (d.r.renormalise ? sum : 1.0);
+}
+
+}  // namespace
+
+TEST_CASE("DeepSeek's routers choose within the best groups, weigh without the bias, and differentiate") {
+  KernelContext ctx(2);
+  Random rng(73);
+  std::vector<float> bias(12);
+  for (float& b : bias) b = static_cast<float>(0.4 * rng.normal());
+  const ConstVector biased{bias.data(), DType::f32};
+  const std::vector<Routing> all = {{40, 12, 3, false, false, 4, 2, 1.5f},
+                                    {40, 12, 3, true, true, 4, 2, 2.5f, biased},
+                                    {40, 12, 4, false, true, 3, 1, 1.0f, biased},
+                                    {40, 12, 2, true, true, 1, 1, 2.0f, biased}};
+  for (const Routing& routing : all) {
+    CAPTURE(routing.sigmoid, routing.groups, routing.taken);
+    const Drawn d(ctx, routing, rng);
+    const std::int64_t each = routing.experts / routing.groups;
+    bool bias_mattered = false;
+    for (std::int64_t t = 0; t < routing.tokens; ++t) {
+      std::vector<double> logits, score;
+      for (std::int64_t e = 0; e < routing.experts; ++e) {
+        logits.push_back(d.logit(t, e));
+        const double s = routing.sigmoid ? 1.0 / (1.0 + std::exp(-logits.back())) : logits.back();
+        score.push_back(s + (routing.bias.data != nullptr ? bias[static_cast<std::size_t>(e)] : 0.0));
+      }
+      // How good each group is: its best, or its two best ones.
+      std::vector<std::pair<double, std::int64_t>> groups;
+      for (std::int64_t g = 0; g < routing.groups; ++g) {
+        std::vector<double> of(score.begin() + g * each, score.begin() + (g + 1) * each);
+        std::ranges::sort(of, std::greater{});
+        groups.emplace_back(of[0] + (routing.bias.data != nullptr ? of[1] : 0.0), g);
+      }
+      std::ranges::sort(groups, std::greater{});
+      std::vector<std::pair<double, std::int64_t>> open;
+      for (std::int64_t g = 0; g < routing.taken; ++g)
+        for (std::int64_t e = 0; e < each; ++e) {
+          const std::int64_t expert = groups[static_cast<std::size_t>(g)].second * each + e;
+          open.emplace_back(score[static_cast<std::size_t>(expert)], expert);
+        }
+      std::ranges::sort(open, std::greater{});
+      for (std::int64_t j = 0; j < routing.choices; ++j) {
+        CHECK(d.choice(t, j) == open[static_cast<std::size_t>(j)].second);
+        const double weight = d.weights[static_cast<std::size_t>(t * routing.choices + j)];
+        CHECK(weight == Approx(deepseek_weight(d, t, j, logits)).epsilon(1e-6));
+        if (j > 0) bias_mattered |= d.logit(t, d.choice(t, j)) > d.logit(t, d.choice(t, j - 1));
+      }
+    }
+    CHECK(bias_mattered == (routing.bias.data != nullptr));
+
+    std::vector<float> d_weights(d.weights.size());
+    for (float& x : d_weights) x = static_cast<float>(rng.normal());
+    Tensor d_logits(DType::f32, routing.tokens, routing.experts);
+    route_backward(ctx, routing, d_weights.data(), d.logits.data(), d.chosen.data(), d_logits.matrix());
+    check_close(
+        d_logits,
+        [&](auto t, auto e) {
+          const double h = 1e-5;
+          double sum = 0;
+          for (std::int64_t j = 0; j < routing.choices; ++j) {
+            const auto at = [&](double shift) {
+              std::vector<double> logits;
+              for (std::int64_t i = 0; i < routing.experts; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
+              return deepseek_weight(d, t, j, logits);
+            };
+            sum += d_weights[static_cast<std::size_t>(t * routing.choices + j)] * (at(h) - at(-h)) / (2 * h);
+          }
+          return sum;
+        },
+        kF32Tolerance);
+  }
+}
+
 TEST_CASE("route's backward is the derivative of its weights") {
   KernelContext ctx(2);
   Random rng(72);
@@ -222,7 +306,7 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
             return sum;
           },
           kF32Tolerance);
-      combine(ctx, y.matrix(), d.rows.data(), d.weights.data(), z.matrix(), T, c, N);
+      combine(ctx, y.matrix(), d.rows.data(), d.weights.data(), {}, z.matrix(), T, c, N);
       const auto weight = [&](std::int64_t t, std::int64_t j) {
         return static_cast<double>(d.weights[static_cast<std::size_t>(t * c + j)]);
       };
@@ -309,7 +393,7 @@ TEST_CASE("ranks that have some experts each make together what one makes that h
         d_weights(DType::f32, T, c), d_routed(DType::f32, R, H), dx(DType::f32, T, H), dw(DType::f32, count * N, H);
     dispatch(ctx, x.matrix(), rows.data(), routed.matrix(), T, c, H);
     grouped_linear(ctx, experts, routed.matrix(), own, y.matrix());
-    combine(ctx, y.matrix(), rows.data(), d.weights.data(), z.matrix(), T, c, N);
+    combine(ctx, y.matrix(), rows.data(), d.weights.data(), {}, z.matrix(), T, c, N);
     combine_backward(ctx, dz.matrix(), y.matrix(), rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T, c,
                      N);
     grouped_linear_dgrad(ctx, experts, dy.matrix(), own, d_routed.matrix());

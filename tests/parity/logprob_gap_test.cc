@@ -86,6 +86,23 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
                           .architecture = "Qwen3MoeForCausalLM",
                           .more = ", num_experts: 8, num_experts_per_tok: 3, moe_intermediate_size: 20"}),
                    "train.micro_batch_tokens=64"}));
+  const std::string deepseek =
+      "model={{model_type: {}, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 3, num_attention_heads: 4, "
+      "first_k_dense_replace: 1, kv_lora_rank: 10, qk_nope_head_dim: 6, qk_rope_head_dim: 4, moe_intermediate_size: "
+      "12, "
+      "n_routed_experts: 6, num_experts_per_tok: 2, vocab_size: 33, max_position_embeddings: 256, initializer_range: "
+      "0.2, "
+      "bos_token_id: 1, eos_token_id: 2{}}}";
+  add("DeepSeek-V3: latents, groups, a shared expert, several key blocks",
+      with(roomy, {fmt::format(fmt::runtime(deepseek), "deepseek_v3",
+                               ", q_lora_rank: 9, v_head_dim: 5, n_shared_experts: 1, n_group: 3, topk_group: 2"),
+                   long_prompts, "rollout.max_running_requests=5", "train.recompute=full"}));
+  add("DeepSeek-V2: queries from the stream, wide values, yarn",
+      with(roomy,
+           {fmt::format(fmt::runtime(deepseek), "deepseek_v2",
+                        ", v_head_dim: 12, n_shared_experts: 2, routed_scaling_factor: 1.5, rope_scaling: {rope_type: "
+                        "yarn, factor: 4.0, mscale: 1.0, mscale_all_dim: 0.7, original_max_position_embeddings: 16}"),
+            "rollout.max_prefill_tokens=5", "train.recompute=selective"}));
   add("long responses, several key blocks",
       with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5"}));
   add("a window, in and across key blocks",

@@ -319,6 +319,51 @@ TEST_CASE("and so with experts") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with latent attention, dense first layers, shared experts and their routers") {
+  struct Way {
+    const char *type, *engine;
+    int group, dp, tp, rollout_tp;
+    const char *recompute, *params;
+    bool sequence = false;
+    int ep = 1, etp = 1, pp = 1;
+    const char* transport = "ipc";
+  };
+  std::vector<Case> cases;
+  for (const Way& way : {Way{"deepseek_v2", "fsdp2", -1, 4, 1, 1, "none", "fp32"},
+                         {"deepseek_v3", "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
+                         {"deepseek_v3", "zero1", -1, 2, 2, 4, "full", "fp32", true, 1, 2},
+                         {"deepseek_v2", "ddp", -1, 1, 4, 2, "selective", "bf16", true, 1, 4, 1, "collective"},
+                         {"deepseek_v3", "zero2", -1, 2, 2, 2, "none", "bf16", true, 2, 1},
+                         {"deepseek_v3", "fsdp2", -1, 4, 1, 2, "selective", "fp32", false, 4, 1},
+                         {"deepseek_v2", "fsdp2", -1, 2, 2, 1, "full", "bf16", true, 2, 2, 1, "collective"},
+                         {"deepseek_v3", "fsdp2", -1, 1, 2, 2, "full", "fp32", true, 1, 2, 2},
+                         {"deepseek_v2", "zero1", -1, 2, 1, 4, "selective", "fp32", false, 2, 1, 2}}) {
+    const bool v2 = std::string(way.type) == "deepseek_v2";
+    const std::string model = fmt::format(
+        "model={{model_type: {}, hidden_size: 20, intermediate_size: 36, num_hidden_layers: 3, num_attention_heads: 4, "
+        "first_k_dense_replace: 1, kv_lora_rank: 10, qk_nope_head_dim: 6, qk_rope_head_dim: 4, v_head_dim: {}, "
+        "q_lora_rank: {}, moe_intermediate_size: 12, n_routed_experts: 8, num_experts_per_tok: 3, n_shared_experts: "
+        "{}, "
+        "n_group: 4, topk_group: 2, vocab_size: 33, max_position_embeddings: 256, initializer_range: 0.2, "
+        "bos_token_id: 1, eos_token_id: 2{}}}",
+        way.type, v2 ? 11 : 5, v2 ? "null" : "9", v2 ? 2 : 1, v2 ? ", topk_method: group_limited_greedy" : "");
+    cases.push_back(
+        {fmt::format("{}: {}, dp {} tp {} pp {} ep {}, engines of {}", way.type, way.engine, way.dp, way.tp, way.pp,
+                     way.ep, way.rollout_tp),
+         tiny_scenario(
+             4, way.rollout_tp,
+             {model, fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
+              fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
+              fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.etp),
+              fmt::format("train.layout.pp={}", way.pp),
+              way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
+              fmt::format("sync.transport={}", way.transport), fmt::format("train.layout.sp={}", way.sequence),
+              fmt::format("train.recompute={}", way.recompute), fmt::format("train.precision.params={}", way.params),
+              "sync.verify=true", "algorithm.reference=true"})});
+  }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("and so with biases behind sums, windows, Gemma-2's norms and caps, and GPT-2") {
   const std::vector<std::string> yarn = {"model.attention_bias=true",
                                          "model.rope_scaling={rope_type: yarn, factor: 4.0, "

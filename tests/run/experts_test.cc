@@ -29,6 +29,33 @@ TEST_CASE("a mixture of experts trains, is what the plan says, goes on in anothe
   CHECK(said.out.starts_with("["));
 }
 
+TEST_CASE("DeepSeek-V3 in small goes on in another layout, is served from its checkpoint, and says what it cannot do") {
+  const std::string scenario = (fs::path(source_folder) / "scenarios/deepseek-cpu.yaml").string();
+  const fs::path run = work_folder() / "deepseek", on = work_folder() / "deepseek-on";
+  must_run(fmt::format("run {} --set steps=2 --out {}", scenario, run.string()));
+  // Saved by pairs of ranks, read by data ranks that have other experts each, and served by one engine of all.
+  must_run(
+      fmt::format("run {} --set steps=3 --set train.engine=zero1 --set train.layout.dp=4 --set train.layout.tp=1 --set "
+                  "train.layout.etp=1 --set train.layout.sp=false --set train.layout.ep=4 --set rollout.layout.tp=4 "
+                  "--set rollout.layout.dp=1 --resume {} --out {}",
+                  scenario, (run / "checkpoints/final").string(), on.string()));
+  must_run(fmt::format("compare {}", on.string()));
+  const fs::path prompts = work_folder() / "deepseek-prompts.jsonl";
+  std::ofstream(prompts) << "[1, 6, 7, 8, 3]\n";
+  const Result2 said = hotbunk_command(fmt::format("generate --model {} --tokens {} --temperature 0 --max-new-tokens 3",
+                                                   (on / "checkpoints/final").string(), prompts.string()));
+  INFO(said.err);
+  CHECK(said.code == 0);
+  CHECK(said.out.starts_with("["));
+  for (const char* sets :
+       {"--set train.layout.dp=1 --set train.layout.cp=2", "--set train.layout.dp=1 --set train.layout.ulysses=2"}) {
+    const Result2 r = hotbunk_command(fmt::format("run {} {}", scenario, sets));
+    INFO(r.err);
+    CHECK(r.code == 2);
+    CHECK_THAT(r.err, Catch::Contains("E250") && Catch::Contains("with latent attention: ranks that share sequences"));
+  }
+}
+
 TEST_CASE("experts over data ranks train, are what the plan says, and go on where each rank has all") {
   const std::string scenario = (fs::path(source_folder) / "scenarios/expert-parallel-cpu.yaml").string();
   const fs::path run = work_folder() / "spread", on = work_folder() / "spread-on", back = work_folder() / "spread-back";

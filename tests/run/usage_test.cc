@@ -194,7 +194,7 @@ TEST_CASE("what plans, simulates and executes is asked of the code") {
   CHECK(rows.size() > 80);
   CHECK(rows.at("train.engine fsdp2") == "executes");
   CHECK(rows.at("train.engine megatron") == "simulates");
-  CHECK(rows.at("model deepseek-v3") == "simulates");
+  CHECK(rows.at("model deepseek-v3") == "executes");
   CHECK(rows.at("model qwen3-8b") == "executes");
   CHECK(rows.at("placement disaggregated") == "simulates");
   CHECK(hotbunk_command("doctor --capabilities").out.find("train.engine") != std::string::npos);

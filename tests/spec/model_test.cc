@@ -158,7 +158,6 @@ TEST_CASE("a config survives the writer, for every catalogued model") {
     const auto again = model_from_text(text, "config.json", model.name);
     INFO(text);
     REQUIRE(again);
-    // DeepSeek-V2 and V3 are one family with other settings; the writer names the class of V3.
     CHECK(*again == model);
   }
 }

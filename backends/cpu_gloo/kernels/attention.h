@@ -8,10 +8,10 @@
 namespace hotbunk::kernels {
 
 /// o[t, head] = Σ_s softmax_s(score of q[t]·k[s]) v[s] over the s ≤ t of t's sequence that it sees; query head i reads
-/// kv head i / (a/k). qkv: [T, (a+2k)·d] with T = cu_seqlens.back(); o: [T, a·d]; lse: fp32 [T, a], log Σ exp(score).
-/// cu_seqlens: S+1 non-decreasing offsets from 0; empty sequences are allowed.
-/// Result bits do not depend on the number of threads nor on the other sequences. Products are fp32, or bf16 on AMX
-/// (attention_amx.h) where scores are scaled alone.
+/// kv head i / (a/k). qkv: [T, (a+2k)·d] with T = cu_seqlens.back() (heads.h: with values of another width); o: [T,
+/// a·d], of values' width; lse: fp32 [T, a], log Σ exp(score). cu_seqlens: S+1 non-decreasing offsets from 0; empty
+/// sequences are allowed. Result bits do not depend on the number of threads nor on the other sequences. Products are
+/// fp32, or bf16 on AMX (attention_amx.h) where scores are scaled alone.
 void attention_forward(KernelContext&, ConstMatrix qkv, HeadShape, std::span<const std::int32_t> cu_seqlens, Scores,
                        Matrix o, float* lse);
 

@@ -13,7 +13,7 @@ void cap_scores(float* s, std::int64_t rows, std::int64_t width, float cap) {
 /// Queries [r0, r0 + n), of which the last sees `keys` > 0.
 void attend_group(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::int64_t keys, std::int64_t d,
                   const float* k_t, const float* v, const SeenKeys& seen, float softcap, bool first) {
-  const std::int64_t width = round_up(keys, kLanes), dp = round_up(d, kLanes);
+  const std::int64_t width = round_up(keys, kLanes), dp = t.dp;
   float* s = t.s + r0 * kBlock;
   gemm_small(n, width, d, t.q + r0 * d, d, 1, k_t, kBlock, s, kBlock, false);
   if (softcap > 0.0f) cap_scores(s, n, width, softcap);

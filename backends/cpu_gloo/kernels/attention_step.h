@@ -8,7 +8,7 @@
 namespace hotbunk::kernels {
 
 /// One thread's tiles, carved from its share of the scratch memory: keys and values of `max_length` tokens, and a tile
-/// of kBlock queries with its scores and output. dp: d rounded up to whole vectors.
+/// of kBlock queries with its scores and output. dp: a value's width, rounded up to whole vectors.
 struct AttentionTile {
   float* k_t;          // tiles of kBlock keys, each [d][kBlock]
   float* v;            // [max_length][dp]
@@ -16,10 +16,11 @@ struct AttentionTile {
   float* s;            // [kBlock][kBlock]
   float* o;            // [kBlock][dp], Σ p·v
   SoftmaxState state;  // of each query
+  std::int64_t dp;
   static std::int64_t floats(std::int64_t max_length, std::int64_t d, std::int64_t dp) {
     return round_up(max_length, kBlock) * (d + dp) + kBlock * (d + kBlock + dp + 3);
   }
-  AttentionTile(float* base, std::int64_t max_length, std::int64_t d, std::int64_t dp) {
+  AttentionTile(float* base, std::int64_t max_length, std::int64_t d, std::int64_t padded) : dp(padded) {
     const std::int64_t length = round_up(max_length, kBlock);
     const auto take = [&](std::int64_t n) { return std::exchange(base, base + n); };
     k_t = take(length * d), v = take(length * dp), o = take(kBlock * dp), s = take(kBlock * kBlock);

@@ -19,37 +19,110 @@ double exp_sum(std::int64_t n, double largest, Logit&& logit) {
   return sum;
 }
 
-void route_token(const Routing& r, const float* logits, float* weights, std::int32_t* chosen,
-                 std::vector<char>& taken) {
-  taken.assign(static_cast<std::size_t>(r.experts), 0);
-  for (std::int64_t j = 0; j < r.choices; ++j) {
-    std::int64_t best = -1;
-    for (std::int64_t e = 0; e < r.experts; ++e)
-      if (!taken[static_cast<std::size_t>(e)] && (best < 0 || logits[e] > logits[best])) best = e;
-    taken[static_cast<std::size_t>(best)] = 1;
-    chosen[j] = static_cast<std::int32_t>(best);
-  }
-  const double largest = logits[chosen[0]];
-  const double sum = r.renormalise ? exp_sum(r.choices, largest, [&](std::int64_t j) { return logits[chosen[j]]; })
-                                   : exp_sum(r.experts, largest, [&](std::int64_t e) { return logits[e]; });
-  for (std::int64_t j = 0; j < r.choices; ++j)
-    weights[j] = static_cast<float>(std::exp(logits[chosen[j]] - largest) / sum);
+/// What a thread routes its tokens with, one after the other.
+struct RoutedToken {
+  std::vector<char> barred;   // [E] of a group that is not taken, or taken already
+  std::vector<double> score;  // [E] where experts are chosen
+  std::vector<double> group;  // [G]
+};
+
+double sigmoid_of(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+/// The best that is not barred; of equal ones the first.
+template <class Score>
+std::int64_t best_of(std::int64_t begin, std::int64_t end, const std::vector<char>& barred, const Score* score) {
+  std::int64_t best = -1;
+  for (std::int64_t e = begin; e < end; ++e)
+    if (!barred[static_cast<std::size_t>(e)] && (best < 0 || score[e] > score[best])) best = e;
+  return best;
 }
 
-/// dlogit_e = p_e (d_e - Σ_i p_i d_i) over those that the softmax is over, d being 0 where an expert was not chosen.
+/// Bars the experts of all groups but the best ones.
+void take_groups(const Routing& r, RoutedToken& t) {
+  if (r.groups == 1) return;
+  const std::int64_t each = r.experts / r.groups;
+  t.group.clear();
+  for (std::int64_t g = 0; g < r.groups; ++g) {
+    const std::int64_t first = best_of(g * each, (g + 1) * each, t.barred, t.score.data());
+    double sum = t.score[static_cast<std::size_t>(first)];
+    if (r.bias.data != nullptr) {
+      t.barred[static_cast<std::size_t>(first)] = 1;
+      sum += t.score[static_cast<std::size_t>(best_of(g * each, (g + 1) * each, t.barred, t.score.data()))];
+      t.barred[static_cast<std::size_t>(first)] = 0;
+    }
+    t.group.push_back(sum);
+  }
+  std::vector<char> taken(static_cast<std::size_t>(r.groups), 0);
+  for (std::int64_t j = 0; j < r.taken; ++j)
+    taken[static_cast<std::size_t>(best_of(0, r.groups, taken, t.group.data()))] = 1;
+  for (std::int64_t e = 0; e < r.experts; ++e)
+    t.barred[static_cast<std::size_t>(e)] = taken[static_cast<std::size_t>(e / each)] ? 0 : 1;
+}
+
+/// Scores as fp32, of which the choice is made: transformers' order where two lie close together.
+void choose(const Routing& r, const float* logits, std::int32_t* chosen, RoutedToken& t) {
+  t.barred.assign(static_cast<std::size_t>(r.experts), 0);
+  t.score.resize(static_cast<std::size_t>(r.experts));
+  for (std::int64_t e = 0; e < r.experts; ++e) {
+    double score = r.sigmoid ? static_cast<float>(sigmoid_of(logits[e])) : logits[e];
+    if (r.bias.data != nullptr)
+      score =
+          static_cast<float>(score) + (r.bias.dtype == DType::f32 ? static_cast<const float*>(r.bias.data)[e]
+                                                                  : as_f32(static_cast<const bf16*>(r.bias.data)[e]));
+    t.score[static_cast<std::size_t>(e)] = score;
+  }
+  take_groups(r, t);
+  for (std::int64_t j = 0; j < r.choices; ++j) {
+    const std::int64_t best = best_of(0, r.experts, t.barred, t.score.data());
+    t.barred[static_cast<std::size_t>(best)] = 1;
+    chosen[j] = static_cast<std::int32_t>(best);
+  }
+}
+
+/// What the weights of a token are formed from. Softmax: e^(logit - largest), and the sum over those it is over;
+/// renormalised, the sum over all experts cancels out. Sigmoid: the scores, and their sum or 1.
+struct Shares {
+  double largest = 0.0, sum = 1.0;
+  Shares(const Routing& r, const float* logits, const std::int32_t* chosen) {
+    if (r.sigmoid) {
+      if (!r.renormalise) return;
+      sum = 1e-20;  // transformers'
+      for (std::int64_t j = 0; j < r.choices; ++j) sum += sigmoid_of(logits[chosen[j]]);
+      return;
+    }
+    largest = logits[chosen[0]];  // in the best group, too
+    sum = r.renormalise ? exp_sum(r.choices, largest, [&](std::int64_t j) { return logits[chosen[j]]; })
+                        : exp_sum(r.experts, largest, [&](std::int64_t e) { return logits[e]; });
+  }
+  double of(const Routing& r, double logit) const {
+    return (r.sigmoid ? sigmoid_of(logit) : std::exp(logit - largest)) / sum;
+  }
+};
+
+void route_token(const Routing& r, const float* logits, float* weights, std::int32_t* chosen, RoutedToken& t) {
+  choose(r, logits, chosen, t);
+  const Shares shares(r, logits, chosen);
+  for (std::int64_t j = 0; j < r.choices; ++j)
+    weights[j] = static_cast<float>(r.factor * shares.of(r, logits[chosen[j]]));
+}
+
+/// Softmax: dlogit_e = p_e (d_e - Σ_i p_i d_i) over those that it is over, d being 0 where an expert was not chosen.
+/// Sigmoid: of the chosen ones, with p = s / Σ s, (1 - s_e) p_e (d_e - Σ_i p_i d_i), or without renormalising (1 - s_e)
+/// s_e d_e. Group and bias have no part in it.
 void route_token_backward(const Routing& r, const float* d_weights, const float* logits, const std::int32_t* chosen,
                           std::vector<double>& d) {
   d.assign(static_cast<std::size_t>(r.experts), 0.0);
-  const double largest = logits[chosen[0]];
-  const double sum = r.renormalise ? exp_sum(r.choices, largest, [&](std::int64_t j) { return logits[chosen[j]]; })
-                                   : exp_sum(r.experts, largest, [&](std::int64_t e) { return logits[e]; });
-  const auto p = [&](std::int64_t e) { return std::exp(logits[e] - largest) / sum; };
+  const Shares shares(r, logits, chosen);
   double mean = 0.0;
-  for (std::int64_t j = 0; j < r.choices; ++j) mean += p(chosen[j]) * d_weights[j];
-  if (!r.renormalise)
-    for (std::int64_t e = 0; e < r.experts; ++e) d[static_cast<std::size_t>(e)] = -p(e) * mean;
-  for (std::int64_t j = 0; j < r.choices; ++j)
-    d[static_cast<std::size_t>(chosen[j])] = p(chosen[j]) * (d_weights[j] - mean);
+  if (!r.sigmoid || r.renormalise)
+    for (std::int64_t j = 0; j < r.choices; ++j) mean += shares.of(r, logits[chosen[j]]) * d_weights[j];
+  if (!r.sigmoid && !r.renormalise)
+    for (std::int64_t e = 0; e < r.experts; ++e) d[static_cast<std::size_t>(e)] = -shares.of(r, logits[e]) * mean;
+  for (std::int64_t j = 0; j < r.choices; ++j) {
+    const double slope = r.sigmoid ? 1.0 - sigmoid_of(logits[chosen[j]]) : 1.0;
+    d[static_cast<std::size_t>(chosen[j])] = slope * shares.of(r, logits[chosen[j]]) * (d_weights[j] - mean);
+  }
+  for (double& x : d) x *= r.factor;
 }
 
 /// Rows [begin, begin + …) of a matrix.
@@ -89,9 +162,9 @@ void each_segment(const Experts& experts, Product&& product) {
 
 void route(KernelContext& ctx, const Routing& r, const float* logits, float* weights, std::int32_t* chosen) {
   parallel_for(ctx, r.tokens, rows_grain(r.experts * r.choices), [&](std::int64_t begin, std::int64_t end) {
-    std::vector<char> taken;
+    RoutedToken token;
     for (std::int64_t t = begin; t < end; ++t)
-      route_token(r, logits + t * r.experts, weights + t * r.choices, chosen + t * r.choices, taken);
+      route_token(r, logits + t * r.experts, weights + t * r.choices, chosen + t * r.choices, token);
   });
 }
 
@@ -169,16 +242,18 @@ void dispatch_backward(KernelContext& ctx, ConstMatrix dy, const std::int32_t* r
   });
 }
 
-void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const float* weights, Matrix z,
-             std::int64_t T, std::int64_t c, std::int64_t h) {
+void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const float* weights, ConstMatrix base,
+             Matrix z, std::int64_t T, std::int64_t c, std::int64_t h) {
   HB_CHECK(y.dtype == z.dtype, "combine: {} to {}", name_of(y.dtype), name_of(z.dtype));
+  HB_CHECK(base.data == nullptr || base.dtype == z.dtype, "combine: {} in {}", name_of(base.dtype), name_of(z.dtype));
   with_float_type(y.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(c * h), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
         E* out = row<E>(z, t);
+        const E* in = base.data != nullptr ? row<E>(base, t) : nullptr;
         for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
-          Vf sum{};
+          Vf sum = in != nullptr ? ld(in + i) : Vf{};
           for (std::int64_t j = 0; j < c; ++j)
             if (rows[t * c + j] >= 0) sum += splat(weights[t * c + j]) * ld(row<E>(y, rows[t * c + j]) + i);
           st(out + i, sum);

@@ -10,12 +10,21 @@
 
 namespace hotbunk::kernels {
 
-/// Which of E experts a token takes, and with which weight.
+/// Which of E experts a token takes, and with which weight. Its weights are the chosen ones' scores, divided by their
+/// sum if they are renormalised, times `factor`.
 struct Routing {
   std::int64_t tokens = 0, experts = 0, choices = 0;
-  bool renormalise = false;  // weights: softmax over the chosen ones, or over all
+  bool renormalise = false;
+  bool sigmoid = false;  // scores: sigmoid of logits, or their softmax over all experts
+  /// The experts lie in so many equal groups; those chosen are in the best `taken` of them. A group is as good as its
+  /// best expert, with a bias as its two best ones together.
+  std::int64_t groups = 1, taken = 1;
+  float factor = 1.0f;
+  ConstVector bias = {};  // [E], added to scores where experts are chosen, and only there
 };
 /// logits[T,E] -> weights[T,c], chosen[T,c], the largest first; of equal ones the lower number. NaNs are never larger.
+/// Without sigmoid and bias the order is that of logits.
+/// Source: transformers, DeepseekV2TopkRouter (softmax, best expert) and DeepseekV3TopkRouter (sigmoid, two best ones).
 void route(KernelContext&, const Routing&, const float* logits, float* weights, std::int32_t* chosen);
 /// ∂/∂logits [T,E], in fp32 or bf16.
 void route_backward(KernelContext&, const Routing&, const float* d_weights, const float* logits,
@@ -42,9 +51,9 @@ void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y,
 void dispatch_backward(KernelContext&, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
                        std::int64_t c, std::int64_t h, Write);
 
-/// z[t] = Σ_j weights[t·c + j] · y[rows[t·c + j]], in the order of j, summed in fp32.
-void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const float* weights, Matrix z, std::int64_t T,
-             std::int64_t c, std::int64_t h);
+/// z[t] = base[t] + Σ_j weights[t·c + j] · y[rows[t·c + j]], in the order of j, summed in fp32. No data: no base.
+void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const float* weights, ConstMatrix base, Matrix z,
+             std::int64_t T, std::int64_t c, std::int64_t h);
 /// dy[rows[i]] = weights[i] · dz[t], d_weights[i] = dz[t] · y[rows[i]], of the choices i = t·c + j.
 void combine_backward(KernelContext&, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
                       Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h);

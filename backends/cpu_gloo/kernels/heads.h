@@ -1,5 +1,5 @@
-// The packed projection of attention: one row = [q heads | k heads | v heads], (a + 2k)·d elements; and its parts, of
-// which each has some of the heads.
+// The packed projection of attention: one row = [q heads | k heads | v heads], (a + 2k)·d elements, and with values of
+// another width dv than queries and keys (a + k)·d + k·dv; and its parts, of which each has some of the heads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,9 @@ struct HeadShape {
   std::int64_t num_heads = 0;     // a: query heads of this rank; a multiple of num_kv_heads
   std::int64_t num_kv_heads = 0;  // k
   std::int64_t head_dim = 0;      // d
-  constexpr std::int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+  std::int64_t value_dim = 0;     // dv; 0: d
+  constexpr std::int64_t dv() const { return value_dim > 0 ? value_dim : head_dim; }
+  constexpr std::int64_t width() const { return v_offset() + num_kv_heads * dv(); }
   constexpr std::int64_t k_offset() const { return num_heads * head_dim; }
   constexpr std::int64_t v_offset() const { return (num_heads + num_kv_heads) * head_dim; }
   /// One of so many parts: num_heads is a multiple of them, num_kv_heads a multiple or a divisor, or 0.

@@ -11,29 +11,29 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 
-/// One layer's pool as rows of d elements: block b holds block_size·kv_heads key rows, then as many value rows.
+/// One layer's pool as rows: block b holds block_size·kv_heads key rows of d elements, then as many value rows of dv.
 template <class P>
 struct PoolView {
   const P* data;
-  std::int64_t block_size, kv_heads, d;
-  const P* key(std::int64_t block, std::int64_t offset, std::int64_t head) const {
-    return data + ((block * 2 * block_size + offset) * kv_heads + head) * d;
-  }
+  std::int64_t block_size, kv_heads, d, dv;
+  const P* block(std::int64_t number) const { return data + number * block_size * kv_heads * (d + dv); }
   /// Position p of the sequence whose blocks these are.
   const P* key_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
-    return key(blocks[p / block_size], p % block_size, head);
+    return block(blocks[p / block_size]) + (p % block_size * kv_heads + head) * d;
   }
-  std::int64_t value_distance() const { return block_size * kv_heads * d; }  // from a key to its value
+  const P* value_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
+    return block(blocks[p / block_size]) + block_size * kv_heads * d + (p % block_size * kv_heads + head) * dv;
+  }
 };
 
 /// Positions [p0, p0 + n) of one sequence and kv head as tiles; p0 is a multiple of kBlock.
 template <class P>
 void pack_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
                std::int64_t kv_head, float* k_t, float* v) {
-  const std::int64_t d = pool.d, dp = round_up(d, kLanes);
-  pack_transposed([&](std::int64_t p) { return pool.key_at(blocks, p0 + p, kv_head); }, n, d, k_t);
+  const std::int64_t dp = round_up(pool.dv, kLanes);
+  pack_transposed([&](std::int64_t p) { return pool.key_at(blocks, p0 + p, kv_head); }, n, pool.d, k_t);
   for (std::int64_t p = 0; p < n; ++p)
-    pack_rows(pool.key_at(blocks, p0 + p, kv_head) + pool.value_distance(), 0, 1, d, 1.0f, v + p * dp, dp);
+    pack_rows(pool.value_at(blocks, p0 + p, kv_head), 0, 1, pool.dv, 1.0f, v + p * dp, dp);
 }
 
 struct Call {
@@ -51,27 +51,28 @@ struct Call {
 template <class E, class P>
 void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head, std::int64_t first,
                  std::int64_t heads, const AttentionTile& t) {
-  const std::int64_t d = pool.d, dp = round_up(d, kLanes), column = (kv_head * call.group() + first) * d;
+  const std::int64_t d = pool.d, dv = pool.dv, dp = t.dp, head = kv_head * call.group() + first;
   const std::int64_t context = call.paged.context_len[s];
-  E* out = row<E>(call.o, s) + column;
+  E* out = row<E>(call.o, s) + head * dv;
   if (context <= 0) {
-    std::fill_n(out, heads * d, E{});
+    std::fill_n(out, heads * dv, E{});
     return;
   }
-  pack_rows(row<E>(call.qkv, s) + column, d, heads, d, call.scores.scale, t.q, d);
+  pack_rows(row<E>(call.qkv, s) + head * d, d, heads, d, call.scores.scale, t.q, d);
   const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
   for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
     pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
     attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
   }
-  for (std::int64_t h = 0; h < heads; ++h) unpack_rows(t.o + h * dp, dp, 1, d, 1.0f / t.state.sum[h], out + h * d, d);
+  for (std::int64_t h = 0; h < heads; ++h)
+    unpack_rows(t.o + h * dp, dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);
 }
 
 /// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s.
 template <class E, class P>
 void prefill_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t begin, std::int64_t end,
                   std::int64_t kv_head, const AttentionTile& t) {
-  const std::int64_t d = pool.d, dp = round_up(d, kLanes), context = call.paged.context_len[s];
+  const std::int64_t d = pool.d, dv = pool.dv, dp = t.dp, context = call.paged.context_len[s];
   const std::int64_t first_position = context - (end - begin);
   HB_CHECK(first_position >= 0, "{} new tokens, but {} in the pool", end - begin, context);
   pack_keys(pool, call.blocks(s), 0, context, kv_head, t.k_t, t.v);
@@ -84,7 +85,7 @@ void prefill_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std
         attend_block(t, rows, d, t.k_t + p0 * d, t.v + p0 * dp, seen_keys(call.scores, position, p0, 1),
                      call.scores.softcap, p0 == start);
       for (std::int64_t r = 0; r < rows; ++r)
-        unpack_rows(t.o + r * dp, dp, 1, d, 1.0f / t.state.sum[r], row<E>(call.o, r0 + r) + head * d, call.o.ld);
+        unpack_rows(t.o + r * dp, dp, 1, dv, 1.0f / t.state.sum[r], row<E>(call.o, r0 + r) + head * dv, call.o.ld);
     }
 }
 
@@ -100,14 +101,14 @@ void check_call(const Call& call) {
 template <class Task>
 void run_tasks(KernelContext& ctx, const Call& call, const KvPool& pool, std::int64_t tasks, std::int64_t longest,
                bool worth_team, Task&& task) {
-  const std::int64_t d = call.shape.head_dim, dp = round_up(d, kLanes);
+  const std::int64_t d = call.shape.head_dim, dv = call.shape.dv(), dp = round_up(dv, kLanes);
   const std::int64_t share = round_up(AttentionTile::floats(longest, d, dp), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(share * ctx.num_threads()) * 4));
   with_float_type(call.qkv.dtype, [&](auto q_tag) {
     with_float_type(pool.dtype, [&](auto p_tag) {
       using P = decltype(p_tag);
-      const PoolView<P> view{static_cast<const P*>(pool.data), pool.block_size, call.shape.num_kv_heads, d};
+      const PoolView<P> view{static_cast<const P*>(pool.data), pool.block_size, call.shape.num_kv_heads, d, dv};
       parallel_tasks(ctx, tasks, worth_team, [&](std::int64_t i, int thread) {
         task(q_tag, view, i, AttentionTile(scratch + thread * share, longest, d, dp));
       });

@@ -33,17 +33,19 @@ HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t half, const
   }
 }
 
-}  // namespace
-
-void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
-          HeadShape shape, RopeDirection direction, float amplitude) {
-  if (T == 0) return;
-  HB_CHECK(shape.head_dim % 2 == 0, "head_dim {} is odd", shape.head_dim);
-  const std::int64_t half = shape.head_dim / 2;
-  const std::int64_t heads = shape.num_heads + shape.num_kv_heads;
+/// The angles of a call's tokens, table + place(t) * 2 half of each. Packed sequences repeat positions: where the
+/// largest is below T, one table of all positions costs fewer sines than one per token. Either way the values are the
+/// same.
+struct Angles {
+  float* table;
+  bool shared;
+  const std::int32_t* positions;
+  std::int64_t half;
+  const float* of(std::int64_t t) const { return table + (shared ? positions[t] : t) * 2 * half; }
+};
+Angles form_angles(KernelContext& ctx, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
+                   std::int64_t half, RopeDirection direction, float amplitude) {
   const float sign = direction == RopeDirection::forward ? 1.0f : -1.0f;
-  // Packed sequences repeat positions: where the largest is below T, one table of all positions costs fewer sines than
-  // one per token. Either way the values are the same.
   const std::int64_t num_positions = std::int64_t{*std::max_element(positions, positions + T)} + 1;
   const bool shared = num_positions <= T;
   const std::int64_t rows = shared ? num_positions : T;
@@ -52,11 +54,47 @@ void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const f
     for (std::int64_t r = begin; r < end; ++r)
       fill_angles(static_cast<float>(shared ? r : positions[r]), inv_freq, amplitude, half, sign, table + r * 2 * half);
   });
+  return {table, shared, positions, half};
+}
+
+template <class E>
+void rotate_neighbours(E* x, std::int64_t half, const float* table) {
+  for (std::int64_t j = 0; j < half; ++j) {
+    const float a = as_f32(x[2 * j]), b = as_f32(x[2 * j + 1]), c = table[j], s = table[half + j];
+    x[2 * j] = from_f32<E>(a * c - b * s);
+    x[2 * j + 1] = from_f32<E>(b * c + a * s);
+  }
+}
+
+}  // namespace
+
+void rope_neighbours(KernelContext& ctx, Matrix x, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
+                     std::int64_t heads, std::int64_t head_dim, std::int64_t turned, RopeDirection direction,
+                     float amplitude) {
+  if (T == 0) return;
+  HB_CHECK(turned % 2 == 0 && turned > 0 && turned <= head_dim, "{} of {} dimensions turn", turned, head_dim);
+  const Angles angles = form_angles(ctx, positions, inv_freq, T, turned / 2, direction, amplitude);
+  with_float_type(x.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(heads * turned), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t)
+        for (std::int64_t h = 0; h < heads; ++h)
+          rotate_neighbours(row<E>(x, t) + (h + 1) * head_dim - turned, turned / 2, angles.of(t));
+    });
+  });
+}
+
+void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
+          HeadShape shape, RopeDirection direction, float amplitude) {
+  if (T == 0) return;
+  HB_CHECK(shape.head_dim % 2 == 0, "head_dim {} is odd", shape.head_dim);
+  const std::int64_t half = shape.head_dim / 2;
+  const std::int64_t heads = shape.num_heads + shape.num_kv_heads;
+  const Angles angles = form_angles(ctx, positions, inv_freq, T, half, direction, amplitude);
   with_float_type(qkv.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(2 * heads * half), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t)
-        rotate_heads(row<E>(qkv, t), heads, half, table + (shared ? positions[t] : t) * 2 * half);
+      for (std::int64_t t = begin; t < end; ++t) rotate_heads(row<E>(qkv, t), heads, half, angles.of(t));
     });
   });
 }

@@ -1,4 +1,5 @@
 // Rotary position embedding in Hugging Face's rotate-half convention: dimension j of a head pairs with j + d/2.
+// DeepSeek's turns neighbours, of a part of a head.
 #pragma once
 #include <cstdint>
 
@@ -14,5 +15,11 @@ enum class RopeDirection : bool { forward, backward };
 /// which is the gradient. positions: [T], ≥ 0. inv_freq: [d/2]. `amplitude`: of cosines and sines.
 void rope(KernelContext&, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T, HeadShape,
           RopeDirection, float amplitude = 1.0f);
+
+/// Rotates the last `turned` dimensions of each of `heads` heads of x[T, heads·head_dim] in place, dimension 2j with
+/// 2j + 1 by positions[t]·inv_freq[j]. inv_freq: [turned/2].
+void rope_neighbours(KernelContext&, Matrix x, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
+                     std::int64_t heads, std::int64_t head_dim, std::int64_t turned, RopeDirection,
+                     float amplitude = 1.0f);
 
 }  // namespace hotbunk::kernels
