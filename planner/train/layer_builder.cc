@@ -15,8 +15,9 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
       quantization_(quantization_of(m.setting().precision)),
       e_(m.setting().element_bytes),
       kept_(kept) {
-  tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
-  fill_ = m.fullest_tokens(p) / static_cast<double>(p.micro_batch * m.setting().sequence);
+  const double padding = m.padding_tokens(p), all = static_cast<double>(p.micro_batch * m.setting().sequence) + padding;
+  tokens_ = all / static_cast<double>(p.cp * p.ulysses);
+  fill_ = (m.fullest_tokens(p) + padding) / all;
   tp_ = static_cast<double>(p.tp);
   narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
 }

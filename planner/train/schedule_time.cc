@@ -6,10 +6,10 @@ namespace hotbunk {
 namespace {
 
 /// A stage's clock: what it computes is in order, and a pass and a message wait for each other.
-struct Clock {
+struct StageClock {
   double computed = 0, passed = 0, exchanged = 0;
   void pass(double seconds) { passed = computed = std::max(computed, exchanged) + seconds; }
-  void exchange(Clock& other) {
+  void exchange(StageClock& other) {
     exchanged = other.exchanged = std::max({passed, other.passed, exchanged, other.exchanged});
   }
 };
@@ -24,8 +24,8 @@ std::vector<double> stages_through(const Pipeline& p, std::span<const StagePasse
   const std::int64_t played = std::min(micro_batches, settled * p.stages), fills = std::min(p.warm_up(0), played);
   const bool defers = p.defers_weights();
   const auto share = [&](std::int64_t pass) { return pass == played - 1 ? last_share : 1.0; };
-  std::vector<Clock> clocks(of_stages.size());
-  const auto clock = [&](std::int64_t stage) -> Clock& { return clocks[static_cast<std::size_t>(stage)]; };
+  std::vector<StageClock> clocks(of_stages.size());
+  const auto clock = [&](std::int64_t stage) -> StageClock& { return clocks[static_cast<std::size_t>(stage)]; };
   const auto passes = [&](std::int64_t stage) { return of_stages[static_cast<std::size_t>(stage)]; };
   for (std::int64_t k = 0; k < fills; ++k)
     for (std::int64_t stage = 0; stage < p.stages && k < p.warm_up(stage); ++stage) {
