@@ -17,7 +17,7 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
       kept_(kept) {
   const double padding = m.padding_tokens(p), all = static_cast<double>(p.micro_batch * m.setting().sequence) + padding;
   tokens_ = all / static_cast<double>(p.cp * p.ulysses);
-  fill_ = (m.fullest_tokens(p) + padding) / all;
+  fill_ = std::max(1.0, m.filled_tokens(p, m.fullest_tokens(p)) / all);
   tp_ = static_cast<double>(p.tp);
   narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
 }

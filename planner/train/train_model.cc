@@ -120,14 +120,17 @@ TrainPoint TrainModel::cut(TrainPoint p) const {
   return p;
 }
 
+double TrainModel::micro_batch_multiple(const TrainPoint& p) const {
+  const auto tp = static_cast<double>(p.tp);
+  const double more = framework_.token_multiple.value;
+  return static_cast<double>(p.cp * p.ulysses) * (more > 1.0 ? tp * more : p.sp && p.tp > 1 ? tp : 1.0);
+}
+
 double TrainModel::padding_tokens(const TrainPoint& p) const {
   if (!setting_.ragged) return 0.0;
-  const bool cuts_tokens = p.sp && p.tp > 1;
-  const auto tp = static_cast<double>(p.tp), count = static_cast<double>(p.micro_batch);
-  const auto chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1), ways = static_cast<double>(p.cp * p.ulysses);
-  const double each = chunks * (framework_.pads_sequences && cuts_tokens ? tp : 1.0);
-  const double more = framework_.token_multiple.value;
-  const double all = ways * (more > 1.0 ? tp * more : cuts_tokens ? tp : 1.0);
+  const auto count = static_cast<double>(p.micro_batch), chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1);
+  const double each = chunks * (framework_.pads_sequences && p.sp ? static_cast<double>(p.tp) : 1.0);
+  const double all = micro_batch_multiple(p);
   // Of lengths that vary what is left over is as likely one number as another.
   const auto filled = [&](double tokens, double multiple) {
     return setting_.length_variance > 0.0 ? 0.5 * (multiple - 1.0) : std::ceil(tokens / multiple) * multiple - tokens;

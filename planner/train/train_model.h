@@ -333,6 +333,11 @@ class TrainModel {
   /// Tokens that a mean micro-batch is filled up with, on the cp and ulysses ranks that share it: its sequences to
   /// chunks of one size (and where the framework does that, to sequence parallelism's multiple), then the whole.
   double padding_tokens(const TrainPoint&) const;
+  /// So many tokens of a micro-batch, up to the multiple that it is filled up to as a whole.
+  double filled_tokens(const TrainPoint& p, double tokens) const {
+    const double multiple = micro_batch_multiple(p);
+    return setting_.ragged ? std::ceil(tokens / multiple) * multiple : tokens;
+  }
   /// Of so many tokens of a micro-batch those whose logits are alive at once.
   double loss_tokens(double tokens) const {
     return setting_.loss_chunk > 0.0 ? std::min(tokens, setting_.loss_chunk) : tokens;
@@ -414,6 +419,7 @@ class TrainModel {
  private:
   friend class LayerBuilder;
   double buffer_tokens(const TrainPoint&) const;
+  double micro_batch_multiple(const TrainPoint&) const;
   TokenLoad load_of(const TrainPoint&) const;
   double loads(const TrainPoint&) const;
   struct StageTime;
