@@ -357,7 +357,8 @@ void add_plan(CommandLine& line) {
   sub.option("--top", o->top, "how many of them").check(whole_in(1, 100));
   sub.option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
       .check(whole_from(0));
-  sub.flag("--details", o->details, "beside the answer, where bytes and seconds go; of a plan, the memory of each phase");
+  sub.flag("--details", o->details,
+           "beside the answer, where bytes and seconds go; of a plan, the memory of each phase");
   const Option gpus = sub.option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
                           .check(one_of({"?"}))
                           .excludes(print)

@@ -250,8 +250,7 @@ void read_logprob_batches(RuleInput& in) {
   }
   const double tokens = in.scenario_number("train.micro_batch_tokens"),
                sequences = in.scenario_number("train.micro_batch_sequences");
-  const bool as_training =
-      cut.sequences > 0 ? cut.sequences == sequences : cut.tokens == tokens && sequences == 0;
+  const bool as_training = cut.sequences > 0 ? cut.sequences == sequences : cut.tokens == tokens && sequences == 0;
   if (cut.room(longest) <= 0 || as_training) return;
   if (cut.tokens > 0) in.set("train.logprob_micro_batch_tokens", cut.tokens, cut.said, cut.where);
   else in.set("train.logprob_micro_batch_sequences", cut.sequences, cut.said, cut.where);
@@ -272,8 +271,7 @@ void write_logprob_batches(RuleOutput& out) {
     }
     out.give(prefix + "_tokens", static_cast<double>(tokens));
     out.give(prefix + "_tokens_or_sample", static_cast<double>(tokens));
-    if (prefix == "logprob")
-      out.give("logprob_packed_tokens", static_cast<double>(tokens * t.layout.sharers()));
+    if (prefix == "logprob") out.give("logprob_packed_tokens", static_cast<double>(tokens * t.layout.sharers()));
   }
 }
 

@@ -31,7 +31,8 @@ std::string verdict_line(const ScenarioPricer& s, const ChoiceRow& own, bool col
   const RlSetting& set = s.rl().setting();
   const bool host = own.moment == "host";
   const char* const paints[] = {"1;32", "1;33", "1;31"};  // green, yellow, red
-  std::string out = "Verdict: " + paint(std::string(name_of(own.verdict)), paints[static_cast<int>(own.verdict)], colour);
+  std::string out =
+      "Verdict: " + paint(std::string(name_of(own.verdict)), paints[static_cast<int>(own.verdict)], colour);
   out += fmt::format("; a GPU holds {} of {} at its fullest ({})", format_bytes(own.price.peak_bytes()),
                      format_bytes(set.device_bytes), host ? "the host is what lacks" : own.moment);
   if (own.price.host_bytes > 0)
@@ -62,10 +63,12 @@ std::string seconds_line(const ScenarioPricer& s, const Choices& c, const Choice
 /// The best row, and what selects it.
 std::vector<std::string> best_lines(const Choices& c, const ChoiceRow* own, bool colour) {
   const auto best = std::ranges::find_if(c.rows, [](const ChoiceRow& r) { return r.price.fits; });
-  if (best == c.rows.end()) return {cut_off("No layout of these GPUs fits" + (c.reason.empty() ? "" : ": " + c.reason))};
+  if (best == c.rows.end())
+    return {cut_off("No layout of these GPUs fits" + (c.reason.empty() ? "" : ": " + c.reason))};
   if (best->own) return {fmt::format("Yours is the best of {} layouts that fit", format_count(c.feasible))};
   std::string gain;
-  if (own != nullptr && own->price.fits && c.options.objective == Objective::seconds && own->price.iteration_seconds > 0)
+  if (own != nullptr && own->price.fits && c.options.objective == Objective::seconds &&
+      own->price.iteration_seconds > 0)
     gain = fmt::format(" ({:.0f} % less time than yours)",
                        100.0 * (1.0 - best->price.iteration_seconds / own->price.iteration_seconds));
   std::string flags;
@@ -128,7 +131,8 @@ std::string headline(const ScenarioPricer& s, const Choices& c, const std::vecto
   std::vector<std::string> lines;
   if (own != nullptr) {
     named = describe(own->point);
-    lines = {cut_off(fmt::format("{} on {} {}: {}", scenario.name, scenario.cluster.ranks(), scenario.cluster.gpu.name, named)),
+    lines = {cut_off(fmt::format("{} on {} {}: {}", scenario.name, scenario.cluster.ranks(), scenario.cluster.gpu.name,
+                                 named)),
              verdict_line(s, *own, colour), seconds_line(s, c, *own)};
   } else {
     lines = {fmt::format("{} on {} {}", scenario.name, scenario.cluster.ranks(), scenario.cluster.gpu.name),

@@ -72,8 +72,9 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
   split.host("gradients to the host", steps * t.host_down_bytes);
 }
 
-/// Forward passes that score samples, through training's layers: under ZeRO-3 and FSDP each gathers the parameters once,
-/// where a pass of training with resharding does twice. `l`: the actor's layers, `t`: the price of whose parameters move.
+/// Forward passes that score samples, through training's layers: under ZeRO-3 and FSDP each gathers the parameters
+/// once, where a pass of training with resharding does twice. `l`: the actor's layers, `t`: the price of whose
+/// parameters move.
 void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, const TrainPrice& t,
                  RlPhase phase, std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();

@@ -120,8 +120,7 @@ void RlModel::add_scoring(const Scoring& by, TrainSide& out) const {
   const double actor = by.model->scoring_bytes(by.point, by.layers).total();
   if (setting_.reference) out.reference_work = actor + out.swapped_reference;
   if (setting_.old_logprobs) out.old_work = actor;
-  if (setting_.critic) 
-    out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
+  if (setting_.critic) out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
 }
 
 TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {

@@ -209,7 +209,7 @@ struct RlSetting {
   bool overlaps = false;                          // sampling weights may lag: disaggregated sides run at the same time
   // Of micro-batches of the passes that only score (train.logprob_micro_batch_*); both 0: training's.
   double logprob_tokens = 0, logprob_sequences = 0;
-  bool prefix_shared = true;                      // samples of one prompt prefill it once
+  bool prefix_shared = true;  // samples of one prompt prefill it once
 };
 
 class RlModel {

@@ -43,8 +43,7 @@ std::vector<double> stages_through(const Pipeline& p, std::span<const StagePasse
     }
   std::vector<double> out;
   double slowest = 0.0;
-  for (const StagePasses& own : of_stages)
-    slowest = std::max(slowest, own.forward + own.backward + own.weight_grad);
+  for (const StagePasses& own : of_stages) slowest = std::max(slowest, own.forward + own.backward + own.weight_grad);
   for (std::int64_t stage = 0; stage < p.stages; ++stage) {
     double left = 0.0;  // weight gradients behind the last backward pass
     for (std::int64_t i = std::max<std::int64_t>(0, played - stage); defers && i < played; ++i) left += share(i);

@@ -299,9 +299,7 @@ TrainModel::StageLayers TrainModel::stage_layers(const TrainPoint& p, std::int64
 }
 
 double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
-  const double tied = p.pp == 1 && model_.tie_embeddings
-                          ? vocab_rows(p) * static_cast<double>(model_.hidden)
-                          : 0.0;
+  const double tied = p.pp == 1 && model_.tie_embeddings ? vocab_rows(p) * static_cast<double>(model_.hidden) : 0.0;
   return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
 }
 

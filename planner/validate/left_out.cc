@@ -41,8 +41,8 @@ Status add_left_out(const std::filesystem::path& file, std::vector<ValidationTab
       std::ranges::replace(text, ',', ';');
       return text;
     };
-    const auto shown = std::ranges::find_if(
-        table->rows, [&](const PredictedRow& r) { return label(r.label) == row.text("row"); });
+    const auto shown =
+        std::ranges::find_if(table->rows, [&](const PredictedRow& r) { return label(r.label) == row.text("row"); });
     if (shown == table->rows.end()) continue;  // another folder's table of this name
     table->left_out.how = way_of(row.text("without"));
     if (std::abs(row.number("fitted") / shown->predicted - 1.0) > same)

@@ -156,7 +156,8 @@ std::string render(const Validation& v, bool with_rows) {
       for (const PredictedRow& r : t.left_out.rows)
         out += fmt::format("  {:<64} measured {:>10.4g}  predicted {:>10.4g}  {:>+7.1f} %\n", r.label, r.measured,
                            r.predicted, 100.0 * r.error());
-      for (const SkippedRow& r : t.left_out.skipped) out += fmt::format("  {:<64} not without it: {}\n", r.label, r.why);
+      for (const SkippedRow& r : t.left_out.skipped)
+        out += fmt::format("  {:<64} not without it: {}\n", r.label, r.why);
       for (const SkippedRow& r : t.skipped) out += fmt::format("  {:<64} out of scope: {}\n", r.label, r.why);
       out += "\n";
     }

@@ -95,8 +95,7 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
     const auto elsewhere = sync_constants_elsewhere(how, context.catalogue() / "sync.yaml");
     if (!elsewhere) return fail(elsewhere.error());
     if (!cells.usable()) continue;
-    if (*elsewhere)
-      out.left_out.rows.push_back({label, measured, price_sync(how, *job, *cost, **elsewhere).seconds()});
+    if (*elsewhere) out.left_out.rows.push_back({label, measured, price_sync(how, *job, *cost, **elsewhere).seconds()});
     else out.left_out.skipped.push_back({label, fmt::format("{} alone measured it", cells.text("system"))});
   }
   out.left_out.how = "every row of its system";

@@ -162,8 +162,8 @@ TEST_CASE("log-prob passes have a batch of their own where the launch says so") 
       "'${mul:${policy.max_total_sequence_length},${policy.logprob_batch_size}}'}\n"
       "cluster: {num_nodes: 1, gpus_per_node: 8}\n");
   CHECK(tokens(import_of("nemo-rl", {.file = file, .words = {}, .variables = {}})) == 16384);
-  const auto unpacked = import_of(
-      "nemo-rl", {.file = file, .words = {"policy.sequence_packing.enabled=false"}, .variables = {}});
+  const auto unpacked =
+      import_of("nemo-rl", {.file = file, .words = {"policy.sequence_packing.enabled=false"}, .variables = {}});
   CHECK((sequences(unpacked) == 4 && unpacked.scenario.train.micro_batch_sequences == 1));
 }
 

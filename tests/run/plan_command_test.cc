@@ -150,13 +150,13 @@ std::string on_terminal(const std::vector<std::string>& arguments, const char* n
 
 fs::path priced_scenario(const std::string& more = "") {
   const fs::path file = work_folder() / "headline.yaml";
-  std::ofstream(file)
-      << "name: head\nmodel: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
-         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 20480, recompute: full}\n"
-         "rollout: {engine: vllm, layout: {tp: 2, dp: 4}, memory_fraction: 0.6}\n"
-         "algorithm: {prompts: 64, samples_per_prompt: 4}\n"
-         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n"
-      << more;
+  std::ofstream(file) << "name: head\nmodel: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1, "
+                         "gpus_per_node: 8}\n"
+                         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 20480, recompute: full}\n"
+                         "rollout: {engine: vllm, layout: {tp: 2, dp: 4}, memory_fraction: 0.6}\n"
+                         "algorithm: {prompts: 64, samples_per_prompt: 4}\n"
+                         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n"
+                      << more;
   return file;
 }
 
@@ -212,8 +212,8 @@ TEST_CASE("plan is in colour on a terminal alone, and not where NO_COLOR is set"
 
 TEST_CASE("lint's warnings stand beside the plan of what is lowered, too") {
   // 3 samples of an optimizer step over two data ranks.
-  const std::string asked = fmt::format(
-      "plan {} --set algorithm.prompts=3 --set algorithm.samples_per_prompt=1", scenario("uneven", 2, 1).string());
+  const std::string asked = fmt::format("plan {} --set algorithm.prompts=3 --set algorithm.samples_per_prompt=1",
+                                        scenario("uneven", 2, 1).string());
   const Result2 text = hotbunk_command(asked);
   INFO(text.err);
   CHECK_THAT(text.err, Catch::Contains("note: L02 warning: 3 samples of an optimizer step over 2 data ranks"));
