@@ -21,12 +21,14 @@
 #include "graph/plan_json.h"
 #include "graph/print.h"
 #include "planner/answers/choices.h"
+#include "planner/answers/headline.h"
 #include "planner/answers/lint.h"
 #include "planner/answers/stated_error.h"
 #include "reports/html.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "trace/summary.h"
 #include "trace/text_table.h"
 
 namespace hotbunk {
@@ -36,7 +38,7 @@ constexpr double unset = -1;
 
 struct PlanArguments {
   ScenarioOptions scenario;
-  bool resolved = false, print = false;
+  bool resolved = false, print = false, details = false;
   std::string phase, out, html;
   std::string objective = "seconds", gpus, within;
   double headroom = unset;
@@ -131,10 +133,19 @@ Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& price
   return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget,
                          o.scenario.json || !o.html.empty()});
 }
-Result<Choices> best_layouts(const PlanArguments& o, const Scenario& scenario) {
-  const auto pricer = ScenarioPricer::make(scenario, catalog_root());
-  if (!pricer) return fail(pricer.error());
-  return best_layouts(o, **pricer);
+
+/// The first lines, in colour on a terminal; then what ranks.
+void print_answer(const PlanArguments& o, const ScenarioPricer& pricer, const Choices& choices,
+                  const std::vector<Finding>& findings, const std::string& details) {
+  // Names come out of files: made printable before there are colours.
+  const bool colour = use_colour();
+  const std::string head = headline(pricer, choices, findings, false);
+  fmt::print("{}", printable(head) == head ? headline(pricer, choices, findings, colour) : printable(head));
+  if (o.details) fmt::print("\n{}", printable(details));
+  fmt::print("\n{}", printable(render(choices)));
+  if (!o.details) fmt::print("\n--details: where bytes and seconds go, phase by phase\n");
+  flush_output();
+  fmt::print(stderr, "{}", printable(render_beside(findings)));
 }
 
 /// --html: the answer as a page. E103.
@@ -183,14 +194,13 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
     doc["search"] = json_from<Json>(to_json(*choices));
     print_document(json_text(doc, 1));
   } else {
-    fmt::print("{}", printable(render(e) + "\n" + render(*choices)));
+    print_answer(o, **pricer, *choices, findings, render(e));
   }
   flush_output();
   if (!o.html.empty())
     if (auto s = write_page(o, **pricer, e, *choices, reasons); !s) return report_errors(s.error());
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
-  if (!o.scenario.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
   if (e.unpriced) return report_errors({*e.unpriced});
   say_next("explain", o.scenario, "--sensitivity");
   return e.price.fits ? exit_done : exit_no;
@@ -292,9 +302,11 @@ int run(const PlanArguments& o) {
   std::optional<Job> job;
   PlanReport report;
   Result<Choices> choices;
+  const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
+  if (!pricer && !o.print) return report_errors(pricer.error());
   in_parallel(o.print ? 1 : 2, [&](std::size_t i) {
     if (i == 1) {
-      choices = best_layouts(o, *scenario);
+      choices = best_layouts(o, **pricer);
       return;
     }
     job = simulated_job(*scenario, code);
@@ -306,30 +318,21 @@ int run(const PlanArguments& o) {
       return report_errors(s.error());
   if (o.print) return print(o, job->plan);
   if (!choices) return report_errors(choices.error());
+  const std::vector<Finding> findings = lint_beside(**pricer, *choices);
   if (o.scenario.json) {
+    report.document["findings"] = json_from<Json>(to_json(scenario->name, findings))["findings"];
     report.document["search"] = json_from<Json>(to_json(*choices));
     print_document(json_text(report.document, 1));
   } else {
-    fmt::print("{}\n{}", report.memory, printable(render(*choices)));
+    print_answer(o, **pricer, *choices, findings, report.memory);
   }
   if (!o.html.empty()) {
-    const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
-    if (!pricer) return report_errors(pricer.error());
     if (auto s = write_page(o, **pricer, explain(**pricer), *choices, {}); !s) return report_errors(s.error());
   }
   if (report.error) {
     flush_output();
     report_errors({*report.error});
     return exit_no;
-  }
-  const FitReport& fit = report.fit;
-  if (!o.scenario.json) {
-    if (job->plan.device_capacity_bytes > 0)
-      fmt::print("\nIt fits: {} of {} ({:.1f} %)\n",
-                 format_bytes(static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes)),
-                 format_bytes(static_cast<double>(fit.capacity_bytes)),
-                 100.0 * static_cast<double>(fit.mapped_peak_bytes + fit.overhead_bytes) /
-                     static_cast<double>(fit.capacity_bytes));
   }
   say_next("simulate", o.scenario);
   return exit_done;
@@ -354,6 +357,8 @@ void add_plan(CommandLine& line) {
   sub.option("--top", o->top, "how many of them").check(whole_in(1, 100));
   sub.option("--budget", o->budget, "prices after which the search stops with a proven gap; 0: never")
       .check(whole_from(0));
+  sub.flag("--details", o->details,
+           "beside the answer, where bytes and seconds go; of a plan, the memory of each phase");
   const Option gpus = sub.option("--gpus", o->gpus, "?: the smallest cluster on which some layout fits, and stop")
                           .check(one_of({"?"}))
                           .excludes(print)

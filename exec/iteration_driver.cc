@@ -198,14 +198,22 @@ std::optional<Args> IterationDriver::rollout_decision(Iteration& it, Rank rank, 
   return engine.decisions[static_cast<std::size_t>(index)];
 }
 
-std::vector<MiniBatch> IterationDriver::mini_batches_of(const SampleLengths& lengths) const {
+std::vector<MiniBatch> IterationDriver::mini_batches_of(const SampleLengths& lengths, const Scenario& cut) const {
   std::vector<std::int64_t> tokens;
   for (std::size_t i = 0; i < lengths.prompt_tokens.size(); ++i)
     tokens.push_back(padded(lengths.prompt_tokens[i] + lengths.response_tokens[i]));
   return checked(make_mini_batches(tokens, {.ranks = scenario_.train.layout.dp,
                                             .mini_batches = scenario_.algorithm.mini_batches,
-                                            .micro_batch_tokens = micro_batch_capacity(scenario_),
-                                            .max_seqs = max_micro_batch_seqs(scenario_)}));
+                                            .micro_batch_tokens = micro_batch_capacity(cut),
+                                            .max_seqs = max_micro_batch_seqs(cut)}));
+}
+
+const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step, PhaseRole role) {
+  const bool scores = role == PhaseRole::reference || role == PhaseRole::old_logprobs;
+  if (!scores || !scenario_.train.scores_apart()) return batches(step);
+  Iteration& it = iteration(step);
+  if (!it.scored) it.scored = mini_batches_of(sample_lengths(step), as_scored(scenario_));
+  return *it.scored;
 }
 
 const std::vector<MiniBatch>& IterationDriver::batches(std::int32_t step) {
@@ -246,7 +254,7 @@ void IterationDriver::note_trained(std::int32_t step, const SampleLengths& lengt
 std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, std::int16_t phase, std::int64_t index) {
   if (stage_phases_.contains({phase, plan_.program_of_rank[static_cast<std::size_t>(rank)]}))
     return stage_decision(it, rank, phase, index);
-  const auto& minis = batches(it.step);
+  const auto& minis = batches(it.step, role(phase));
   const bool pipelined = priced_pipeline_;
   if (pipelined && index-- == 0) return Args{.block = 0, .step = it.step, .sizes = {}, .payload = {}};
   for (std::size_t mini = 0; mini < minis.size(); index -= minis[mini++].micro_batches()) {
@@ -265,7 +273,7 @@ std::optional<Args> IterationDriver::micro_decision(Iteration& it, Rank rank, st
 
 std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, std::int16_t phase, std::int64_t index) {
   std::int64_t micro_batches = 0;
-  for (const MiniBatch& mini : batches(it.step)) micro_batches += mini.micro_batches();
+  for (const MiniBatch& mini : batches(it.step, role(phase))) micro_batches += mini.micro_batches();
   const auto& order = passes(rank, phase, micro_batches);
   if (index > std::ssize(order) + 1) return std::nullopt;
   if (index > 0 && index <= std::ssize(order))
@@ -316,7 +324,7 @@ std::vector<IterationDriver::Pass> IterationDriver::stage_passes(Rank rank, std:
 }
 
 Args IterationDriver::pass_args(Iteration& it, Rank rank, PhaseRole role, std::int64_t mini, const Pass& pass) {
-  const auto& minis = batches(it.step);
+  const auto& minis = batches(it.step, role);
   const auto id_of = [&](std::int64_t micro) {
     MicroId id{rank, role, mini, micro};
     for (std::int64_t count = 0; (count = minis[static_cast<std::size_t>(id.mini)].micro_batches()) <= id.micro;

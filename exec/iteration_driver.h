@@ -94,6 +94,7 @@ class IterationDriver : public Driver {
     std::int32_t step = 0;
     std::vector<Engine> engines;  // empty until the rollout
     std::optional<std::vector<MiniBatch>> batches;
+    std::optional<std::vector<MiniBatch>> scored;  // where passes that only score have micro-batches of their own
   };
   /// The position of one pass over a micro-batch.
   struct MicroId {
@@ -114,6 +115,8 @@ class IterationDriver : public Driver {
   PhaseRole role(std::int16_t phase) const { return roles_[static_cast<std::size_t>(phase)]; }
   Iteration& iteration(std::int32_t step);
   const std::vector<MiniBatch>& batches(std::int32_t step);
+  /// As the phase's passes take them.
+  const std::vector<MiniBatch>& batches(std::int32_t step, PhaseRole);
   /// A micro-batch of so much, as the plan has it.
   Sizes packed(const Sizes& micro) const;
   /// A figure of this step, for the trace and metrics.jsonl.
@@ -128,7 +131,9 @@ class IterationDriver : public Driver {
   /// The samples of each engine, in an iteration with these prompts.
   std::vector<std::vector<std::int64_t>> samples_of_engines(std::span<const std::int64_t> prompt_tokens) const;
   /// What is trained of samples of these lengths, in order.
-  std::vector<MiniBatch> mini_batches_of(const SampleLengths&) const;
+  std::vector<MiniBatch> mini_batches_of(const SampleLengths& lengths) const {
+    return mini_batches_of(lengths, scenario_);
+  }
   Rank first_engine_rank() const { return first_engine_rank_; }
   Rank num_train_ranks() const { return static_cast<Rank>(shares_.size()); }
 
@@ -151,6 +156,8 @@ class IterationDriver : public Driver {
   virtual std::shared_ptr<Payload> weights_payload(PhaseRole, std::int32_t /*step*/, Rank) { return {}; }
 
  private:
+  /// `cut`: the scenario whose micro-batches these are.
+  std::vector<MiniBatch> mini_batches_of(const SampleLengths&, const Scenario& cut) const;
   /// Whether the plan has sizes of a rank's part of a micro-batch: one of priced blocks has not.
   bool has_parts() const;
   struct Cursor {

@@ -16,6 +16,8 @@ void read_batches(RuleInput&);
 void write_batches(RuleOutput&);
 void read_micro_batches(RuleInput&);
 void write_micro_batches(RuleOutput&);
+void read_logprob_batches(RuleInput&);
+void write_logprob_batches(RuleOutput&);
 void read_recompute(RuleInput&);
 void write_recompute(RuleOutput&);
 void read_offload(RuleInput&);

@@ -144,9 +144,13 @@ static double longest_of(const RuleInput& in) {
   return cap > 0 ? std::min(cap, both) : both;
 }
 
+static TrainLayout sharing_layout(const RuleInput& in) {
+  return {.cp = static_cast<std::int64_t>(in.scenario_number("train.layout.cp")),
+          .ulysses = static_cast<std::int64_t>(in.scenario_number("train.layout.ulysses"))};
+}
+
 void read_micro_batches(RuleInput& in) {
-  const TrainLayout layout{.cp = static_cast<std::int64_t>(in.scenario_number("train.layout.cp")),
-                           .ulysses = static_cast<std::int64_t>(in.scenario_number("train.layout.ulysses"))};
+  const TrainLayout layout = sharing_layout(in);
   const std::int64_t cut = layout.sharers();
   const auto share = [&](double all) {
     return static_cast<double>(layout.share_of(static_cast<std::int64_t>(std::ceil(all))));
@@ -192,6 +196,83 @@ void write_micro_batches(RuleOutput& out) {
     return;
   }
   out.give("micro_sequences", static_cast<double>(t.micro_batch_sequences));
+}
+
+// ---- micro-batches of log-prob passes
+
+namespace {
+
+/// How one kind of pass is cut, 0: not said.
+struct LogprobCut {
+  double tokens = 0, sequences = 0;
+  std::string said;
+  SourceLocation where;
+  /// Tokens that it has room for.
+  double room(double longest) const { return tokens > 0 ? tokens : sequences * longest; }
+};
+
+/// As the roles with this prefix say it; whether by tokens or by sequences, where they do not say, goes as in training.
+LogprobCut logprob_cut(RuleInput& in, const std::string& prefix, const TrainLayout& layout) {
+  const auto share = [&](double all) {
+    return static_cast<double>(layout.share_of(static_cast<std::int64_t>(std::ceil(all))));
+  };
+  const auto of = [&](const std::string& role, double tokens, double sequences) {
+    return LogprobCut{tokens, sequences, in.said(role), in.where(role)};
+  };
+  if (in.is_true("packed") || in.is_true("packed_dynamically")) {  // a bin of tokens before cp cuts it
+    const std::string role = in.is_true("packed") ? "logprob_packed_tokens" : "logprob_dynamic_tokens";
+    const auto tokens = in.number(role);
+    return tokens ? of(role, share(*tokens), 0) : LogprobCut{};
+  }
+  const std::string dynamic = in.find(prefix + "_dynamic") != nullptr ? prefix + "_dynamic" : "dynamic";
+  if (in.is_true(dynamic)) {
+    if (const auto tokens = in.number(prefix + "_tokens")) return of(prefix + "_tokens", *tokens, 0);
+    if (const auto tokens = in.number(prefix + "_tokens_or_sample"))
+      return of(prefix + "_tokens_or_sample", std::max(*tokens, share(longest_of(in))), 0);
+    return {};
+  }
+  const auto sequences = in.number(prefix + "_sequences");
+  return sequences ? of(prefix + "_sequences", 0, *sequences) : LogprobCut{};
+}
+
+}  // namespace
+
+void read_logprob_batches(RuleInput& in) {
+  if (in.trains_only()) return;
+  const TrainLayout layout = sharing_layout(in);
+  const double longest = longest_of(in) / static_cast<double>(layout.sharers());
+  LogprobCut cut = logprob_cut(in, "logprob", layout);
+  // One batch stands for both passes: the larger, which is what memory has to hold.
+  if (const LogprobCut other = logprob_cut(in, "reference", layout); other.room(longest) > cut.room(longest)) {
+    const std::string smaller = cut.said;
+    cut = other;
+    if (!smaller.empty()) cut.said += "; old log-probs take " + smaller;
+  }
+  const double tokens = in.scenario_number("train.micro_batch_tokens"),
+               sequences = in.scenario_number("train.micro_batch_sequences");
+  const bool as_training = cut.sequences > 0 ? cut.sequences == sequences : cut.tokens == tokens && sequences == 0;
+  if (cut.room(longest) <= 0 || as_training) return;
+  if (cut.tokens > 0) in.set("train.logprob_micro_batch_tokens", cut.tokens, cut.said, cut.where);
+  else in.set("train.logprob_micro_batch_sequences", cut.sequences, cut.said, cut.where);
+}
+
+/// Said whether or not it is training's: by default systems have other batches here.
+void write_logprob_batches(RuleOutput& out) {
+  const TrainSpec& t = out.scenario.train;
+  const bool apart = t.scores_apart();
+  const std::int64_t sequences = apart ? t.logprob_micro_batch_sequences : t.micro_batch_sequences;
+  const std::int64_t tokens = apart ? t.logprob_micro_batch_tokens : t.micro_batch_tokens;
+  const bool by_sequences = sequences > 0;
+  for (const std::string prefix : {"logprob", "reference"}) {
+    out.give(prefix + "_dynamic", !by_sequences);
+    if (by_sequences) {
+      out.give(prefix + "_sequences", static_cast<double>(sequences));
+      continue;
+    }
+    out.give(prefix + "_tokens", static_cast<double>(tokens));
+    out.give(prefix + "_tokens_or_sample", static_cast<double>(tokens));
+    if (prefix == "logprob") out.give("logprob_packed_tokens", static_cast<double>(tokens * t.layout.sharers()));
+  }
 }
 
 // ---- losses

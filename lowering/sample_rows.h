@@ -43,6 +43,18 @@ inline std::int64_t max_micro_batch_seqs(const Scenario& s) {
   return s.train.micro_batch_sequences > 0 ? std::min(most, s.train.micro_batch_sequences) : most;
 }
 
+/// The same samples in the micro-batches of the passes that only score: a scenario whose training micro-batches these
+/// are. Its own where it has no others.
+inline Scenario as_scored(Scenario s) {
+  TrainSpec& t = s.train;
+  if (!t.scores_apart()) return s;
+  t.micro_batch_sequences = t.logprob_micro_batch_sequences;
+  t.micro_batch_tokens = t.logprob_micro_batch_tokens > 0
+                             ? t.logprob_micro_batch_tokens
+                             : t.layout.share_of(t.logprob_micro_batch_sequences * max_sample_tokens(s));
+  return s;
+}
+
 /// With those that only fill it up.
 inline std::int64_t packed_seqs(const Scenario& s) {
   return max_micro_batch_seqs(s) + (s.train.layout.token_multiple() > 1 ? 1 : 0);

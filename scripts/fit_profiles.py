@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Fits the constants of the catalogue's profiles on published rows, and says what to expect on rows never seen.
 
-  scripts/fit_profiles.py [build/hotbunk [WORD]]      WORD: only the fits whose name has it
+  scripts/fit_profiles.py [build/hotbunk [WORD]] [--write]      WORD: only the fits whose name has it
 Every fit is coordinate descent on the mean relative error of `hotbunk validate`, on a copy of the catalogue. Each is made
 on all of its rows and then with parts left out: halves of long tables, single rows of short ones, or all rows of a
-model. Prints a Markdown
-table: error on the rows fitted, and of each left-out row predicted by a fit without it. Writes nothing.
+model. Prints a Markdown table: error on the rows fitted, and of each left-out row predicted by a fit without it.
+--write also puts the rows' predictions into scenarios/catalog/left_out.csv, which `hotbunk validate` shows beside the
+fitted errors: those of the fits that were made, in place of what stood there of the same tables.
 """
 import json
 import os
@@ -36,10 +37,10 @@ FITS = [
      [("vtrain_a100_single_node", None)], "halves"),
     ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
     ("H100: GEMM", [(H100, "gemm.efficiency", .4, .95)],
-     [("megatron_readme_h100", None), ("llama3_405b", None)], "singly"),
+     [("megatron_readme_h100", None), ("llama3_405b", None)], "models"),
     ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (TE, "kernel_overhead", 1e-6, 2e-5),
                                              (TE, "elementwise_passes", 1, 5)],
-     [("simumax_b200", None)], "halves"),
+     [("simumax_b200", None)], "models"),
     ("torchtitan: unfused passes, eager and compiled", [(TITAN, "elementwise_passes", 1, 8),
                                                         (COMPILED, "elementwise_passes", 1, 8)],
      [("torchtitan", None)], "singly"),
@@ -51,6 +52,25 @@ FITS = [
                                                                        (VLLM, "decode_node_seconds", 1e-6, 3e-3)],
      [("rl_iterations", None)], "models"),
 ]
+
+
+LEFT_OUT = ROOT / "scenarios/catalog/left_out.csv"
+HEAD = "table,row,without,fitted,predicted"
+
+
+def model_of(row):
+    """The model in a row's label: "0.4 grpo Qwen3-32B On policy", "70B tp8 pp2 on 768", "deepseekv2_tp1_ep4",
+    "llama3_70b_l12_tp8"."""
+    words = row.split()
+    if words[0][0] == "0" and len(words) > 2:
+        return words[2]
+    return re.match(r"[a-z]+v?\d(?:_\d+b)?|[^ ]+", words[0])[0]
+
+
+def write(tables, lines):
+    kept = [line for line in LEFT_OUT.read_text().splitlines()[1:] if line.split(",")[0] not in tables] \
+        if LEFT_OUT.exists() else []
+    LEFT_OUT.write_text("\n".join([HEAD, *sorted(kept + lines)]) + "\n")
 
 
 class Catalogue:
@@ -74,10 +94,17 @@ class Catalogue:
 
     def errors(self, rows):
         """Signed relative error by (table, row)."""
-        out = subprocess.run([self.hotbunk, "validate", "--json", "--data", ROOT / "data/published"], check=True,
+        data = self.root.parent / "data"  # of the tables asked for: the others would only take time
+        if not data.exists():
+            data.mkdir()
+            for csv in (ROOT / "data/published").glob("*.csv"):
+                if any(table.startswith(csv.stem) for table, _ in rows):
+                    shutil.copy(csv, data)
+        out = subprocess.run([self.hotbunk, "validate", "--json", "--data", data], check=True,
                              stdout=subprocess.PIPE, env=dict(os.environ, HOTBUNK_CATALOG=str(self.root))).stdout
         tables = {t["name"]: t["predictions"] for t in json.loads(out)["tables"]}
         self.labels = {(name, i): p["row"] for name, rows_ in tables.items() for i, p in enumerate(rows_)}
+        self.values = {(name, i): p["predicted"] for name, rows_ in tables.items() for i, p in enumerate(rows_)}
         return {(name, i): tables[name][i]["predicted"] / tables[name][i]["measured"] - 1
                 for name, some in rows for i in (some if some is not None else range(len(tables[name])))}
 
@@ -115,25 +142,31 @@ def fit(catalogue, constants, rows, chosen):
 
 
 def main():
-    hotbunk = str(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build/hotbunk").resolve())
+    arguments = [a for a in sys.argv[1:] if a != "--write"]
+    hotbunk = str(pathlib.Path(arguments[0] if arguments else ROOT / "build/hotbunk").resolve())
     print("| constants | rows | error, all fitted | error of rows left out | values |\n|---|---|---|---|---|")
     for name, constants, rows, how in FITS:
-        if len(sys.argv) > 2 and sys.argv[2] not in name:
+        if len(arguments) > 1 and arguments[1] not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
             catalogue = Catalogue(folder, hotbunk)
             everything = list(catalogue.errors(rows))
-            models = [catalogue.labels[r].split()[2] for r in everything]  # "0.4 grpo Qwen3-32B On policy …"
-        splits = [lambda k: k % 2 == 0, lambda k: k % 2 == 1] if how == "halves" else \
-            [lambda k, model=model: models[k] == model for model in dict.fromkeys(models)] if how == "models" else \
-            [lambda k, out=out: k == out for out in range(len(everything))]
-        left_out = {}
-        for out in splits:
+            models = [model_of(catalogue.labels[r]) for r in everything]
+            labels, as_shipped = catalogue.labels, catalogue.values
+        splits = [("every other row", lambda k: k % 2 == 0), ("every other row", lambda k: k % 2 == 1)] if how == "halves" else \
+            [(f"all rows of {model}", lambda k, model=model: models[k] == model) for model in dict.fromkeys(models)] \
+            if how == "models" else [("the row", lambda k, out=out: k == out) for out in range(len(everything))]
+        left_out, lines = {}, []
+        for without, out in splits:
             with tempfile.TemporaryDirectory() as folder:
                 catalogue = Catalogue(folder, hotbunk)
                 fit(catalogue, constants, rows, [r for k, r in enumerate(everything) if not out(k)])
                 errors = catalogue.errors(rows)
-                left_out.update({r: errors[r] for k, r in enumerate(everything) if out(k)})
+                for k, r in enumerate(everything):
+                    if not out(k):
+                        continue
+                    left_out[r] = errors[r]
+                    lines.append(f"{r[0]},{labels[r].replace(',', ';')},{without},{as_shipped[r]:.6g},{catalogue.values[r]:.6g}")
         with tempfile.TemporaryDirectory() as folder:
             catalogue = Catalogue(folder, hotbunk)
             values = fit(catalogue, constants, rows, everything)
@@ -141,6 +174,8 @@ def main():
         shown = ", ".join(f"`{key}` {value:.3g}" for (_, key, _, _), value in zip(constants, values))
         print(f"| {name} | {len(everything)} | {100 * fitted:.2f} % | {100 * mean(left_out, everything):.2f} % | {shown} |",
               flush=True)
+        if "--write" in sys.argv:
+            write({table for table, _ in rows}, lines)
 
 
 if __name__ == "__main__":

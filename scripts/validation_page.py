@@ -20,11 +20,13 @@ def percent(x, signed=False):
 
 
 def table(tables):
-    lines = ["| table | quantity | rows | out of scope | mean error | max | bias | other tools |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| table | quantity | rows | out of scope | mean error | max | bias | left out | other tools |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for t in tables:
         peers = ", ".join(f"{p['tool']} {percent(p['mean_abs_error'])}" for p in t["peers"])
         lines.append(f"| {t['name']} | {t['quantity']} | {t['rows']} | {len(t['out_of_scope'])} | {percent(t['mean_abs_error'])} | "
-                     f"{percent(t['max_abs_error'])} | {percent(t['bias'], True)} | {peers} |")
+                     f"{percent(t['max_abs_error'])} | {percent(t['bias'], True)} | "
+                     f"{percent(t['left_out']['mean_abs_error']) if 'left_out' in t else ''} | {peers} |")
     return "\n".join(lines)
 
 

@@ -74,6 +74,8 @@ struct TrainSpec {
   ContextExchange context_exchange = ContextExchange::automatic;
   std::int64_t micro_batch_tokens = 4096;  // tokens of one micro-batch on one rank (after cp/ulysses, before SP)
   std::int64_t micro_batch_sequences = 0;  // of one micro-batch at most, beside its tokens; 0 = no such limit
+  // The same of the passes that only score (old log-probs, the reference's, a critic's values); both 0 = as training's.
+  std::int64_t logprob_micro_batch_tokens = 0, logprob_micro_batch_sequences = 0;
   Recompute recompute = Recompute::none;
   Precision precision;
   Offload offload = Offload::sleep;
@@ -83,6 +85,7 @@ struct TrainSpec {
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";
   std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
+  bool scores_apart() const { return logprob_micro_batch_tokens > 0 || logprob_micro_batch_sequences > 0; }
   bool operator==(const TrainSpec&) const = default;
 };
 

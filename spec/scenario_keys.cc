@@ -53,6 +53,13 @@ void add_train(std::vector<ScenarioKey>& keys) {
                       {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
   keys.push_back(integer("train.micro_batch_sequences", HB_FIELD(train.micro_batch_sequences), 0, max_tokens,
                          {"sequences", "of one micro-batch at most, beside its tokens; 0 = as many as these hold"}));
+  keys.push_back(integer("train.logprob_micro_batch_tokens", HB_FIELD(train.logprob_micro_batch_tokens), 0, max_tokens,
+                         {"tokens",
+                          "of a micro-batch of passes that only score (old log-probs, reference, values); 0 = room for "
+                          "train.logprob_micro_batch_sequences of the longest, else as training's"}));
+  keys.push_back(
+      integer("train.logprob_micro_batch_sequences", HB_FIELD(train.logprob_micro_batch_sequences), 0, max_tokens,
+              {"sequences", "of it at most; 0 = as many as its tokens hold. Planned and simulated, not executed"}));
   keys.push_back(
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),

@@ -448,6 +448,19 @@ class Validator {
       report("E206", key + ".max", fmt::format("{}.max is {}, not a whole number of tokens", key, l.max));
   }
 
+  /// A pass that only scores cuts micro-batches of its own where the scenario says so.
+  void logprob_batches(const std::string& sum, double longest) {
+    const TrainLayout& t = s_.train.layout;
+    const int64_t tokens = s_.train.logprob_micro_batch_tokens;
+    if (tokens == 0 || longest <= static_cast<double>(tokens * t.sharers() / t.token_multiple() * t.token_multiple()))
+      return;
+    report("E217", "train.logprob_micro_batch_tokens", "the longest sequence does not fit a micro-batch of log-probs",
+           {sum, fmt::format("logprob_micro_batch_tokens {}{}", tokens,
+                             t.sharers() == 1 ? "" : fmt::format(" on each of {} ranks", t.sharers()))},
+           fmt::format("set train.logprob_micro_batch_tokens to {}",
+                       t.share_of(static_cast<int64_t>(std::ceil(longest)))));
+  }
+
   void lengths() {
     const LengthSpec &prompt = s_.workload.prompt_tokens, &response = s_.workload.response_tokens;
     length("workload.prompt_tokens", prompt);
@@ -477,6 +490,7 @@ class Validator {
                        (in_chunks == held ? "" : fmt::format(", {} in {} equal chunks", in_chunks, 2 * t.cp))},
              fmt::format("set train.micro_batch_tokens to {}", t.share_of(static_cast<int64_t>(std::ceil(longest)))));
     if (!uses_rollout()) return;
+    logprob_batches(sum, longest);
     if (prompt.max > static_cast<double>(s_.rollout.max_prefill_tokens))
       report("E217", "rollout.max_prefill_tokens", "the longest prompt does not fit a prefill step",
              {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
@@ -641,6 +655,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);
+  need(!s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");

@@ -72,18 +72,21 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
   split.host("gradients to the host", steps * t.host_down_bytes);
 }
 
-/// Forward passes that score samples, the same layers and micro-batches as training: under ZeRO-3 and FSDP they gather
-/// the parameters once, where each pass of training with resharding does twice.
+/// Forward passes that score samples, through training's layers: under ZeRO-3 and FSDP each gathers the parameters
+/// once, where a pass of training with resharding does twice. `l`: the actor's layers, `t`: the price of whose
+/// parameters move.
 void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, const TrainPrice& t,
                  RlPhase phase, std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();
   const Splitter split(phase, out);
   if (phase == RlPhase::reference) split.host("reference from the host", rl.train_side(p, t, l).swapped_reference);
-  const ForwardTraffic f = rl.train().forward_traffic(p, l);
+  const RlModel::Scoring by = rl.scoring(p, l, phase == RlPhase::values);
+  const ForwardTraffic f = by.model->forward_traffic(by.point, by.layers);
   add_layers(rl.train(), p, f, s.mini_batches, split);
   if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
-  const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0);
+  const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0) *
+                      static_cast<double>(by.point.micro_batches) / static_cast<double>(p.micro_batches);
   if (phase != RlPhase::reference) split.host("parameters from the host", once * t.host_up_bytes);
   split.ring("dp parameters", OpKind::all_gather, where.shard(),
              once * (t.data_gather_payload - t.expert_data_gather_payload));
@@ -158,7 +161,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
   if (iterate && s.critic) {
     const TrainModel::Layers critic = model.critic_layers(p.train, l);
     const TrainPrice price = model.train().price(p.train, critic);
-    add_scoring(model, p.train, critic, price, RlPhase::values, out);
+    add_scoring(model, p.train, l, price, RlPhase::values, out);
     add_training(model.train(), p.train, price, s.mini_batches, RlPhase::critic, out);
   }
   add_training(model.train(), p.train, train, s.mini_batches, RlPhase::train, out);

@@ -159,8 +159,8 @@ std::string schedule_of(const std::string& asked, const TrainPoint& p) {
   return asked == "interleaved" ? "schedule 1f1b: interleaved asks for a vpp of 2 or more" : "schedule 1f1b";
 }
 
-std::vector<CostNode> forward_parts(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, bool trained) {
-  const ForwardSeconds f = rl.forward_seconds(p, l, trained);
+std::vector<CostNode> forward_parts(const RlModel& rl, const RlModel::Scoring& by, bool trained) {
+  const ForwardSeconds f = rl.forward_seconds(by, trained);
   const double times = rl.setting().mini_batches;
   std::vector<CostNode> out = {seconds_of("compute", times * f.compute),
                                seconds_of("tensor", times * f.tensor),
@@ -168,7 +168,7 @@ std::vector<CostNode> forward_parts(const RlModel& rl, const TrainPoint& p, cons
                                seconds_of("context", times * f.context),
                                seconds_of("bubble", times * f.bubble, "of filling the pipeline"),
                                seconds_of("data", times * f.gathers, "gathers that no pass hides")};
-  if (p.pp > 1) out.push_back(seconds_of("pipeline", times * f.sends, "between stages"));
+  if (by.point.pp > 1) out.push_back(seconds_of("pipeline", times * f.sends, "between stages"));
   return out;
 }
 
@@ -241,7 +241,7 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   }
   const RlModel::Parts of = rl.parts(p);
   const TrainModel::Layers l = s.train().layers(p.train), critic = rl.critic_layers(p.train, l);
-  std::vector<CostNode> reference = forward_parts(rl, p.train, l, false);
+  std::vector<CostNode> reference = forward_parts(rl, rl.scoring(p.train, l), false);
   if (of.train.swapped_reference > 0)
     reference.push_back(seconds_of("host", s.train().cost().host_copy_seconds(of.train.swapped_reference),
                                    "the model from host memory"));
@@ -256,8 +256,8 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));
   add(RlPhase::reference, "", std::move(reference));
-  add(RlPhase::old_logprobs, "", forward_parts(rl, p.train, l, true));
-  add(RlPhase::values, "", forward_parts(rl, p.train, critic, true));
+  add(RlPhase::old_logprobs, "", forward_parts(rl, rl.scoring(p.train, l), true));
+  add(RlPhase::values, "", forward_parts(rl, rl.scoring(p.train, l, true), true));
   if (rl.setting().critic) add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
   add(RlPhase::train, schedule, train_parts(train, passes));
   add(RlPhase::framework, "data, verification, collation, hand-overs: fitted", {});

@@ -37,6 +37,7 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"overlap_expert", &f.overlap_expert},
           {"distinct_dispatch", &f.distinct_dispatch},
           {"uneven_chunks", &f.uneven_chunks},
+          {"pads_sequences", &f.pads_sequences},
           {"lowered_ops", &f.lowered_ops},
           {"flat_units", &f.flat_units},
           {"eager_activations", &f.eager_activations},
@@ -50,6 +51,8 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
 std::vector<Number> numbers_of(FrameworkProfile& f) {
   return {{"loss_bytes", &f.loss_bytes},
           {"loss_traffic", &f.loss_traffic},
+          {"vocab_multiple", &f.vocab_multiple},
+          {"token_multiple", &f.token_multiple},
           {"workspace_bytes", &f.workspace_bytes},
           {"context_bytes", &f.context_bytes},
           {"communicator_bytes", &f.communicator_bytes},

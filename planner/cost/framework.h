@@ -91,7 +91,12 @@ struct FrameworkProfile {
   bool dummy_weight_grads = false;  // one low-precision buffer per distinct weight shape stays allocated
   Sourced loss_bytes{8.0, "bf16 logits, their gradient and one fp32 copy"};  // per logit at the loss, live at once
   Sourced loss_traffic{16.0, "one fused pass each way"};  // bytes moved per logit by softmax, loss and their gradient
-  Sourced workspace_bytes{0.0, "none"};                   // libraries' buffers inside the allocator
+  // Rows of the vocabulary on a tensor-parallel rank are padded to a multiple of it (Megatron's
+  // --make-vocab-size-divisible-by); 1: every rank has as many whole rows, the last one padding.
+  Sourced vocab_multiple{1, "as many whole rows on every rank"};
+  bool pads_sequences = false;  // packed sequences are padded to a multiple of tp and 2 cp each, else the micro-batch
+  Sourced token_multiple{1, "sequence parallelism's ranks have as many whole tokens each"};  // of tp, a micro-batch's
+  Sourced workspace_bytes{0.0, "none"};  // libraries' buffers inside the allocator
   Sourced context_bytes{0.6e9, "CUDA context and modules, order of magnitude"};
   Sourced communicator_bytes{0.688e9, "NCCL issue 964: 688 MB for more than two ranks on A100"};
   Sourced dispatch_bytes{0.0, "as activations"};  // per element on the way to experts; back and gradients: activations

@@ -17,6 +17,8 @@ constexpr StreamId pipeline_stream{8};  // behind plan_streams()
 struct PricedPlanWriter::StageWork {
   std::string what;  // the phase
   Pipeline schedule;
+  double tokens = 0;               // of a full micro-batch, on the ranks that share its sequences
+  std::int64_t buffer_tokens = 0;  // that one may hold
   StagePrice price = {};
   TrainModel::Hop hop;
   std::int64_t fills = 0;
@@ -57,10 +59,9 @@ Tensor PricedPlanWriter::message_tensor(BufferId id) const {
 
 /// A micro-batch's hidden states on their way to a neighbour and from one.
 void PricedPlanWriter::add_messages(StageWork& w, double most_bytes) {
-  const double width = std::max(1.0, std::round(w.hop.payload / micro_tokens()));
-  const double tokens = static_cast<double>(scenario_.train.micro_batch_tokens * scenario_.train.layout.cp *
-                                            scenario_.train.layout.ulysses);
-  const double each = width * std::clamp(std::floor(0.5 * most_bytes / width), 1.0, tokens);
+  const double width = std::max(1.0, std::round(w.hop.payload / w.tokens));
+  const auto most = static_cast<double>(w.buffer_tokens);
+  const double each = width * std::clamp(std::floor(0.5 * most_bytes / width), 1.0, most);
   w.sent = bytes(w.named("sent"), each, Category::communication, sections::transient);
   w.received = bytes(w.named("received"), each, Category::communication, sections::transient);
 }
@@ -89,7 +90,7 @@ void PricedPlanWriter::exchange_with(const StageWork& w, const std::string& name
   if (receives) out.push_back(message_tensor(w.received));
   Op& op = b().emit(kind, pipeline_stream, name, std::move(in), std::move(out));
   op.group = family("train_pp");
-  op.prices = per_token(micro_tokens(), w.hop.seconds);
+  op.prices = per_token(w.tokens, w.hop.seconds);
   with(op, Attr::peer, stage);
   if (kind == OpKind::send_recv) with(op, Attr::source, stage);
 }
@@ -97,7 +98,7 @@ void PricedPlanWriter::exchange_with(const StageWork& w, const std::string& name
 /// Tensor-parallel ranks that received disjoint parts have the whole before they compute.
 void PricedPlanWriter::arrive(const StageWork& w, const std::string& name) {
   communicate(OpKind::all_gather, streams::tensor, "train_tp", name, {w.received},
-              per_token(micro_tokens(), w.hop.gather_seconds, w.hop.gather_payload));
+              per_token(w.tokens, w.hop.gather_seconds, w.hop.gather_payload));
 }
 
 /// `beside`: seconds of its compute that have a place of their own.
@@ -105,7 +106,7 @@ void PricedPlanWriter::pass(const StageWork& w, const std::string& name, const P
                             double beside) {
   const auto chunks = static_cast<double>(w.schedule.chunks);
   const auto part = [&](double seconds, double payload = 0.0) {
-    return per_token(micro_tokens(), std::max(0.0, seconds) / chunks, std::max(0.0, payload) / chunks);
+    return per_token(w.tokens, std::max(0.0, seconds) / chunks, std::max(0.0, payload) / chunks);
   };
   work.push_back(w.sent), work.push_back(w.received);
   compute(name, work, part(p.compute - p.ring.attention - beside * chunks));
@@ -123,18 +124,22 @@ void PricedPlanWriter::pass(const StageWork& w, const std::string& name, const P
   const double again = p.ring_again.messages > 0.0 ? p.payload.context / 3.0 : 0.0;
   const auto ring = [&](const std::string& what, const RingPrice& r, double payload) {
     if (r.messages > 0.0)
-      pass_around(name + what, work, {r.messages / chunks, r.attention / chunks}, payload / chunks, micro_tokens());
+      pass_around(name + what, work, {r.messages / chunks, r.attention / chunks}, payload / chunks, w.tokens);
   };
   ring(".ring_again", p.ring_again, again);
   ring(".ring", p.ring, p.payload.context - again);
 }
 
 /// One forward pass over all micro-batches, stage by stage.
-void PricedPlanWriter::stage_passes(std::int32_t phase, std::string_view what, const TrainModel::Layers& layers,
-                                    const TrainPrice& price, bool trained) {
-  const TrainPoint& p = point_.train;
-  StageWork w{.what = std::string(what), .schedule = {p.pp}, .hop = message()};
-  const PassPrice own = model_.scoring_pass(p, layers, stage_);
+void PricedPlanWriter::stage_passes(std::int32_t phase, std::string_view what, const TrainPrice& price, bool trained) {
+  const RlModel::Scoring by = rl_.scoring(point_.train, layers_, what == "values");
+  const TrainPoint& p = by.point;
+  StageWork w{.what = std::string(what),
+              .schedule = {p.pp},
+              .tokens = static_cast<double>(p.micro_batch) * static_cast<double>(model_.setting().sequence),
+              .buffer_tokens = as_scored(scenario_).train.micro_batch_tokens * p.cp * p.ulysses,
+              .hop = by.model->hop(p, by.layers)};
+  const PassPrice own = by.model->scoring_pass(p, by.layers, stage_);
   const double swapped = trained ? 0.0 : train_.swapped_reference;
   b().begin_block(phase, "begin");
   b().begin_call(w.named("begin"), w.named(""));
@@ -144,12 +149,12 @@ void PricedPlanWriter::stage_passes(std::int32_t phase, std::string_view what, c
            always(model_.cost().host_copy_seconds(swapped)));
   b().begin_block(phase, "micro");
   b().begin_call(w.named("micro"), w.named(""));
-  add_messages(w, 2.0 * layers.dense.kept_full_bytes);
+  add_messages(w, 2.0 * by.layers.dense.kept_full_bytes);
   const std::vector<BufferId> work =
-      scoring_work(what, layers, swapped, 2.0 * static_cast<double>(b().buffer(w.sent).bytes()));
+      scoring_work(what, by, swapped, 2.0 * static_cast<double>(b().buffer(w.sent).bytes()));
   b().alloc(w.sent), b().alloc(w.received);
   gathered_parameters(what, work[0], price,
-                      setting().mini_batches * model_.exposed_gathers(p, layers, own.total(), trained));
+                      setting().mini_batches * by.model->exposed_gathers(p, by.layers, own.total(), trained));
   exchange_with(w, w.named("receive"), stage_ - 1, false, true);
   if (stage_ > 0) arrive(w, w.named("arrive"));
   pass(w, w.named("forward"), own, work, 0.0);
@@ -167,6 +172,8 @@ PricedPlanWriter::StageWork PricedPlanWriter::stage_work(std::string_view what, 
   const Pipeline schedule = pipeline_of(scenario_);
   StageWork w{.what = std::string(what),
               .schedule = schedule,
+              .tokens = micro_tokens(),
+              .buffer_tokens = scenario_.train.micro_batch_tokens * point_.train.cp * point_.train.ulysses,
               .price = model_.stage_price(point_.train, layers, stage_, whole),
               .hop = message(),
               .fills = schedule.fills(most_passes())};
@@ -256,7 +263,7 @@ void PricedPlanWriter::backward(const StageWork& w, const PipelineStep& step) {
   const auto beside = [&](const char* of) {
     if (w.beside <= 0.0) return;
     const BufferId end = b().transient(fmt::format("{}.{}", name, of), DType::u8, 64, Category::workspace);
-    compute(fmt::format("{}.{}", name, of), {end}, per_token(micro_tokens(), w.beside));
+    compute(fmt::format("{}.{}", name, of), {end}, per_token(w.tokens, w.beside));
   };
   exchange_with(w, name + ".forward_message", stage_ + 1, still(stage_), true);
   if (still(stage_)) beside("forward_end");
@@ -269,7 +276,7 @@ void PricedPlanWriter::backward(const StageWork& w, const PipelineStep& step) {
 
 /// Of an earlier pass: nobody waits for them.
 void PricedPlanWriter::weight_gradients(const StageWork& w, const std::string& name) {
-  compute(name, {w.grads}, per_token(micro_tokens(), w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
+  compute(name, {w.grads}, per_token(w.tokens, w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
 }
 
 void PricedPlanWriter::backward_pass(const StageWork& w, const std::string& name, const PipelineStep& step) {

@@ -7,24 +7,24 @@
 namespace hotbunk {
 
 /// One forward pass over all micro-batches. A reference that lives on the host comes up first.
-void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const TrainModel::Layers& layers,
-                              const TrainPrice& price, bool trained) {
-  if (pipelined()) return stage_passes(phase, what, layers, price, trained);
-  const ForwardSeconds seconds = rl_.forward_seconds(point_.train, layers, trained);
-  const ForwardTraffic sent = model_.forward_traffic(point_.train, layers);
+void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const TrainPrice& price, bool trained) {
+  if (pipelined()) return stage_passes(phase, what, price, trained);
+  const RlModel::Scoring by = rl_.scoring(point_.train, layers_, what == "values");
+  const ForwardSeconds seconds = rl_.forward_seconds(by, trained);
+  const ForwardTraffic sent = by.model->forward_traffic(by.point, by.layers);
   const double times = setting().mini_batches;
   const auto part = [&](double of, double payload = 0.0) { return per_token(tokens(), times * of, times * payload); };
   b().begin_block(phase, "micro");
   b().begin_call(fmt::format("{}.micro", what), fmt::format("{}.", what));
   const auto named = [&](const char* name) { return fmt::format("{}.{}", what, name); };
   const double swapped = trained ? 0.0 : train_.swapped_reference;
-  const std::vector<BufferId> work = scoring_work(what, layers, swapped, 0.0);
+  const std::vector<BufferId> work = scoring_work(what, by, swapped, 0.0);
   if (swapped > 0.0)
     priced(OpKind::priced, streams::h2d, named("upload"), work,
            per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
   gathered_parameters(what, work[0], price, times * seconds.gathers);
-  const double all = point_.train.full_micro_batches();
-  RingPrice ring = model_.scoring_pass(point_.train, layers, 0).ring;
+  const double all = by.point.full_micro_batches();
+  RingPrice ring = by.model->scoring_pass(by.point, by.layers, 0).ring;
   ring = {times * all * ring.messages, times * all * ring.attention};
   compute(named("forward"), work, per_token(tokens(), times * seconds.compute - ring.attention));
   communicate(tensor_kind(), streams::tensor, "train_tp", named("tensor"), work, part(seconds.tensor, sent.tensor));
@@ -73,9 +73,9 @@ void PricedPlanWriter::pass_around(const std::string& name, const std::vector<Bu
 
 /// What a log-prob pass works in; first of all, its weights: gathered units, and a reference that came up.
 /// `messages`: bytes of its communication that are booked elsewhere.
-std::vector<BufferId> PricedPlanWriter::scoring_work(std::string_view what, const TrainModel::Layers& layers,
-                                                     double swapped, double messages) {
-  const ScoringBytes bytes = model_.scoring_bytes(point_.train, layers, stage_);
+std::vector<BufferId> PricedPlanWriter::scoring_work(std::string_view what, const RlModel::Scoring& by, double swapped,
+                                                     double messages) {
+  const ScoringBytes bytes = by.model->scoring_bytes(by.point, by.layers, stage_);
   const auto transient = [&](const char* name, double size, Category category) {
     return b().transient(fmt::format("{}.{}", what, name), DType::u8, std::max<std::int64_t>(whole_bytes(size), 64),
                          category);
@@ -203,13 +203,13 @@ void PricedPlanWriter::step_end(std::string_view what, BufferId grads, const Tra
 /// A phase in which training's side works.
 void PricedPlanWriter::train_phase(PlanPhase name, std::int32_t phase) {
   const double working = std::max(0.0, train_.total_bytes - train_.persistent());
-  if (name == PlanPhase::reference) return passes(phase, "reference", layers_, step_, false);
-  if (name == PlanPhase::old_logprobs) return passes(phase, "old", layers_, step_, true);
+  if (name == PlanPhase::reference) return passes(phase, "reference", step_, false);
+  if (name == PlanPhase::old_logprobs) return passes(phase, "old", step_, true);
   if (name == PlanPhase::train) return optimizer_steps(phase, "train", step_, layers_, working);
   if (name != PlanPhase::values && name != PlanPhase::critic) return;
   const TrainModel::Layers layers = rl_.critic_layers(point_.train, layers_);
   const TrainPrice t = model_.price(point_.train, layers);
-  if (name == PlanPhase::values) passes(phase, "values", layers, t, true);
+  if (name == PlanPhase::values) passes(phase, "values", t, true);
   else optimizer_steps(phase, "critic", t, layers, std::max(0.0, t.peak_bytes - (t.state_bytes - t.grad_bytes)));
 }
 

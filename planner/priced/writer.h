@@ -139,8 +139,8 @@ class PricedPlanWriter {
   RolloutPayload engine_payload(double whole, double local, double prompt) const;
   void exchange_in_engine(std::string_view step, const std::vector<EngineTraffic>&, const std::vector<BufferId>& work);
   void exchange(std::int32_t phase);
-  void passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, const TrainPrice&, bool trained);
-  std::vector<BufferId> scoring_work(std::string_view what, const TrainModel::Layers&, double swapped, double messages);
+  void passes(std::int32_t phase, std::string_view what, const TrainPrice&, bool trained);
+  std::vector<BufferId> scoring_work(std::string_view what, const RlModel::Scoring&, double swapped, double messages);
   void gathered_parameters(std::string_view what, BufferId weights, const TrainPrice&, double seconds);
   void optimizer_steps(std::int32_t phase, std::string_view what, const TrainPrice&, const TrainModel::Layers&,
                        double working);
@@ -156,8 +156,7 @@ class PricedPlanWriter {
   void exchange_with(const StageWork&, const std::string& name, std::int64_t stage, bool sends, bool receives);
   void arrive(const StageWork&, const std::string& name);
   void pass(const StageWork&, const std::string& name, const PassPrice&, std::vector<BufferId> work, double beside);
-  void stage_passes(std::int32_t phase, std::string_view what, const TrainModel::Layers&, const TrainPrice&,
-                    bool trained);
+  void stage_passes(std::int32_t phase, std::string_view what, const TrainPrice&, bool trained);
   void stage_steps(std::int32_t phase, std::string_view what, const TrainPrice& whole, const TrainModel::Layers&);
   StageWork stage_work(std::string_view what, const TrainPrice& whole, const TrainModel::Layers&);
   std::vector<BufferId> work_of(const StageWork&, const std::string& name, double activations, bool backward);

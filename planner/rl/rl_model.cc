@@ -23,7 +23,10 @@ RlModel::RlModel(const TrainModel& train, RlSetting setting)
       wide_peak_(train.cost().peak_flops(setting_.rollout_dtype)),
       counts_shards_(setting_.own_engine || setting_.direct ||
                      train.framework().can.has(train.framework().can.syncs, name_of(SyncMode::direct))),
-      reshard_(new_reshard_cache(train.model())) {}
+      reshard_(new_reshard_cache(train.model())) {
+  if (setting_.logprob_tokens > 0.0 || setting_.logprob_sequences > 0.0)
+    scorer_ = train.with_micro_batches(setting_.logprob_tokens, setting_.logprob_sequences);
+}
 
 void RolloutPayload::raise_to(const RolloutPayload& o) {
   for (const auto part :
@@ -32,19 +35,31 @@ void RolloutPayload::raise_to(const RolloutPayload& o) {
     this->*part = std::max(this->*part, o.*part);
 }
 
-ForwardSeconds RlModel::forward_seconds(const TrainPoint& p, const TrainModel::Layers& l, bool trained) const {
+RlModel::Scoring RlModel::scoring(const TrainPoint& p, const TrainModel::Layers& layers, bool critic) const {
+  Scoring out{&train_, p, layers};
+  if (scorer_) {
+    out.model = &*scorer_, out.point = scorer_->cut(p);
+    out.layers = scorer_->layers(out.point);
+  }
+  if (critic) out.layers = critic_layers(out.point, out.layers);
+  return out;
+}
+
+ForwardSeconds RlModel::forward_seconds(const Scoring& by, bool trained) const {
+  const TrainPoint& p = by.point;
+  const TrainModel::Layers& l = by.layers;
   const auto m = p.full_micro_batches();
-  const ScoringPass pass = train_.scoring_pass(p, l);
+  const ScoringPass pass = by.model->scoring_pass(p, l);
   const PassPrice& one = pass.slowest;
   // Each stage receives, computes and sends, one behind the other; the last one gets an iteration's first micro-batch
   // through all of them.
-  const double first = p.pp > 1 ? static_cast<double>(p.pp - 1) * train_.hop(p, l).total() - pass.messages : 0.0;
+  const double first = p.pp > 1 ? static_cast<double>(p.pp - 1) * by.model->hop(p, l).total() - pass.messages : 0.0;
   return {.compute = m * one.compute,
           .tensor = m * one.tensor,
           .expert = m * one.expert,
           .context = m * one.context,
           .bubble = (pass.all_stages - one.total()) / setting_.mini_batches,
-          .gathers = train_.exposed_gathers(p, l, one.total(), trained),
+          .gathers = by.model->exposed_gathers(p, l, one.total(), trained),
           .sends = m * pass.messages + first / setting_.mini_batches};
 }
 
@@ -72,8 +87,9 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   if (!t.valid) return out;
   const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
   out.train_seconds = passes * t.step_seconds;
-  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(p, l, true).total();
-  if (setting_.reference) out.reference_seconds = passes * forward_seconds(p, l, false).total();
+  const Scoring by = scoring(p, l);
+  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(by, true).total();
+  if (setting_.reference) out.reference_seconds = passes * forward_seconds(by, false).total();
   out.overhead_bytes = t.overhead_bytes;
   if (const FrameworkProfile& f = train_.framework(); f.rebuilds_communicators) {
     out.communicators = std::max(0.0, t.overhead_bytes - f.context_bytes.value);
@@ -94,17 +110,17 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   if (frame.sleeps_gradients) out.slept_gradients = t.grad_bytes;
   if (setting_.reference && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
   else if (setting_.reference) out.swapped_reference = reference, out.host_bytes += reference;
-  add_scoring(p, l, out);
+  add_scoring(by, out);
   return out;
 }
 
 /// Bytes that the log-prob passes work in.
-void RlModel::add_scoring(const TrainPoint& p, const TrainModel::Layers& l, TrainSide& out) const {
+void RlModel::add_scoring(const Scoring& by, TrainSide& out) const {
   if (!setting_.reference && !setting_.old_logprobs && !setting_.critic) return;
-  const double actor = train_.scoring_bytes(p, l).total();
+  const double actor = by.model->scoring_bytes(by.point, by.layers).total();
   if (setting_.reference) out.reference_work = actor + out.swapped_reference;
   if (setting_.old_logprobs) out.old_work = actor;
-  if (setting_.critic) out.values_work = train_.scoring_bytes(p, critic_layers(p, l)).total();
+  if (setting_.critic) out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
 }
 
 TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {
@@ -118,8 +134,7 @@ TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel:
 /// gradients and activations are of one at a time.
 void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, const TrainPrice& t,
                          TrainSide& out) const {
-  const TrainModel::Layers l = critic_layers(p, actor);
-  out.values_seconds = setting_.mini_batches * forward_seconds(p, l, true).total();
+  out.values_seconds = setting_.mini_batches * forward_seconds(scoring(p, actor, true), true).total();
   out.critic_seconds = setting_.mini_batches * t.step_seconds;
   out.critic = t.state_bytes - t.grad_bytes;
   out.total_bytes = std::max(out.total_bytes + out.critic, t.total_bytes() + out.params + out.optimizer);
@@ -412,6 +427,8 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.price_per_gpu_hour = s.cluster.gpu.price_per_hour.value;
   out.overlaps = s.algorithm.max_staleness > 0;
   out.sync_every = static_cast<double>(s.sync.every);
+  out.logprob_tokens = static_cast<double>(s.train.logprob_micro_batch_tokens);
+  out.logprob_sequences = static_cast<double>(s.train.logprob_micro_batch_sequences);
   return out;
 }
 

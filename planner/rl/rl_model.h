@@ -207,7 +207,9 @@ struct RlSetting {
   bool reference_on_device = false;               // beside the trained parameters; else on the host
   double price_per_gpu_hour = 0;                  // money, 0: unknown
   bool overlaps = false;                          // sampling weights may lag: disaggregated sides run at the same time
-  bool prefix_shared = true;                      // samples of one prompt prefill it once
+  // Of micro-batches of the passes that only score (train.logprob_micro_batch_*); both 0: training's.
+  double logprob_tokens = 0, logprob_sequences = 0;
+  bool prefix_shared = true;  // samples of one prompt prefill it once
 };
 
 class RlModel {
@@ -273,8 +275,17 @@ class RlModel {
   double sleeping_graphs() const { return train_.framework().sleeps_graphs ? graphs() : 0.0; }
   /// What the engine holds while it works, beside weights, cache, activations and what sleeps with the cache; bytes.
   double engine_overhead(const RolloutPoint& r) const { return communicators(r) + graphs() - sleeping_graphs(); }
+  /// What a pass that only scores is priced by: the point's sequences in its own micro-batches, and the layers' costs
+  /// for these. Training's where it has no others.
+  struct Scoring {
+    const TrainModel* model = nullptr;
+    TrainPoint point;
+    TrainModel::Layers layers;
+  };
+  /// `critic`: through the critic's layers; `layers`: the actor's, of training.
+  Scoring scoring(const TrainPoint&, const TrainModel::Layers& layers, bool critic = false) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
-  ForwardSeconds forward_seconds(const TrainPoint&, const TrainModel::Layers&, bool trained) const;
+  ForwardSeconds forward_seconds(const Scoring&, bool trained) const;
   /// Tokens trained in an iteration, prompts and responses.
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);
@@ -343,13 +354,14 @@ class RlModel {
   ShiftSeconds shift_seconds(double copied, double mapped, OpKind) const;
   void add_critic(const TrainPoint&, const TrainModel::Layers&, const TrainPrice&, TrainSide&) const;
   TrainSide train_side(const TrainPoint&, const TrainPrice&, const TrainModel::Layers&, const TrainPrice& critic) const;
-  void add_scoring(const TrainPoint&, const TrainModel::Layers&, TrainSide&) const;
+  void add_scoring(const Scoring&, TrainSide&) const;
   void colocate(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, double staging,
                 RlPrice&) const;
   void disaggregate(const RlPoint&, const TrainSide&, const RolloutPrice&, double staging, RlPrice&) const;
 
   const TrainModel& train_;
   RlSetting setting_;
+  std::optional<TrainModel> scorer_;  // where passes that only score have micro-batches of their own
   ModelCounts counts_;
   double product_peak_ = 0, wide_peak_ = 0;
   struct ReshardCache;

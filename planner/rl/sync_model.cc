@@ -20,38 +20,75 @@ std::string_view name_of(SyncMechanism m) {
   return names[static_cast<std::size_t>(m)];
 }
 
-Result<SyncTable> read_sync_table(const std::filesystem::path& path) {
+namespace {
+
+constexpr const char* sync_names[num_sync_mechanisms] = {
+    "per-tensor-ipc", "stream", "handles-per-tensor", "bucketed", "broadcast", "point-to-point", "direct"};
+constexpr std::pair<const char*, Sourced SyncConstants::*> constant_keys[] = {
+    {"start", &SyncConstants::start},
+    {"per_tensor", &SyncConstants::per_tensor},
+    {"per_bucket", &SyncConstants::per_bucket},
+    {"bandwidth", &SyncConstants::bandwidth}};
+
+/// A number >= 0 under the key; below 0: none.
+double number_at(const YamlNode& of, const char* key) {
+  const YamlNode* const value = of.find(key);
+  char* end = nullptr;
+  const double number = value ? std::strtod(value->text.c_str(), &end) : -1.0;
+  return value == nullptr || end == value->text.c_str() || *end != 0 ? -1.0 : number;
+}
+
+Result<YamlNode> sync_file(const std::filesystem::path& path) {
   auto text = read_file(path, std::int64_t{1} << 20);
   if (!text) return fail(text.error());
-  auto root = parse_yaml(*text, path.string());
+  return parse_yaml(*text, path.string());
+}
+
+}  // namespace
+
+Result<std::optional<SyncConstants>> sync_constants_elsewhere(SyncMechanism m, const std::filesystem::path& file) {
+  const auto root = sync_file(file);
   if (!root) return fail(root.error());
-  constexpr const char* names[num_sync_mechanisms] = {
-      "per-tensor-ipc", "stream", "handles-per-tensor", "bucketed", "broadcast", "point-to-point", "direct"};
+  const YamlNode* const of = root->find(sync_names[static_cast<std::size_t>(m)]);
+  const YamlNode* const there = of ? of->find("elsewhere") : nullptr;
+  if (there == nullptr) return std::optional<SyncConstants>();
+  const YamlNode* const source = there->find("source");
+  SyncConstants out;
+  for (const auto& [key, at] : constant_keys) {
+    const double number = number_at(*there, key);
+    if (!(number >= 0.0) || source == nullptr || source->text.empty())
+      return fail(Diagnostic{.code = "E205",
+                             .message = fmt::format("elsewhere.{}: expected numbers >= 0 and a source", key),
+                             .where = there->where,
+                             .notes = {},
+                             .help = {}});
+    out.*at = {number, source->text};
+  }
+  return std::optional(out);
+}
+
+Result<SyncTable> read_sync_table(const std::filesystem::path& path) {
+  const auto root = sync_file(path);
+  if (!root) return fail(root.error());
   SyncTable out;
   Diagnostics errors;
   const auto wrong = [&](const YamlNode& at, std::string message) {
     errors.push_back({.code = "E205", .message = std::move(message), .where = at.where, .notes = {}, .help = {}});
   };
   for (std::size_t i = 0; i < num_sync_mechanisms; ++i) {
-    const YamlNode* const of = root->find(names[i]);
+    const YamlNode* const of = root->find(sync_names[i]);
     if (of == nullptr) {
-      wrong(*root, fmt::format("no mechanism {}", names[i]));
+      wrong(*root, fmt::format("no mechanism {}", sync_names[i]));
       continue;
     }
-    for (const auto& [key, at] : {std::pair{"start", &SyncConstants::start},
-                                  {"per_tensor", &SyncConstants::per_tensor},
-                                  {"per_bucket", &SyncConstants::per_bucket},
-                                  {"bandwidth", &SyncConstants::bandwidth}}) {
+    for (const auto& [key, at] : constant_keys) {
       const YamlNode* const constant = of->find(key);
-      const YamlNode* const value = constant ? constant->find("value") : nullptr;
       const YamlNode* const source = constant ? constant->find("source") : nullptr;
       const YamlNode* const second = constant ? constant->find("second") : nullptr;
-      char* end = nullptr;
-      const double number = value ? std::strtod(value->text.c_str(), &end) : -1.0;
-      if (value == nullptr || end == value->text.c_str() || *end != 0 || !(number >= 0.0) || source == nullptr ||
-          source->text.empty() || second == nullptr || second->text.empty())
+      const double number = constant ? number_at(*constant, "value") : -1.0;
+      if (!(number >= 0.0) || source == nullptr || source->text.empty() || second == nullptr || second->text.empty())
         wrong(constant ? *constant : *of,
-              fmt::format("{}.{}: expected {{value: number >= 0, source: text, second: text}}", names[i], key));
+              fmt::format("{}.{}: expected {{value: number >= 0, source: text, second: text}}", sync_names[i], key));
       else out[i].*at = {number, source->text + "; " + second->text};
     }
   }
@@ -160,7 +197,10 @@ GroupShape everyone(const SyncJob& job, std::int64_t ranks_per_node) {
 }
 
 SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost) {
-  const SyncConstants& c = sync_constants(m);
+  return price_sync(m, job, cost, sync_constants(m));
+}
+
+SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost, const SyncConstants& c) {
   const GroupShape all = everyone(job, cost.ranks_per_node());
   const bool shards = m == SyncMechanism::shard_to_shard;
   SyncPrice out;

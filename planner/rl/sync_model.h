@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "planner/cost/cost_model.h"
@@ -35,6 +36,9 @@ inline constexpr std::size_t num_sync_mechanisms = 7;
 using SyncTable = std::array<SyncConstants, num_sync_mechanisms>;
 /// scenarios/catalog/sync.yaml, each constant with two sources. E101, E201, E205.
 Result<SyncTable> read_sync_table(const std::filesystem::path&);
+/// What systems other than the one that a mechanism's constants were found on say of it (`elsewhere` in the table);
+/// nullopt: nobody else measured it. `file` as read_sync_table's. E101, E201, E205.
+Result<std::optional<SyncConstants>> sync_constants_elsewhere(SyncMechanism, const std::filesystem::path& file);
 /// Of the catalogue. Throws InternalError where its table cannot be read: it is part of the program.
 const SyncConstants& sync_constants(SyncMechanism);
 
@@ -73,6 +77,7 @@ struct SyncPrice {
   double peak_bytes = 0;      // staging on every rank: buckets
 };
 SyncPrice price_sync(SyncMechanism, const SyncJob&, const CostModel&);
+SyncPrice price_sync(SyncMechanism, const SyncJob&, const CostModel&, const SyncConstants&);
 /// All ranks of both sides, in the order of their nodes.
 GroupShape everyone(const SyncJob&, std::int64_t ranks_per_node);
 

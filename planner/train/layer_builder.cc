@@ -15,8 +15,11 @@ LayerBuilder::LayerBuilder(const TrainModel& m, const TrainPoint& p, std::vector
       quantization_(quantization_of(m.setting().precision)),
       e_(m.setting().element_bytes),
       kept_(kept) {
-  tokens_ = static_cast<double>(p.micro_batch * m.setting().sequence) / static_cast<double>(p.cp * p.ulysses);
-  fill_ = m.fullest_tokens(p) / static_cast<double>(p.micro_batch * m.setting().sequence);
+  const double padding = m.padding_tokens(p), all = static_cast<double>(p.micro_batch * m.setting().sequence) + padding;
+  tokens_ = all / static_cast<double>(p.cp * p.ulysses);
+  // Our buffers are of their capacity, padding included; others' budgets count what is trained.
+  fill_ = m.filled_tokens(p, m.fullest_tokens(p)) / all;
+  if (!frame_.lowered_ops) fill_ = std::max(1.0, fill_);
   tp_ = static_cast<double>(p.tp);
   narrow_ = p.sp ? tokens_ / tp_ : tokens_;  // tokens where norms, dropout and residuals run
 }

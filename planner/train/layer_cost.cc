@@ -128,8 +128,7 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden();
   b.stream(2.0 * b.e() * b.tokens() * h, 3.0 * b.e() * b.tokens() * h);
-  b.weights(static_cast<double>(model_.vocab) * h,
-            model_.learned_positions ? static_cast<double>(model_.max_position) * h : 0.0);
+  b.weights(vocab_rows(p) * b.tp() * h, model_.learned_positions ? static_cast<double>(model_.max_position) * h : 0.0);
   b.out().largest_weights = 0.0;
   if (framework_.dropout) b.keep(b.narrow() * h);
   if (p.tp > 1) {
@@ -143,7 +142,7 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
 
 LayerCost TrainModel::head(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
-  const double h = b.hidden(), v = static_cast<double>(model_.vocab) / b.tp(), T = b.tokens();
+  const double h = b.hidden(), v = vocab_rows(p), T = b.tokens();
   b.norm(false);
   const double weight = b.wide_linear(T, v, h);
   b.out().parameters += v * h;  // tied with the embedding where both are on one stage: end_parameters()

@@ -113,8 +113,7 @@ OptimizerWork TrainModel::end_work(const TrainPoint& p, const LayerCost& c) cons
     out.ordinary_bytes = adam * c.parameters;
     return out;
   }
-  out.ordinary_bytes = moment_bytes_each(p.optimizer, adam, setting_.momentum) * c.parameters +
-                       4.0 * static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
+  out.ordinary_bytes = moment_bytes_each(p.optimizer, adam, setting_.momentum) * c.parameters + 4.0 * vocab_rows(p);
   out.whole_bytes = 4.0 * static_cast<double>(model_.hidden);
   return out;
 }

@@ -290,7 +290,7 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
   const PeakBytes bytes = peak_bytes(p, l, stage);
   const std::int64_t dense = layers_of(p, stage, false), moe = layers_of(p, stage, true);
   const double held = fullest_tokens(p) / static_cast<double>(p.cp * p.ulysses);
-  const double vocab = static_cast<double>(model_.vocab) / static_cast<double>(p.tp);
+  const double vocab = vocab_rows(p);
   const std::string layers = moe == 0     ? fmt::format("{} layers", dense)
                              : dense == 0 ? fmt::format("{} MoE layers", moe)
                                           : fmt::format("{} dense and {} MoE layers", dense, moe);

@@ -101,6 +101,44 @@ TrainModel TrainModel::with_load(double tokens) const {
   return out;
 }
 
+TrainModel TrainModel::with_micro_batches(double tokens, double sequences) const {
+  TrainModel out = *this;
+  out.setting_.load_tokens = 0.0;
+  out.setting_.budget_tokens = tokens;
+  out.setting_.budget_sequences = sequences;
+  return out;
+}
+
+TrainPoint TrainModel::cut(TrainPoint p) const {
+  const std::int64_t all = p.sequences();
+  const double sequence = static_cast<double>(setting_.sequence), ways = static_cast<double>(p.cp * p.ulysses);
+  // A billion sequences are more than any batch, and far from overflowing the products they enter.
+  double held = setting_.budget_tokens > 0.0 ? setting_.budget_tokens * ways / sequence : 1e9;
+  if (setting_.budget_sequences > 0.0) held = std::min(held, setting_.budget_sequences);
+  p.micro_batch = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held, 1e9)), 1, 1'000'000'000);
+  p.set_sequences(all);
+  return p;
+}
+
+double TrainModel::micro_batch_multiple(const TrainPoint& p) const {
+  const auto tp = static_cast<double>(p.tp);
+  const double more = framework_.token_multiple.value;
+  return static_cast<double>(p.cp * p.ulysses) * (more > 1.0 ? tp * more : p.sp && p.tp > 1 ? tp : 1.0);
+}
+
+double TrainModel::padding_tokens(const TrainPoint& p) const {
+  if (!setting_.ragged) return 0.0;
+  const auto count = static_cast<double>(p.micro_batch), chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1);
+  const double each = chunks * (framework_.pads_sequences && p.sp ? static_cast<double>(p.tp) : 1.0);
+  const double all = micro_batch_multiple(p);
+  // Of lengths that vary what is left over is as likely one number as another.
+  const auto filled = [&](double tokens, double multiple) {
+    return setting_.length_variance > 0.0 ? 0.5 * (multiple - 1.0) : std::ceil(tokens / multiple) * multiple - tokens;
+  };
+  const double sequence = static_cast<double>(setting_.sequence), own = filled(sequence, each);
+  return count * own + (all > each ? filled(count * (sequence + own), all) : 0.0);
+}
+
 bool TrainModel::layers_follow_stages() const {
   bool after = false;
   for (const RankAxis axis : setting_.order) {
@@ -261,9 +299,7 @@ TrainModel::StageLayers TrainModel::stage_layers(const TrainPoint& p, std::int64
 }
 
 double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
-  const double tied = p.pp == 1 && model_.tie_embeddings
-                          ? static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp)
-                          : 0.0;
+  const double tied = p.pp == 1 && model_.tie_embeddings ? vocab_rows(p) * static_cast<double>(model_.hidden) : 0.0;
   return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
 }
 

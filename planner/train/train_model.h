@@ -8,6 +8,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -323,6 +324,20 @@ class TrainModel {
 
   const ModelSpec& model() const { return model_; }
   const TrainSetting& setting() const { return setting_; }
+  /// Rows of the vocabulary on one tensor-parallel rank, with what pads them: of V / tp the next multiple of the
+  /// profile's vocab_multiple.
+  double vocab_rows(const TrainPoint& p) const {
+    const double multiple = std::max(framework_.vocab_multiple.value, 1.0);
+    return multiple * std::ceil(static_cast<double>(model_.vocab) / (multiple * static_cast<double>(p.tp)));
+  }
+  /// Tokens that a mean micro-batch is filled up with, on the cp and ulysses ranks that share it: its sequences to
+  /// chunks of one size (and where the framework does that, to sequence parallelism's multiple), then the whole.
+  double padding_tokens(const TrainPoint&) const;
+  /// So many tokens of a micro-batch, up to the multiple that it is filled up to as a whole.
+  double filled_tokens(const TrainPoint& p, double tokens) const {
+    const double multiple = micro_batch_multiple(p);
+    return setting_.ragged ? std::ceil(tokens / multiple) * multiple : tokens;
+  }
   /// Of so many tokens of a micro-batch those whose logits are alive at once.
   double loss_tokens(double tokens) const {
     return setting_.loss_chunk > 0.0 ? std::min(tokens, setting_.loss_chunk) : tokens;
@@ -348,6 +363,11 @@ class TrainModel {
   double overflow_chance(const TrainPoint&, double tokens) const;
   /// The same model with micro-batches of so many tokens at most, on the ranks that share one.
   TrainModel with_load(double tokens) const;
+  /// The same model with other micro-batches: of so many tokens on one rank at most (0: what the sequences take), and
+  /// of so many sequences (0: what the tokens hold).
+  TrainModel with_micro_batches(double tokens, double sequences) const;
+  /// The sequences of the point in this model's own micro-batches. Ragged settings.
+  TrainPoint cut(TrainPoint) const;
   /// 6 N + attention per token: model FLOPs of one step over all ranks.
   double model_flops(double tokens) const;
   RankGroups groups(const TrainPoint& p) const { return {p, setting_.order, cost_.ranks_per_node()}; }
@@ -399,6 +419,7 @@ class TrainModel {
  private:
   friend class LayerBuilder;
   double buffer_tokens(const TrainPoint&) const;
+  double micro_batch_multiple(const TrainPoint&) const;
   TokenLoad load_of(const TrainPoint&) const;
   double loads(const TrainPoint&) const;
   struct StageTime;

@@ -382,9 +382,8 @@ StagePrice TrainModel::stage_price(const TrainPoint& p, const Layers& l, std::in
 /// finalize_model_grads).
 double TrainModel::tied_ends_seconds(const TrainPoint& p) const {
   if (p.pp == 1 || !model_.tie_embeddings) return 0.0;
-  return cost_.collective_seconds(
-      OpKind::all_reduce, groups(p).pipeline_pair(),
-      static_cast<double>(model_.vocab * model_.hidden) / static_cast<double>(p.tp) * setting_.state.grads);
+  return cost_.collective_seconds(OpKind::all_reduce, groups(p).pipeline_pair(),
+                                  vocab_rows(p) * static_cast<double>(model_.hidden) * setting_.state.grads);
 }
 
 }  // namespace hotbunk

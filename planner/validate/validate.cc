@@ -108,6 +108,8 @@ Result<Validation> validate_published(const std::filesystem::path& data, Validat
       {"weight_sync", validate_weight_sync},
       {"rl_phases", validate_rl_phases},
       {"rl_iterations", validate_rl_iterations},
+      {"rl_phase_seconds",
+       [&](const CsvTable& t, ValidationContext& c) { return validate_rl_phase_seconds(t, c, data / "launches"); }},
   };
   Validation out;
   for (const auto& [name, check] : checks) {
@@ -132,6 +134,7 @@ Result<Validation> validate_published(const std::filesystem::path& data, Validat
       out.ignored.push_back(name);
   }
   std::sort(out.ignored.begin(), out.ignored.end());
+  if (auto added = add_left_out(context.catalogue() / "left_out.csv", out.tables); !added) return fail(added.error());
   if (out.tables.empty())
     return fail(Diagnostic{.code = "E101",
                            .message = fmt::format("no published table in {}", data.string()),
@@ -149,11 +152,17 @@ std::string render(const Validation& v, bool with_rows) {
       for (const PredictedRow& r : t.rows)
         out += fmt::format("  {:<64} measured {:>10.4g}  predicted {:>10.4g}  {:>+7.1f} %\n", r.label, r.measured,
                            r.predicted, 100.0 * r.error());
+      if (!t.left_out.rows.empty()) out += fmt::format("  predicted without {} in the fit:\n", t.left_out.how);
+      for (const PredictedRow& r : t.left_out.rows)
+        out += fmt::format("  {:<64} measured {:>10.4g}  predicted {:>10.4g}  {:>+7.1f} %\n", r.label, r.measured,
+                           r.predicted, 100.0 * r.error());
+      for (const SkippedRow& r : t.left_out.skipped)
+        out += fmt::format("  {:<64} not without it: {}\n", r.label, r.why);
       for (const SkippedRow& r : t.skipped) out += fmt::format("  {:<64} out of scope: {}\n", r.label, r.why);
       out += "\n";
     }
-  out += fmt::format("{:<28} {:<28} {:>5} {:>5} {:>8} {:>8} {:>8}  {}\n", "table", "quantity", "rows", "out", "mean",
-                     "max", "bias", "other tools on these rows (own claims)");
+  out += fmt::format("{:<28} {:<28} {:>5} {:>5} {:>8} {:>8} {:>8} {:>9}  {}\n", "table", "quantity", "rows", "out",
+                     "mean", "max", "bias", "left out", "other tools on these rows (own claims)");
   for (const ValidationTable& t : v.tables) {
     std::string peers;
     for (const PeerFigure& p : t.peers) {
@@ -161,13 +170,20 @@ std::string render(const Validation& v, bool with_rows) {
       if (p.max_abs_error >= 0.0) peers += fmt::format(" (max {:.2f} %)", 100.0 * p.max_abs_error);
     }
     out += fmt::format("{:<28} {:<28} {:>5} {:>5} ", t.name, t.quantity, t.rows.size(), t.skipped.size());
-    if (t.rows.empty())
-      out += fmt::format("{:>8} {:>8} {:>8}  {}\n", "-", "-", "-",
+    if (t.rows.empty()) {
+      out += fmt::format("{:>8} {:>8} {:>8} {:>9}  {}\n", "-", "-", "-", "",
                          t.skipped.empty() ? "the file has no such row" : "every row is out of scope: see --rows");
-    else
-      out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} %  {}\n", 100.0 * t.mean_abs_error(),
-                         100.0 * t.max_abs_error(), 100.0 * t.bias(), peers);
+      continue;
+    }
+    const std::string left_out =
+        t.left_out.rows.empty() ? "" : fmt::format("{:.2f} %", 100.0 * t.left_out.mean_abs_error());
+    out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} % {:>9}  {}\n", 100.0 * t.mean_abs_error(),
+                       100.0 * t.max_abs_error(), 100.0 * t.bias(), left_out, peers);
   }
+  for (const ValidationTable& t : v.tables)
+    if (!t.left_out.rows.empty())
+      out += fmt::format("left out of {}: {}, {} of {} rows\n", t.name, t.left_out.how, t.left_out.rows.size(),
+                         t.rows.size());
   std::vector<std::string> bad;
   for (const Diagnostic& d : v.unreadable)
     if (const std::string file = std::filesystem::path(d.where.file).filename().string();
@@ -201,6 +217,17 @@ std::string to_json(const Validation& v) {
     for (const PredictedRow& r : t.rows)
       table["predictions"].push_back({{"row", r.label}, {"measured", r.measured}, {"predicted", r.predicted}});
     for (const SkippedRow& r : t.skipped) table["out_of_scope"].push_back({{"row", r.label}, {"why", r.why}});
+    if (!t.left_out.rows.empty()) {
+      table["left_out"] = {{"how", t.left_out.how},
+                           {"mean_abs_error", t.left_out.mean_abs_error()},
+                           {"predictions", nlohmann::ordered_json::array()},
+                           {"not_without_it", nlohmann::ordered_json::array()}};
+      for (const PredictedRow& r : t.left_out.rows)
+        table["left_out"]["predictions"].push_back(
+            {{"row", r.label}, {"measured", r.measured}, {"predicted", r.predicted}});
+      for (const SkippedRow& r : t.left_out.skipped)
+        table["left_out"]["not_without_it"].push_back({{"row", r.label}, {"why", r.why}});
+    }
     for (const PeerFigure& p : t.peers) {
       nlohmann::ordered_json peer = {{"tool", p.tool}, {"mean_abs_error", p.mean_abs_error}};
       if (p.max_abs_error >= 0.0) peer["max_abs_error"] = p.max_abs_error;

@@ -26,12 +26,21 @@ struct PeerFigure {
   double mean_abs_error = -1.0, max_abs_error = -1.0;
 };
 
+/// Rows as constants predict them that were found without them: what to expect of a row that nobody fitted.
+struct LeftOut {
+  std::string how;  // what is left out for each: "all rows of a model", "every row of a system"
+  std::vector<PredictedRow> rows;
+  std::vector<SkippedRow> skipped;  // that nothing else says anything about; stale ones, whose fit is another by now
+  double mean_abs_error() const;
+};
+
 struct ValidationTable {
   std::string name, quantity, unit;  // "korthikanti_a100", "iteration time", "s"
   std::string setting;               // what was assumed where the source says nothing
   std::vector<PredictedRow> rows;
   std::vector<SkippedRow> skipped;
   std::vector<PeerFigure> peers;
+  LeftOut left_out{};  // of no rows: no constant is fitted on this table, or nobody left parts of it out
 
   double mean_abs_error() const;
   double max_abs_error() const;

@@ -90,8 +90,15 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
     const SyncMechanism how = mechanism == mechanisms.end() ? SyncMechanism::bucketed : mechanism->second;
     const double low = cells.measured("seconds_low"), high = cells.measured("seconds_high");
     if (high < low) cells.refuse(fmt::format("seconds_high {} is below seconds_low {}", high, low));
-    put(out, label, cells, (low + high) / 2.0, price_sync(how, *job, *cost).seconds());
+    const double measured = (low + high) / 2.0;
+    put(out, label, cells, measured, price_sync(how, *job, *cost).seconds());
+    const auto elsewhere = sync_constants_elsewhere(how, context.catalogue() / "sync.yaml");
+    if (!elsewhere) return fail(elsewhere.error());
+    if (!cells.usable()) continue;
+    if (*elsewhere) out.left_out.rows.push_back({label, measured, price_sync(how, *job, *cost, **elsewhere).seconds()});
+    else out.left_out.skipped.push_back({label, fmt::format("{} alone measured it", cells.text("system"))});
   }
+  out.left_out.how = "every row of its system";
   return std::vector<ValidationTable>{out};
 }
 

@@ -71,6 +71,10 @@ void put(ValidationTable&, const std::string& label, const CellReader&, double m
 /// The measurement is read from the column.
 void put(ValidationTable&, const std::string& label, CellReader, const std::string& column, double predicted);
 
+/// scenarios/catalog/left_out.csv (scripts/fit_profiles.py --write): puts its predictions beside those of the tables. A
+/// row whose fitted prediction is no longer what it says there is skipped as stale. E106, E107.
+Status add_left_out(const std::filesystem::path& csv, std::vector<ValidationTable>&);
+
 using TableResult = Result<std::vector<ValidationTable>>;
 /// The context knows the rows' layouts behind it.
 Result<Validation> validate_published(const std::filesystem::path& data, ValidationContext&);
@@ -87,5 +91,7 @@ TableResult validate_megatron_bridge(const CsvTable&, ValidationContext&);
 TableResult validate_weight_sync(const CsvTable&, ValidationContext&);
 TableResult validate_rl_iterations(const CsvTable&, ValidationContext&);
 TableResult validate_rl_phases(const CsvTable&, ValidationContext&);
+/// `launches`: the folder with the launches' scenarios.
+TableResult validate_rl_phase_seconds(const CsvTable&, ValidationContext&, const std::filesystem::path& launches);
 
 }  // namespace hotbunk

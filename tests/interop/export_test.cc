@@ -122,7 +122,8 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
         "sync.every", "algorithm.max_staleness"}},
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
       {"nemo-rl qwen3-30b-a3b",
-       {"train.offload", "train.precision.grads", "train.pipeline_schedule", "rollout.engine", "rollout.dtype"}},
+       {"train.offload", "train.precision.grads", "train.pipeline_schedule", "train.logprob_micro_batch_sequences",
+        "rollout.engine", "rollout.dtype"}},
       {"megatron llama-3.1-8b",
        {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
   for (const Base& base : bases()) {

@@ -129,6 +129,44 @@ TEST_CASE("slime: a sample above the tokens of a GPU is a micro-batch of its own
   CHECK(v.error()[0].code == "E217");
 }
 
+TEST_CASE("log-prob passes have a batch of their own where the launch says so") {
+  const std::string rollout = "actor_rollout_ref.rollout.log_prob_", ref = "actor_rollout_ref.ref.log_prob_";
+  const auto verl_of = [](const std::string& more) { return import_of("verl", words(verl + dynamic + more)); };
+  const auto tokens = [](const ImportedScenario& i) { return i.scenario.train.logprob_micro_batch_tokens; };
+  const auto sequences = [](const ImportedScenario& i) { return i.scenario.train.logprob_micro_batch_sequences; };
+  // Silent, or as training: no keys.
+  CHECK_FALSE(verl_of("").scenario.train.scores_apart());
+  const std::int64_t training = verl_of("").scenario.train.micro_batch_tokens;
+  CHECK_FALSE(verl_of(rollout + "max_token_len_per_gpu=" + std::to_string(training)).scenario.train.scores_apart());
+  CHECK(tokens(verl_of(rollout + "max_token_len_per_gpu=65536")) == 65536);
+  // By sequences where that is said, whatever training does.
+  const auto by_sequences = verl_of(rollout + "use_dynamic_bsz=False " + rollout + "micro_batch_size_per_gpu=16");
+  CHECK((sequences(by_sequences) == 16 && tokens(by_sequences) == 0));
+  // Dynamic micro-batches leave the sequences aside.
+  CHECK_FALSE(verl_of(rollout + "micro_batch_size_per_gpu=16").scenario.train.scores_apart());
+  // Two batches: the larger is what memory has to hold.
+  const auto both = verl_of(rollout + "max_token_len_per_gpu=32768 " + ref + "max_token_len_per_gpu=65536");
+  CHECK(tokens(both) == 65536);
+  CHECK_THAT(both.text, Catch::Contains("old log-probs take"));
+  CHECK(tokens(import_of("slime", words(slime + "--log-probs-max-tokens-per-gpu 30000"))) == 30000);
+  CHECK(sequences(import_of("openrlhf", words("python3 -m openrlhf.cli.train_ppo_ray --actor_num_gpus_per_node 8 "
+                                              "--vllm_num_engines 4 --vllm_tensor_parallel_size 2 "
+                                              "--colocate_all_models --pretrain Qwen/Qwen2.5-7B --max_len 2048 "
+                                              "--micro_train_batch_size 4 --micro_rollout_batch_size 8"))) == 8);
+  const std::string file = launch_file(
+      "nemo/logprob.yaml",
+      "grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}\npolicy:\n  model_name: Qwen/Qwen2.5-7B\n"
+      "  train_global_batch_size: 512\n  train_micro_batch_size: 1\n  logprob_batch_size: 4\n"
+      "  max_total_sequence_length: 4096\n  megatron_cfg: {enabled: true}\n"
+      "  sequence_packing: {enabled: true, train_mb_tokens: 4096, logprob_mb_tokens: "
+      "'${mul:${policy.max_total_sequence_length},${policy.logprob_batch_size}}'}\n"
+      "cluster: {num_nodes: 1, gpus_per_node: 8}\n");
+  CHECK(tokens(import_of("nemo-rl", {.file = file, .words = {}, .variables = {}})) == 16384);
+  const auto unpacked =
+      import_of("nemo-rl", {.file = file, .words = {"policy.sequence_packing.enabled=false"}, .variables = {}});
+  CHECK((sequences(unpacked) == 4 && unpacked.scenario.train.micro_batch_sequences == 1));
+}
+
 TEST_CASE("slime: without --colocate training and rollout are apart") {
   std::string apart = slime;
   apart.replace(apart.find("--colocate"), 10, "--rollout-num-gpus 16");

@@ -198,7 +198,8 @@ TEST_CASE("scoring passes exchange what their layers do, one forward pass of it"
   const auto p = hybrid_pricer(text);
   const TrainPoint& q = p->point().train;
   const TrainModel::Layers l = p->train().layers(q);
-  const double m = q.full_micro_batches(), tokens = static_cast<double>(q.micro_batch * p->train().setting().sequence);
+  const double m = q.full_micro_batches(), tokens = static_cast<double>(q.micro_batch * p->train().setting().sequence) +
+                                                    p->train().padding_tokens(q);
   for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs}) {
     INFO(name_of(phase));
     // 24 layers of a stage, in each a gather and a scatter of [T, h] around attention; on the last stage also the

@@ -74,10 +74,13 @@ std::vector<Base> bases() {
 
 /// Other values of the key than the scenario's own.
 Sets others(const ScenarioKey& key, const Scenario& s) {
-  static const std::map<std::string, Sets> texts = {
-      {"transition", {"slime", "verl", "auto"}},  {"train.layout.order", {"tp-pp-dp-cp-ep", "dp-cp-ep-tp-pp"}},
-      {"cluster.calibration", {"a100-sxm-80gb"}}, {"rollout.kv_cache_tokens", {"200000", "9216"}},
-      {"workload.max_tokens", {"4096"}},          {"train.pipeline_split", {"[30, 34]", "[15, 15, 15, 16]"}}};
+  static const std::map<std::string, Sets> texts = {{"transition", {"slime", "verl", "auto"}},
+                                                    {"train.layout.order", {"tp-pp-dp-cp-ep", "dp-cp-ep-tp-pp"}},
+                                                    {"cluster.calibration", {"a100-sxm-80gb"}},
+                                                    {"rollout.kv_cache_tokens", {"200000", "9216"}},
+                                                    {"workload.max_tokens", {"4096"}},
+                                                    {"train.pipeline_split", {"[30, 34]", "[15, 15, 15, 16]"}},
+                                                    {"train.logprob_micro_batch_tokens", {"32768"}}};
   if (const auto at = texts.find(key.path); at != texts.end()) return at->second;
   const KeyValue own = key.get(s);
   const auto number = [&](double x) {

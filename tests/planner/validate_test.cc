@@ -1,9 +1,13 @@
 // Published tables through the validator, and the mechanisms of framework profiles that they need.
 #include "planner/validate/validate.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "planner/validate/validate_tables.h"
@@ -107,6 +111,72 @@ TEST_CASE("published tables: accuracy holds") {
   }
   CHECK_THAT(to_json(*v), Catch::Contains("hotbunk.validate/1"));
   CHECK_FALSE(validate_published("/nowhere", catalog_root()).has_value());
+}
+
+TEST_CASE("rows that a fit left out are shown, are not stale, and hold what is asked of them") {
+  const auto v = validate_published(std::filesystem::path(source_folder) / "data" / "published", catalog_root());
+  REQUIRE(v.has_value());
+  // Errors asked of rows that nobody fitted, and the rows that there are.
+  struct Asked {
+    double mean;
+    std::size_t rows;
+  };
+  const std::map<std::string, Asked> asked = {{"megatron_readme_h100", {0.06, 5}},
+                                              {"simumax_b200", {0.04, 16}},
+                                              {"torchtitan", {0.08, 3}},
+                                              {"rl_iterations", {0.22, 22}},
+                                              {"weight_sync", {0.20, 4}}};
+  for (const auto& [name, bound] : asked) {
+    INFO(name);
+    const auto t = std::ranges::find(v->tables, name, &ValidationTable::name);
+    REQUIRE(t != v->tables.end());
+    CHECK(t->left_out.rows.size() == bound.rows);
+    CHECK(t->left_out.mean_abs_error() <= bound.mean);
+    CHECK(t->left_out.mean_abs_error() >= 0.5 * t->mean_abs_error());  // no better than rows that were fitted
+    for (const SkippedRow& r : t->left_out.skipped) CHECK_THAT(r.why, !Catch::Contains("stale"));
+    CHECK_THAT(render(*v), Catch::Contains("left out of " + name));
+  }
+  // Of the weight updates one system alone measured eleven: they are named.
+  const auto sync = std::ranges::find(v->tables, "weight_sync", &ValidationTable::name);
+  CHECK(sync->left_out.skipped.size() == 11);
+  CHECK_THAT(render(*v), Catch::Contains("checkpoint-engine alone measured it"));
+}
+
+TEST_CASE("phases of launches: within 25 % where nothing is missing, and what is out of scope says why") {
+  const auto v = validate_published(std::filesystem::path(source_folder) / "data" / "published", catalog_root());
+  REQUIRE(v.has_value());
+  const auto t = std::ranges::find(v->tables, "rl_phase_seconds", &ValidationTable::name);
+  REQUIRE(t != v->tables.end());
+  REQUIRE(t->rows.size() == 2);
+  for (const PredictedRow& r : t->rows) {
+    INFO(r.label << ": " << r.predicted << " of " << r.measured);
+    CHECK(std::abs(r.error()) <= 0.25);
+  }
+  REQUIRE(t->skipped.size() == 1);
+  CHECK_THAT(t->skipped[0].why, Catch::Contains("no prompt and response lengths"));
+}
+
+TEST_CASE("a left-out prediction whose fit is another by now is stale, and is not shown as an error") {
+  const auto folder = std::filesystem::temp_directory_path() / ("hotbunk_left_out_" + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "left_out.csv") << "table,row,without,fitted,predicted\n"
+                                            "t,a,all rows of X,10,12\nt,b; c,all rows of Y,10,12\nother,a,x,1,1\n";
+  std::vector<ValidationTable> tables = {{.name = "t",
+                                          .quantity = "",
+                                          .unit = "",
+                                          .setting = "",
+                                          .rows = {{"a", 8, 10}, {"b, c", 8, 11}},
+                                          .skipped = {},
+                                          .peers = {}}};
+  REQUIRE(add_left_out(folder / "left_out.csv", tables).has_value());
+  REQUIRE(tables[0].left_out.rows.size() == 1);
+  CHECK(tables[0].left_out.how == "all rows of a model");
+  CHECK(tables[0].left_out.mean_abs_error() == Approx(0.5));  // 12 for 8
+  REQUIRE(tables[0].left_out.skipped.size() == 1);
+  CHECK_THAT(tables[0].left_out.skipped[0].why, Catch::Contains("stale: fitted then 10, now 11"));
+  std::ofstream(folder / "left_out.csv") << "table,row\nt,a\n";
+  CHECK(add_left_out(folder / "left_out.csv", tables).error()[0].code == "E107");
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("tables of figures") {

@@ -46,6 +46,13 @@ Worked worked(const std::string& file, const std::vector<std::string>& sets = {}
   return {*s, std::move(*pricer), std::move(answer)};
 }
 
+/// Tokens of a mean micro-batch with what fills it up, over those that are trained: what moves has these.
+double filled(const Worked& w) {
+  const TrainModel& m = w.pricer->train();
+  const TrainPoint& t = w.answer.point.train;
+  return 1.0 + m.padding_tokens(t) / static_cast<double>(t.micro_batch * m.setting().sequence);
+}
+
 /// What holds of every answer: parts add up, no phase is faster than its FLOPs or bytes allow.
 void check_sane(const Worked& w) {
   const TrainModel& m = w.pricer->train();
@@ -118,7 +125,7 @@ TEST_CASE("worked: 7B on 8, FSDP2 with Ulysses 4, rollout TP2") {
   // Ulysses per layer and pass: q and o of 28 heads, k and v of 4 heads (4 ways need no repetition), 3/4 of them leave.
   // Three passes (forward, again under full recomputation, backward) of 256 sequences by 3, the last one alone.
   const double pass = 0.75 * 2 * 3840 * 128 * (28 + 4 + 4 + 28);
-  CHECK(w.node(RlPhase::train, "ulysses") == Approx(256.0 / 3 * 28 * 3 * pass));
+  CHECK(w.node(RlPhase::train, "ulysses") == Approx(256.0 / 3 * 28 * 3 * pass * filled(w)));
   CHECK(w.network(RlPhase::train, "dp gradients") == 0.0);  // one node
 }
 
@@ -149,8 +156,9 @@ TEST_CASE("worked: 7B on 8, FSDP2 dp4 x cp2, rollout 2 x TP4, and the figures th
   // The ring sends one block of K and V to the neighbour: 2 KV-head tensors of 4 x 128, once forward, once more when
   // recomputed, twice (with gradients) in backward. 256 sequences by 12. A scoring pass goes forward once.
   const double ring = 256.0 / 12 * 28 * (2.0 * 15360 * 4 * 256);
-  CHECK(w.node(RlPhase::train, "cp ring") == Approx(4.0 * ring));
-  CHECK(w.node(RlPhase::old_logprobs, "cp ring") == Approx(ring));
+  CHECK(w.node(RlPhase::train, "cp ring") == Approx(4.0 * ring * filled(w)));
+  CHECK(w.node(RlPhase::old_logprobs, "cp ring") == Approx(ring * filled(w)));
+  CHECK(filled(w) - 1.0 == Approx(18.0 / 30720));  // 12 sequences in 4 chunks each: 1.5 tokens of each
   // Under reshard-after-forward the gathered peak is the root unit, not the model: embedding and head in bf16 are
   // 2.18 GB, and as much of its gradient.
   CHECK(w.part(PeakTensor::gathered) == Approx(2 * 2.18e9).epsilon(0.005));
@@ -168,12 +176,12 @@ TEST_CASE("worked: 32B on 32, Megatron TP4 PP2 DP4 to rollout TP4") {
   CHECK(w.part(PeakTensor::master) == Approx(own * 4 / 4).epsilon(0.002));
   CHECK(w.part(PeakTensor::moments) == Approx(own * 8 / 4).epsilon(0.002));
   // SP splits the kept inputs over tp: 32 layers x 10240 tokens / 4 x 5120 x 2 B, one micro-batch in flight at the end.
-  CHECK(w.part(PeakTensor::kept) == Approx(32.0 * 10240 / 4 * 5120 * 2));
+  CHECK(w.part(PeakTensor::kept) == Approx(32.0 * 10240 / 4 * 5120 * 2 * filled(w)));
   // DP over 4 ranks 4 apart: two on a node, so half of the ring's edges leave the node, and of a rank's bytes.
   CHECK(w.node(RlPhase::train, "dp gradients") == Approx(own * 4 * 3 / 4 / 2).epsilon(0.002));
   CHECK(w.network(RlPhase::train, "dp gradients") == Approx(own * 4 * 3 / 4 / 2).epsilon(0.002));
   // The first stage passes 64 micro-batches of 10240 / 4 x 5120 in bf16 on, the last one as many gradients back.
-  CHECK(w.network(RlPhase::train, "pipeline") == Approx(64.0 * 10240 / 4 * 5120 * 2));
+  CHECK(w.network(RlPhase::train, "pipeline") == Approx(64.0 * 10240 / 4 * 5120 * 2 * filled(w)));
   CHECK(w.node(RlPhase::train, "pipeline") == 0.0);
 }
 

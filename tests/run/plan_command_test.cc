@@ -1,6 +1,12 @@
 // `plan` and `sweep` from the outside: JSON where JSON is asked for, and words that are none.
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/json.h"
 #include "tests/run/program.h"
@@ -110,4 +116,116 @@ TEST_CASE("plan of what is priced and lint agree: warnings and errors stand besi
   }
   CHECK_FALSE(expected.empty());
   CHECK(plan["findings"] == expected);
+}
+
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
+/// What the program writes to a terminal.
+std::string on_terminal(const std::vector<std::string>& arguments, const char* no_colour = nullptr) {
+  int screen = -1;
+  const pid_t child = ::forkpty(&screen, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    if (no_colour != nullptr) ::setenv("NO_COLOR", no_colour, 1);
+    else ::unsetenv("NO_COLOR");
+    std::vector<char*> argv = {const_cast<char*>("hotbunk")};
+    for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+    argv.push_back(nullptr);
+    ::execv(program_file, argv.data());
+    ::_exit(9);
+  }
+  std::string said;
+  char buffer[4096];
+  for (ssize_t n; (n = ::read(screen, buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<std::size_t>(n));
+  ::close(screen);
+  ::waitpid(child, nullptr, 0);
+  return said;
+}
+
+fs::path priced_scenario(const std::string& more = "") {
+  const fs::path file = work_folder() / "headline.yaml";
+  std::ofstream(file) << "name: head\nmodel: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1, "
+                         "gpus_per_node: 8}\n"
+                         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 20480, recompute: full}\n"
+                         "rollout: {engine: vllm, layout: {tp: 2, dp: 4}, memory_fraction: 0.6}\n"
+                         "algorithm: {prompts: 64, samples_per_prompt: 4}\n"
+                         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n"
+                      << more;
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("plan answers in its first ten lines: verdict, seconds with their errors, the best layout, its shorthand") {
+  for (const fs::path& file : {priced_scenario(), scenario("head", 2, 2)}) {
+    INFO(file);
+    const Result2 r = hotbunk_command(fmt::format("plan {}", file.string()));
+    REQUIRE(r.code == 0);
+    const std::vector<std::string> lines = lines_of(r.out);
+    const auto end = std::ranges::find(lines, "");
+    REQUIRE(end - lines.begin() <= 10);
+    const std::vector<std::string> head(lines.begin(), end);
+    const auto has = [&](const std::string& start) {
+      return std::ranges::any_of(head, [&](const std::string& l) { return l.starts_with(start); });
+    };
+    CHECK(has("Verdict: fits; a GPU holds "));
+    CHECK(has("Iteration: "));
+    CHECK((has("Best by seconds: ") || has("Yours is the best of ")));
+    CHECK(has("dp data; "));
+    for (const std::string& line : head) CHECK((line.size() <= 170 || line.starts_with("  take it:")));
+    CHECK(r.out.find('\033') == std::string::npos);
+    // The rest is there where it is asked for.
+    const char* const details[] = {"Where the seconds go", "live bytes at each phase's peak"};
+    for (const char* d : details) CHECK(r.out.find(d) == std::string::npos);
+    const Result2 more = hotbunk_command(fmt::format("plan {} --details", file.string()));
+    CHECK(std::ranges::any_of(details, [&](const char* d) { return more.out.find(d) != std::string::npos; }));
+    CHECK(more.out.starts_with(r.out.substr(0, r.out.find("\n\n"))));
+  }
+}
+
+TEST_CASE("the flags that plan names first select its best layout") {
+  const fs::path file = priced_scenario();
+  const Result2 r = hotbunk_command(fmt::format("plan {}", file.string()));
+  const std::string mark = "  take it:";
+  const auto at = r.out.find(mark);
+  REQUIRE(at != std::string::npos);
+  const std::string flags = r.out.substr(at + mark.size(), r.out.find('\n', at) - at - mark.size());
+  const Result2 taken = hotbunk_command(fmt::format("plan {} {}", file.string(), flags));
+  INFO(flags);
+  REQUIRE(taken.code == 0);
+  CHECK_THAT(taken.out, Catch::Contains("Yours is the best of "));
+}
+
+TEST_CASE("plan is in colour on a terminal alone, and not where NO_COLOR is set") {
+  const std::string file = priced_scenario().string();
+  CHECK_THAT(on_terminal({"plan", file}), Catch::Contains("Verdict: \033[1;32mfits\033[0m"));
+  CHECK_THAT(on_terminal({"plan", file, "--set", "cluster.device_memory_mib=20000"}), Catch::Contains("\033[1;31mno"));
+  CHECK(on_terminal({"plan", file}, "1").find('\033') == std::string::npos);
+  CHECK_THAT(on_terminal({"plan", file}, ""), Catch::Contains("\033[1;32m"));  // empty is not set (no-color.org)
+}
+
+TEST_CASE("lint's warnings stand beside the plan of what is lowered, too") {
+  // 3 samples of an optimizer step over two data ranks.
+  const std::string asked = fmt::format("plan {} --set algorithm.prompts=3 --set algorithm.samples_per_prompt=1",
+                                        scenario("uneven", 2, 1).string());
+  const Result2 text = hotbunk_command(asked);
+  INFO(text.err);
+  CHECK_THAT(text.err, Catch::Contains("note: L02 warning: 3 samples of an optimizer step over 2 data ranks"));
+  CHECK_THAT(text.out, Catch::Contains("lint: L02 warning"));
+  const Json doc = json_from<Json>(hotbunk_command(asked + " --json").out);
+  REQUIRE(doc["lowered"] == true);
+  CHECK(doc["findings"].size() == 1);
+  CHECK(doc["findings"][0]["code"] == "L02");
+}
+
+TEST_CASE("errors of plan are one JSON document under --json") {
+  const Result2 r = hotbunk_command("plan /nowhere.yaml --json");
+  CHECK(r.code == 2);
+  CHECK(json_from<Json>(r.out)["schema"] == "hotbunk.error/1");
 }
