@@ -27,10 +27,12 @@ namespace hotbunk {
 ///   up_bias                   (intermediate / tp, 1)     where the model has it; row slice
 ///   down_bias                 (hidden, 1)                where the model has it; replicated; behind down
 /// with latent attention (ModelSpec::mla), in the place of qkv:
-///   q_a, kv_a                 (q_lora_rank or kv_lora_rank + rope, hidden)   replicated; q_a where queries have a
-///   latent q_a_norm, kv_a_norm       (q_lora_rank, kv_lora_rank; 1)                 replicated q_b, or q without q_a
-///   (query heads of this rank, q_lora_rank or hidden)   row slice kv_b                      (keys and values of this
-///   rank's heads, kv_lora_rank)   row slice
+///   q_a                       (q_lora_rank, hidden)      replicated; where queries have a latent
+///   q_a_norm                  (q_lora_rank, 1)           likewise
+///   q_b                       (query heads of this rank, q_lora_rank or hidden)            row slice; q without q_a
+///   kv_a                      (kv_lora_rank + rope, hidden)                                replicated
+///   kv_a_norm                 (kv_lora_rank, 1)          replicated
+///   kv_b                      (keys and values of this rank's heads, kv_lora_rank)         row slice
 /// and o has a column for each number of this rank's values;
 /// and with E experts, in the place of gate_up and down, an expert's inner width being I:
 ///   router                    (E, hidden)                replicated

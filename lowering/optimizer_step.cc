@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/train_passes.h"
 
@@ -22,6 +23,7 @@ std::vector<Range> stepped(const ShardedUnit& unit) {
   std::vector<Range> out{{0, unit.shard_elements}};
   for (const UnitParam& p : unit.params) {
     if (!is_fixed(p)) continue;
+    HB_CHECK(!unit.flat, "{} of a flat unit lies elsewhere in each rank's shard", p.parameter);
     out.back().end = p.shard_offset;
     out.push_back({p.shard_offset + p.padded_elements(), unit.shard_elements});
   }

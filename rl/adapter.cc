@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -52,6 +53,21 @@ std::string adapter_config_text(const ModelSpec& model, const std::string& base)
   return json_text(config, 2) + "\n";
 }
 
+namespace {
+
+/// A setting of an adapter_config.json under which PEFT computes something else; empty: none.
+std::string other_arithmetic(const nlohmann::json& config) {
+  for (const auto* key :
+       {"use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save"})
+    if (const auto at = config.find(key); at != config.end() && !at->is_null() && !at->empty() && *at != false)
+      return fmt::format("{}: {}", key, json_text(*at));
+  if (const auto at = config.find("bias"); at != config.end() && *at != "none")
+    return fmt::format("bias: {}", json_text(*at));
+  return "";
+}
+
+}  // namespace
+
 Result<Checkpoint> open_adapter(const std::filesystem::path& folder, const ModelSpec& model) {
   if (Status ok = verify_manifest(folder); !ok) return fail(std::move(ok.error()));
   const std::filesystem::path config = folder / adapter_file::config;
@@ -69,8 +85,24 @@ Result<Checkpoint> open_adapter(const std::filesystem::path& folder, const Model
                            .notes = {fmt::format("r {}, lora_alpha {}; train.lora has rank {}, alpha {}", said("r"),
                                                  said("lora_alpha"), model.lora.rank, model.lora.alpha)},
                            .help = "set train.lora.rank and train.lora.alpha to the adapter's"});
+  if (const std::string other = other_arithmetic(*json); !other.empty())
+    return fail(Diagnostic{.code = "E414",
+                           .message = "the adapter computes something else than is known here",
+                           .where = {config.string()},
+                           .notes = {other, "what is known: x A^T B^T times lora_alpha / r, for each matrix alike"},
+                           .help = "merge it into its model with PEFT, and begin with that"});
   auto checkpoint = Checkpoint::open((folder / adapter_file::weights).string());
   if (!checkpoint) return checkpoint;
+  std::set<std::string> known;
+  for (const ParamSpec& p : adapters_of(model)) known.insert(adapter_tensor(p.name));
+  for (const TensorView& t : checkpoint->tensors())
+    if (!known.contains(t.name))
+      return fail(Diagnostic{
+          .code = "E414",
+          .message = fmt::format("the adapter has a tensor that no matrix of the scenario takes: {}", t.name),
+          .where = {(folder / adapter_file::weights).string()},
+          .notes = {fmt::format("train.lora.targets is {}", model.lora.targets)},
+          .help = "set train.lora.targets to the adapter's target_modules"});
   for (const ParamSpec& p : adapters_of(model)) {
     const auto tensor = checkpoint->require(adapter_tensor(p.name), p.shape);
     if (!tensor) return fail(tensor.error());

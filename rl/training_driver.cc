@@ -21,25 +21,32 @@ namespace {
 
 /// A checkpoint or export being written; on ranks that write nothing the sink is empty.
 struct WeightsPayload final : Payload {
-  std::unique_ptr<CheckpointWriter> sink, merged;  // merged: of a model with adapters, these in it
-  Diagnostics problems;                            // of the first write that failed
+  /// A file being written; one that fails is removed, and the other goes on.
+  struct Writing {
+    std::unique_ptr<CheckpointWriter> to;
+    Diagnostics problems;  // of the first write that failed
 
-  void take(const BoundOp& op, std::span<const std::byte> source) {
-    for (CheckpointWriter* const to : {sink.get(), merged.get()})
-      if (to != nullptr && problems.empty() && to->takes(op))
-        if (Status ok = to->take(op, source); !ok) problems = std::move(ok.error());
-  }
+    void begin(Result<std::unique_ptr<CheckpointWriter>> writer) {
+      if (writer) to = std::move(*writer);
+      else problems = std::move(writer.error());
+    }
+    void note(Status done) {
+      if (done) return;
+      problems = std::move(done.error());
+      to.reset();  // removes what it had begun to write
+    }
+    void take(const BoundOp& op, std::span<const std::byte> source) {
+      if (to && to->takes(op)) note(to->take(op, source));
+    }
+  };
+  Writing sink, merged;  // merged: of a model with adapters, these in it
+
+  void take(const BoundOp& op, std::span<const std::byte> source) { sink.take(op, source), merged.take(op, source); }
   /// `on_disk`: all of it is, else only whole.
   void finish(bool on_disk) {
-    if (!sink) return;
-    if (problems.empty() && on_disk)
-      if (Status ok = sink->finish(); !ok) problems = std::move(ok.error());
-    if (merged && problems.empty()) {
-      Status placed = merged->finish();
-      if (placed) placed = merged->place();
-      if (!placed) problems = std::move(placed.error());
-    }
-    if (!problems.empty()) sink.reset();  // removes what it had begun to write
+    if (sink.to && on_disk) sink.note(sink.to->finish());
+    if (merged.to) merged.note(merged.to->finish());
+    if (merged.to) merged.note(merged.to->place());
   }
 };
 
@@ -189,28 +196,25 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   const auto folder = options_.checkpoints / (last ? "final" : fmt::format("step_{}", step));
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
   // The epilogue's number is that of the iteration after the last.
-  auto sink = CheckpointWriter::create(folder, scenario().model, plan().program(rank), phase,
-                                       state_after(last ? step - 1 : step));
-  if (sink) payload->sink = std::move(*sink);
-  else payload->problems = std::move(sink.error());
-  if (!last || !scenario().model.lora.on() || !payload->problems.empty()) return payload;
-  auto merged = CheckpointWriter::create(options_.checkpoints / "merged", scenario().model, plan().program(rank), phase,
-                                         std::nullopt);
-  if (merged) payload->merged = std::move(*merged);
-  else payload->problems = std::move(merged.error());
+  payload->sink.begin(CheckpointWriter::create(folder, scenario().model, plan().program(rank), phase,
+                                               state_after(last ? step - 1 : step)));
+  if (last && scenario().model.lora.on())
+    payload->merged.begin(CheckpointWriter::create(options_.checkpoints / "merged", scenario().model,
+                                                   plan().program(rank), phase, std::nullopt));
   return payload;
 }
 
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {
   if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) {
     weights->finish(!places_meanwhile(role(phase)));
-    if (weights->sink) unplaced_ = std::move(weights->sink);
-    Diagnostics problems = std::move(weights->problems);
+    if (weights->sink.to) unplaced_ = std::move(weights->sink.to);
+    Diagnostics problems = std::move(weights->sink.problems);
     // The last one comes after all steps; others wait for the lines of their step (step_ended).
     if (role(phase) == PhaseRole::export_weights && unplaced_) {
       problems = place_checkpoint();
       if (Status earlier = meanwhile_placed(); !earlier) throw DriverFailure(std::move(earlier.error()));
     }
+    if (problems.empty()) problems = std::move(weights->merged.problems);
     if (!problems.empty()) not_written(role(phase), args.step, std::move(problems));
   }
   if (auto* micro = dynamic_cast<MicroPayload*>(args.payload.get());

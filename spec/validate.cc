@@ -351,6 +351,10 @@ class Validator {
       report("E227", "train.wrap.names",
              fmt::format("train.wrap.names is of policy names; train.wrap.policy is {}", name_of(w.policy)), {},
              "set train.wrap.policy to names, or leave train.wrap.names out");
+    if (w.min_parameters != WrapSpec{}.min_parameters && w.policy != WrapPolicy::size)
+      report("E227", "train.wrap.min_parameters",
+             fmt::format("train.wrap.min_parameters is of policy size; train.wrap.policy is {}", name_of(w.policy)), {},
+             "set train.wrap.policy to size, or leave train.wrap.min_parameters out");
     if (!flat || !by_names) return;
     if (w.names.empty())
       report("E230", "train.wrap.policy", "a policy by names without names", {},
@@ -368,7 +372,17 @@ class Validator {
   /// E232: adapters for matrices that the model does not have, or that are not executed beside one.
   void adapters() {
     const ModelSpec& m = s_.model;
-    if (!m.lora.on()) return;
+    if (!m.lora.on()) {
+      const LoraSpec none;
+      for (const auto& [name, is_set] :
+           {std::pair("alpha", m.lora.alpha != none.alpha), std::pair("targets", m.lora.targets != none.targets),
+            std::pair("adapter", m.lora.adapter != none.adapter)})
+        if (is_set)
+          report("E227", fmt::format("train.lora.{}", name),
+                 fmt::format("train.lora.{} is of adapters, and train.lora.rank 0 has none", name), {},
+                 "set train.lora.rank, or leave train.lora out");
+      return;
+    }
     const std::string key = "train.lora.targets";
     if (s_.train.engine == TrainEngine::fsdp1)
       return report("E232", "train.lora", "adapters have no units of FSDP1",
@@ -395,7 +409,7 @@ class Validator {
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
     if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
-      report("E232", "train.lora", "adapters are planned only in what is executed: " + reasons.front(), {},
+      report("E232", "train.lora", "adapters are planned only in what is executed", {reasons.front()},
              "change the setting named, or leave train.lora out");
     if (m.moe && (all || std::ranges::any_of(found, is_mlp)))
       report("E232", key, "experts have no adapters",
@@ -606,6 +620,9 @@ void executable_flat(const Scenario& s, const Need& need) {
   need(t.pp == 1, "train.engine fsdp1 with pp {}: units are those of a whole model; fsdp2 has them by stage", t.pp);
   need(t.ep == 1, "train.engine fsdp1 with ep {}: a flat parameter has all experts of a layer; fsdp2 spreads them",
        t.ep);
+  need(!s.model.moe || !s.model.moe->router_bias,
+       "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
+       "is stepped as a whole; fsdp2 leaves it out");
 }
 
 }  // namespace
@@ -625,8 +642,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
                          ModelFamily::deepseek_v2, ModelFamily::deepseek_v3};
   need(std::ranges::count(families, m.family) > 0,
        "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v2, deepseek_v3, gemma2 and gpt2 "
-       "are "
-       "executed",
+       "are executed",
        name_of(m.family));
   need(!m.moe || m.moe->balance_loss == 0.0,
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
@@ -634,8 +650,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
   need(!m.mla || t.cp * t.ulysses == 1,
        "train.layout.cp {} and ulysses {} with latent attention: ranks that share sequences exchange the keys and "
-       "values "
-       "of KV heads, and latents have none",
+       "values of KV heads, and latents have none",
        t.cp, t.ulysses);
   const auto scalings = {"llama3", "linear", "yarn"};
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
@@ -655,7 +670,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);
-  need(!s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
+  need(sft || !s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
   need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");

@@ -56,8 +56,9 @@ inline std::string draw_wrapping() {
   const auto policy = one_of<std::string>({"layer", "size", "size", "names"});
   const std::string names =
       policy == "names" ? one_of<std::string>({"[model.layers.0*]", "['*embed*', '*.self_attn']", "['*']"}) : "[]";
-  return fmt::format("{{policy: {}, min_parameters: {}, names: {}}}", policy,
-                     one_of<std::int64_t>({1, 100, 1000, 10'000, 1'000'000}), names);
+  const auto least = one_of<std::int64_t>({1, 100, 1000, 10'000, 1'000'000});
+  return policy == "size" ? fmt::format("{{policy: size, min_parameters: {}}}", least)
+                          : fmt::format("{{policy: {}, names: {}}}", policy, names);
 }
 
 inline std::string draw_scenario() {

@@ -126,14 +126,15 @@ class ResizedSearch {
   }
 
   bool hopeless(const ScenarioPricer& s, const RlSpace& space, const SearchOptions& o) const {
-    // Master copies, moments and gradients of the whole model, over all devices together.
+    // Master copies, moments and gradients of the whole model, over all devices together; beside adapters it has none.
     const Scenario& at = s.scenario();
     const StateBytes b = train_setting_of(at).state;
     const double each = b.master + moment_bytes_each(at.optimizer.name, b.moments, at.optimizer.momentum > 0) + b.grads;
     const bool on_host =
         (std::ranges::count(space.train.optimizer_on_host, true) > 0 || at.optimizer.cpu_fraction > 0) && !executes_;
-    if (!on_host && static_cast<double>(parameter_count(at.model)) * each >
-                        static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
+    if (!on_host && !at.model.lora.on() &&
+        static_cast<double>(parameter_count(at.model)) * each >
+            static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
       return true;
     if (executes_) return false;  // the closed form of training bounds no plan
     if (at.algorithm.name != AlgorithmName::sft) {

@@ -54,6 +54,13 @@ TEST_CASE("DeepSeek-V3 in small goes on in another layout, is served from its ch
     CHECK(r.code == 2);
     CHECK_THAT(r.err, Catch::Contains("E250") && Catch::Contains("with latent attention: ranks that share sequences"));
   }
+  const Result2 flat = hotbunk_command(
+      fmt::format("run {} --set train.engine=fsdp1 --set train.layout.tp=1 --set train.layout.etp=1 --set "
+                  "train.layout.sp=false --set train.layout.dp=4",
+                  scenario));
+  INFO(flat.err);
+  CHECK(flat.code == 2);
+  CHECK_THAT(flat.err, Catch::Contains("E250") && Catch::Contains("a router's bias"));
 }
 
 TEST_CASE("experts over data ranks train, are what the plan says, and go on where each rank has all") {

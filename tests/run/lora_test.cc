@@ -36,4 +36,19 @@ TEST_CASE("adapters train, go on bit for bit and in another layout, and begin an
       fmt::format("run {} {} --set train.lora.alpha=20 --out {}", scenario, adapter, folder("lora-other")));
   CHECK(other.code == 2);
   CHECK_THAT(other.err, Catch::Contains("error[E414]") && Catch::Contains("r 5, lora_alpha 10"));
+  const Result2 more = hotbunk_command(
+      fmt::format("run {} {} --set 'train.lora.targets=[q_proj]' --out {}", scenario, adapter, folder("lora-more")));
+  CHECK(more.code == 2);
+  CHECK_THAT(more.err, Catch::Contains("error[E414]") && Catch::Contains("a tensor that no matrix"));
+  // PEFT's own folders have no manifest.
+  const fs::path scaled = work_folder() / "lora-scaled";
+  fs::create_directories(scaled);
+  fs::copy_file(folder("lora") + "/checkpoints/final/adapter_model.safetensors", scaled / "adapter_model.safetensors");
+  std::string config = bytes("lora", "final/adapter_config.json");
+  config.insert(config.find('{') + 1, "\"use_rslora\": true,");
+  std::ofstream(scaled / "adapter_config.json") << config;
+  const Result2 rslora = hotbunk_command(
+      fmt::format("run {} --set train.lora.adapter={} --out {}", scenario, scaled.string(), folder("lora-scaled-run")));
+  CHECK(rslora.code == 2);
+  CHECK_THAT(rslora.err, Catch::Contains("error[E414]") && Catch::Contains("use_rslora: true"));
 }
