@@ -10,6 +10,7 @@
 
 #include "base/format.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
 #include "planner/answers/promising.h"
@@ -250,18 +251,28 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   search.headroom = options.headroom.value_or(out.lowered ? 0.0 : s.train().framework().memory_error.value);
   out.options.headroom = search.headroom;
   RlSpace space = default_rl_space(s.scenario(), s.train().framework());
+  RlSearch found;
   if (out.lowered) {
     const PlanPrices lowered = plan_prices(s.scenario(), s.train().cost());
-    out.beyond = better_beyond(s, own, space, search, lowered);
-    keep_what_executes(space, s.scenario(), own.sync);
-    if (options.budget > 0) {
-      out.cuts = space.train.cuts = promising_cuts(s, own, space, search);
-      if (!out.cuts.empty() && options.objective != Objective::memory)
-        space.train.points = promising_points(s, own, space.train, search);
-    }
+    const RlSpace whole = space;
+    const SearchOptions by_estimate = search;
     search.plan_prices = lowered;
+    in_parallel(2, [&](std::size_t i) {
+      if (i == 1) {
+        out.beyond = better_beyond(s, own, whole, by_estimate, lowered);
+        return;
+      }
+      keep_what_executes(space, s.scenario(), own.sync);
+      if (options.budget > 0) {
+        out.cuts = space.train.cuts = promising_cuts(s, own, space, by_estimate);
+        if (!out.cuts.empty() && options.objective != Objective::memory)
+          space.train.points = promising_points(s, own, space.train, by_estimate);
+      }
+      found = search_layouts(s, space, search);
+    });
+  } else {
+    found = search_layouts(s, space, search);
   }
-  const RlSearch found = search_layouts(s, space, search);
   for (const RlCandidate& c : found.best) out.rows.push_back(row_of(s, own, c.point, c.price, search));
   for (const RlCandidate& c : found.infeasible) {
     // Nearest first. More than twice the device is no near miss, and another micro-batch of a layout no news.
