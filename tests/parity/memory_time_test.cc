@@ -92,6 +92,7 @@ std::string times_are_the_streams(const Outcome& o) {
 
 TEST_CASE("in the order of time buffers that are alive together have no byte in common") {
   const Scenario sharded = tiny_scenario(4, 2, {"steps=2"});
-  const Scenario pipeline = tiny_scenario(4, 2, {"steps=2", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
+  const Scenario pipeline =
+      tiny_scenario(4, 2, {"steps=2", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
   CHECK(run_cases(4, {{"fsdp2", sharded}, {"pipeline", pipeline}}, times_are_the_streams) == "");
 }

@@ -1,0 +1,169 @@
+// Training's state from files and into them: what is loaded before the first iteration, and what a checkpoint has.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "lowering/train_state.h"
+
+namespace hotbunk {
+
+void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
+  b.begin_block(phase, "load");
+  b.map(sections::train_params);
+  b.map(sections::train_optimizer);
+  b.map(sections::train_reference);
+  const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot, bool whole = false) {
+    b.alloc(id, streams::h2d);
+    const DType dtype = b.buffer(id).dtype;
+    for (const UnitParam& p : unit.params) {
+      const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
+      // Where a parameter lies in a flat unit's shard is each rank's own matter: the first one clears what is padding.
+      const bool shares = unit.flat ? &p != &unit.params.front() : !p.has_place();
+      Op& op = b.feed(unit.flat ? b.whole(id) : b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
+      op.name = p.parameter;
+      if (shares) with(op, Attr::accumulate, std::int64_t{1});  // beside what is there
+      Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
+      if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
+      if (whole && state.mesh().tensor == 1 && !p.over_data) mine.parts = {};
+      mine.piece.offset = 0;  // of the view
+      op.moves.push_back({logical(p), mine});
+    }
+  };
+  for (const UnitState& u : state.units()) {
+    std::vector<Input> inputs = {u.shard};
+    for (const BufferId id : {u.reference, u.exp_avg, u.exp_avg_sq})
+      if (id >= 0) inputs.emplace_back(id);
+    if (u.publishes()) inputs.emplace_back(u.whole);
+    b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
+      if (u.publishes()) b.alloc(u.whole, streams::gather);
+      load(u.unit, u.shard, Slot::parameter, state.shards_of(u.unit) < state.shards());
+      if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
+      if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
+      if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+    });
+  }
+  state.publish(b, "load.");
+}
+
+namespace {
+
+/// One of the three parts of a unit's state that a checkpoint has.
+struct SavedPart {
+  Slot slot;
+  DType dtype;
+  const char* suffix;
+};
+
+/// Its shards of all ranks that hold some, on each of these.
+Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                     const Tensor& shard, const std::string& name) {
+  const std::int64_t holders = state.mesh().holders(shards);
+  if (holders == 1) return shard;
+  return b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
+    const Tensor all =
+        b.transient(name + ".gathered", shard.dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
+    Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(shards, state.mesh()), name + ".all_gather",
+                           {shard}, {all});
+    with(op, Attr::padding_bytes, padding_bytes(unit, state.mesh(), shard.dtype));
+    return all;
+  });
+}
+
+/// A frozen unit's shard as the merged model has it: its adapters in it, in the master's dtype.
+Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name) {
+  const UnitState& of = state.units()[u];
+  std::optional<MergedAdapters> adapters;
+  if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
+  b.begin_call("export.merge", name);
+  const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
+  b.emit(dtype == b.buffer(of.shard).dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast",
+         {b.whole(of.shard)}, {merged});
+  for (const UnitParam& p : of.unit.params) {
+    if (!adapters || !state.model().adapts(p.role)) continue;
+    const auto view = [&](BufferId id) {
+      return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
+    };
+    emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(of.shard), view(merged.buffer),
+               fmt::format("{}.{}", name, lora_target(p.role)->module));
+  }
+  return merged;
+}
+
+/// The parameters of a stage's unit, out of all its shards.
+void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                      std::int64_t stage, Slot slot, const Tensor& gathered) {
+  const std::int64_t what =
+      (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
+      static_cast<std::int64_t>(slot);
+  b.call(stage == 0 ? "export.fetch" : fmt::format("export.fetch.{}", stage), what, parameters_prefix(unit), {gathered},
+         [&] {
+           for (const UnitParam& p : unit.params) {
+             if (stage > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
+             Op& op = b.fetch(gathered, slot);
+             op.name = p.parameter;
+             Side held = shards_of(unit, p, shards, state.mesh(), Holds::every);
+             if (shards < state.shards() && state.mesh().holders(shards) == 1) held.parts = {};  // every rank has it
+             op.moves.push_back({held, logical(p)});
+           }
+         });
+}
+
+/// Gathers one unit's part on its stage, where `shard` has it, and hands it out on the first.
+void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
+                 std::int64_t stage, const Tensor& shard, const SavedPart& part, SlotLimitId one,
+                 const std::string& name) {
+  Tensor gathered;
+  if (stage == state.stage()) {
+    gathered = gather_shards(b, state, unit, shards, shard, name);
+  } else if (state.stage() == 0) {
+    const std::int64_t elements = state.mesh().holders(shards) * unit.shard_elements;
+    gathered = b.transient(name + ".received", part.dtype, {fixed(elements)}, Category::communication);
+  } else {
+    return;
+  }
+  if (stage != 0) {
+    const bool sends = stage == state.stage();
+    b.begin_call(fmt::format("export.{}.{}", sends ? "send" : "receive", stage), name + ".");
+    const auto tensors = [&](bool here) { return here ? std::vector<Tensor>{gathered} : std::vector<Tensor>{}; };
+    Op& op = b.communicate(sends ? OpKind::send : OpKind::recv, streams::pipeline, Family::train_pp, name + ".to_first",
+                           tensors(sends), tensors(!sends));
+    with(op, Attr::peer, sends ? 0 : stage);
+  }
+  if (b.buffer(gathered.buffer).section == sections::transient)
+    b.take_turn(one, {gathered.buffer, shard.buffer < 0 ? gathered.buffer : shard.buffer});
+  if (state.stage() == 0) fetch_parameters(b, state, unit, shards, stage, part.slot, gathered);
+}
+
+}  // namespace
+
+void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix,
+                  bool merges) {
+  b.begin_block(phase, "export");
+  // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
+  // gathered part.
+  const SlotLimitId one = b.limit_slots(prefix + "units", 1);
+  const Precision& precision = state.precision();
+  const std::array parts = {SavedPart{Slot::exported, precision.master, ""},
+                            SavedPart{Slot::exported_first_moment, precision.moments, ".exp_avg"},
+                            SavedPart{Slot::exported_second_moment, precision.moments, ".exp_avg_sq"}};
+  for (std::int64_t stage = 0; stage < state.mesh().stages; ++stage) {
+    const bool own = stage == state.stage();
+    for (std::size_t u = 0; u < state.units_of(stage).size(); ++u) {
+      const ShardedUnit& unit = state.exported_unit(stage, u);
+      const std::string name = prefix + unit.name;
+      const std::int64_t shards = state.shards_of(unit);
+      if (state.trains(unit)) {
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          const UnitState* of = own ? &state.units()[u] : nullptr;
+          const Tensor shard = of ? b.whole(std::array{of->shard, of->exp_avg, of->exp_avg_sq}[i]) : Tensor{};
+          export_part(b, state, unit, shards, stage, shard, parts[i], one, name + parts[i].suffix);
+        }
+      } else if (merges) {
+        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};
+        export_part(b, state, unit, shards, stage, shard, parts[0], one, name);
+      }
+    }
+  }
+}
+
+}  // namespace hotbunk
