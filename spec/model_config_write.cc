@@ -118,6 +118,9 @@ json llama_config(const ModelSpec& m) {
     c["v_head_dim"] = m.mla->v_head_dim;
   }
   if (m.moe) add_moe(c, m);
+  // transformers' own default has experts from the fourth layer (V3) or the first one (V2) on.
+  else if (m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3)
+    c["first_k_dense_replace"] = m.layers;
   return c;
 }
 

@@ -299,3 +299,11 @@ TEST_CASE("eos_token_id may be a list; the first counts") {
 }
 
 }  // namespace hotbunk
+
+TEST_CASE("a DeepSeek of dense layers alone says so to transformers, whose default is another") {
+  for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+    const ModelSpec dense = changed(name, {{"first_k_dense_replace", 64}});
+    CHECK(!dense.moe);
+    CHECK(config_of(dense, DType::f32)["first_k_dense_replace"] == dense.layers);
+  }
+}
