@@ -265,7 +265,8 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
       keep_what_executes(space, s.scenario(), own.sync);
       if (options.budget > 0) {
         out.cuts = space.train.cuts = promising_cuts(s, own, space, by_estimate);
-        if (!out.cuts.empty() && options.objective != Objective::memory)
+        // Estimates have the bytes of training everything, adapters have not.
+        if (!out.cuts.empty() && options.objective != Objective::memory && !s.scenario().model.lora.on())
           space.train.points = promising_points(s, own, space.train, by_estimate);
       }
       found = search_layouts(s, space, search);
