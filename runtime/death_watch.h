@@ -27,7 +27,8 @@ struct Frame;
 struct DeathWatchOptions {
   int rank = 0;
   int world_size = 1;
-  int socket = -1;  // connected to the watcher (store_server.h); owned from here on; -1: nothing to watch (one rank)
+  int socket = -1;     // connected to the watcher (store_server.h); owned from here on; -1: no other ranks
+  bool alone = false;  // with no other ranks: this one's own waits (StallWatch::Wait for itself) are looked at
   /// A process that is still there this long after a death was noticed is stuck: it ends with exit code 3.
   double unwind_seconds = 5.0;
   double say_after_seconds = 10.0, timeout_seconds = 600.0;  // of waits: StallOptions

@@ -193,18 +193,14 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
     const bool timed = record_.keeps(where);
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;
-    try {
+    naming(op, [&] {
       sizes = sizes_now(op, addresses, sizes);
       bytes = work(call);
       if (options_.check_finite)
         if (const std::string bad = bad_output(call, find_nonfinite(s.context)); !bad.empty())
           throw RuntimeFailure(bad);
       if (place) watch_.look(*place, call, find_nonfinite(s.context));
-    } catch (const InternalError& e) {
-      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    } catch (const std::exception& e) {
-      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    }
+    });
     if (timed) record_.note_op(id, op, where, start, sizes, bytes);
     world_.watch().note_finished();
   });

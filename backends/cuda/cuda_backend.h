@@ -17,6 +17,7 @@ class DeviceArena;
 
 struct CudaOptions {
   std::int32_t span_steps = 2;  // iterations whose spans and memory events are kept
+  bool graphs = true;           // of what a driven phase launches again and again; false: op by op, to compare with
   bool check_order = false;     // name accesses of the same bytes that no event orders, as the plan asks for them
   std::string scope;            // tells apart the plans that one world executes in turn; part of communicators' names
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -32,11 +33,13 @@ class CudaWorld final : public World {
   void device_ends() { stopped_ = true; }
 
  private:
+  void watch_own_device();
   std::unique_ptr<Communicator> make(std::span<const int> ranks, std::string_view name, std::optional<Launcher>);
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<LocalRanks> local_;
   std::atomic<bool> stopped_ = false;
+  std::optional<StallWatch::Wait> own_device_;  // of a rank that nobody else waits for
 };
 
 }  // namespace hotbunk::cuda

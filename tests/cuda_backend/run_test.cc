@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
@@ -138,6 +139,28 @@ TEST_CASE("a call of the driver that fails, or never returns, ends the run with 
   CHECK_THAT(fails("cuMemCreate:20").err, Catch::Contains("CUDA_ERROR_OUT_OF_MEMORY"));
   const Ended stuck = fails("cuStreamWaitEvent:300:hang", "--set run.timeout_s=2");
   CHECK(stuck.seconds < 40);  // this machine may be busy; the limits are 2 s without work and 5 s to unwind
+}
+
+TEST_CASE(
+    "a rank that is alone ends too when a call of the driver never returns, within 10 s, with rank, phase and op") {
+  const Folder folder;
+  const std::string alone = fmt::format(
+      "{} --overwrite --backend cuda-fake --set cluster.ranks_per_device=1 --set cluster.device_memory_mib=16 --set "
+      "train.layout.dp=1 --set rollout.layout.tp=1 --set rollout.layout.dp=1 --set run.timeout_s=1 --fake-fault ",
+      short_demo);
+  // On the thread of a stream; on the calling thread, while it maps and while it waits.
+  std::vector<std::future<Ended>> runs;
+  for (const char* fault : {"cuLaunchKernel:300:hang", "cuMemSetAccess:12:hang", "cuStreamSynchronize:60:hang"})
+    runs.push_back(
+        std::async(std::launch::async, [&folder, &alone, fault] { return folder.run(fault, alone + fault); }));
+  for (auto& run : runs) {
+    const Ended e = run.get();
+    INFO(e.err);
+    CHECK(e.code == 3);
+    CHECK(e.seconds < 10);  // 1 s without work, 5 s to unwind
+    CHECK_THAT(e.err, Catch::Contains("rank 0") && Catch::Contains("phase ") && Catch::Contains(", op ") &&
+                          Catch::Contains("run.timeout_s"));
+  }
 }
 
 TEST_CASE("what a backend has not is refused before anything runs") {

@@ -8,6 +8,8 @@
 //   order      every copy, fill and kernel has a vector clock; two that touch the same bytes, one of them writing, must
 //              be ordered by streams, events or the waiting of a host thread, whatever order they ran in. Each host
 //              thread knows what it has waited for, and what another one has told it (Driver::host_knows)
+//   graphs     a stream that captures runs nothing; a graph's launch enqueues what was captured, in its order, and is
+//              checked when it runs as all else is: memory that was unmapped meanwhile is no device memory
 //   faults     a chosen call of an entry point returns an error, or never returns
 //
 // A finding makes the call that met it return CUDA_ERROR_LAUNCH_FAILED, and every later one: errors of a context stick.
@@ -94,8 +96,15 @@ class FakeDriver {
     std::int32_t number = 0;  // its place in a clock
     std::deque<Task> queue;
     std::int64_t issued = 0;
-    Clock clock;  // of the next task
+    Clock clock;                // of the next task
+    std::int64_t captures = 0;  // the graph that takes what is enqueued; 0: none, it will run
   };
+  /// What was captured, in order. A kernel's parameters are those of the capture.
+  struct Node {
+    std::string name;
+    std::function<std::vector<Touch>()> run;
+  };
+  using Graph = std::vector<Node>;
   struct Event {
     std::int64_t issued = 0, done = 0;  // records
     Clock clock;                        // of the last one
@@ -139,6 +148,7 @@ class FakeDriver {
   std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   // streams (fake_streams.cc)
   Stream* stream(CUstream);
+  /// Or into the graph that the stream captures.
   CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
   CUresult record(CUevent, CUstream);
   CUresult wait(CUstream, CUevent);
@@ -152,6 +162,13 @@ class FakeDriver {
   /// Runs a random few of what could run: a driver may begin at any time.
   void let_some_run();
   std::vector<Touch> launched(const KernelHandle&, const ptx::Launch&);
+  // graphs (fake_graphs.cc)
+  CUresult begin_capture(CUstream);
+  CUresult end_capture(CUstream, CUgraph*);
+  CUresult instantiate(CUgraphExec*, CUgraph);
+  CUresult launch_graph(CUgraphExec, CUstream);
+  /// A finding where the stream captures: what only a stream that runs can do.
+  bool captures(const Stream&, const char* call);
 
   FakeOptions options_;
   mutable std::mutex mutex_;
@@ -182,6 +199,7 @@ class FakeDriver {
   std::map<std::int64_t, Event> events_;
   std::map<std::int64_t, Library> libraries_;
   std::map<std::int64_t, KernelHandle> kernels_;
+  std::map<std::int64_t, Graph> graphs_, instances_;
   TouchedBytes touched_;
   std::int32_t num_streams_ = 0;  // ever
   std::map<std::thread::id, Clock> hosts_;

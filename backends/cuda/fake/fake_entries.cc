@@ -357,14 +357,30 @@ struct FakeDriver::Entries {
       });
     });
   }
-};
 
-std::shared_ptr<const ptx::Module> PtxModules::parsed(const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  auto& known = modules_[text];
-  if (!known) known = std::make_shared<const ptx::Module>(ptx::parse(text));
-  return known;
-}
+  static CUresult capture_begin(CUstream s, CUstreamCaptureMode) {
+    return call("cuStreamBeginCapture", [&](auto& d) { return d.begin_capture(s); });
+  }
+  static CUresult capture_end(CUstream s, CUgraph* out) {
+    return call("cuStreamEndCapture", [&](auto& d) { return d.end_capture(s, out); });
+  }
+  static CUresult graph_instantiate(CUgraphExec* out, CUgraph g, unsigned long long) {
+    return call("cuGraphInstantiate", [&](auto& d) { return d.instantiate(out, g); });
+  }
+  static CUresult graph_launch(CUgraphExec g, CUstream s) {
+    return call("cuGraphLaunch", [&](auto& d) { return d.launch_graph(g, s); });
+  }
+  static CUresult graph_destroy(CUgraph g) {
+    return call("cuGraphDestroy", [&](auto& d) {
+      return d.graphs_.erase(id_of(g)) == 1 ? CUDA_SUCCESS : d.found("cuGraphDestroy: no such graph");
+    });
+  }
+  static CUresult graph_exec_destroy(CUgraphExec g) {
+    return call("cuGraphExecDestroy", [&](auto& d) {
+      return d.instances_.erase(id_of(g)) == 1 ? CUDA_SUCCESS : d.found("cuGraphExecDestroy: no such graph");
+    });
+  }
+};
 
 FakeDriver::FakeDriver(FakeOptions options) : options_(std::move(options)) {
   FakeDriver* none = nullptr;
@@ -393,53 +409,6 @@ FakeDriver::~FakeDriver() {
   alive.store(nullptr);
 }
 
-CUresult FakeDriver::found(std::string what) {
-  findings_.push_back(std::move(what));
-  return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
-}
-
-std::vector<std::string> FakeDriver::findings() const {
-  const std::lock_guard lock(mutex_);
-  return findings_;
-}
-
-std::int64_t FakeDriver::faults_met() const {
-  const std::lock_guard lock(mutex_);
-  return faults_met_;
-}
-
-std::map<std::string, std::int64_t> FakeDriver::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
-void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
-  const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {error, false};
-}
-
-void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
-  const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
-}
-
-std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
-  const auto library = libraries_.find(kernel.library);
-  if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");
-  library->second.machine->launch(kernel.name, launch);
-  std::vector<Touch> out;
-  for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
-  return out;
-}
-
-bool FakeDriver::has_entry(const std::string& name) {
-#define HB_CUDA_NAMED(entry) \
-  if (name == #entry) return true;
-  HB_CUDA_ENTRIES(HB_CUDA_NAMED)
-#undef HB_CUDA_NAMED
-  return false;
-}
-
 Driver FakeDriver::table() const {
   using E = Entries;
   Driver t;
@@ -463,6 +432,9 @@ Driver FakeDriver::table() const {
   t.cuEventElapsedTime = E::event_elapsed;
   t.cuMemHostRegister = E::host_register;
   t.cuMemHostUnregister = E::host_unregister;
+  t.cuStreamBeginCapture = E::capture_begin, t.cuStreamEndCapture = E::capture_end;
+  t.cuGraphInstantiate = E::graph_instantiate, t.cuGraphLaunch = E::graph_launch;
+  t.cuGraphDestroy = E::graph_destroy, t.cuGraphExecDestroy = E::graph_exec_destroy;
   t.host_knows = E::host_knows, t.host_learns = E::host_learns;
 #define HB_CUDA_IS_THERE(name) HB_CHECK(t.name != nullptr, "the double has no " #name);
   HB_CUDA_ENTRIES(HB_CUDA_IS_THERE)

@@ -32,6 +32,10 @@ FakeDriver::Stream* FakeDriver::stream(CUstream handle) {
 CUresult FakeDriver::enqueue(CUstream handle, const std::string& name, std::function<std::vector<Touch>()> run) {
   Stream* s = stream(handle);
   if (s == nullptr) return found(fmt::format("{}: no such stream", name));
+  if (s->captures != 0) {
+    graphs_.at(s->captures).push_back({name, std::move(run)});
+    return sticky_;
+  }
   Task t;
   t.name = touched_.number_of(name);
   t.run = std::move(run);
@@ -48,6 +52,7 @@ CUresult FakeDriver::record(CUevent event, CUstream handle) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuEventRecord: no such event or stream");
+  if (captures(*s, "cuEventRecord")) return sticky_;
   Event& e = it->second;
   merge(s->clock, host());
   e.clock = s->clock;
@@ -63,6 +68,7 @@ CUresult FakeDriver::wait(CUstream handle, CUevent event) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuStreamWaitEvent: no such event or stream");
+  if (captures(*s, "cuStreamWaitEvent")) return sticky_;
   const Event& e = it->second;
   if (e.issued == 0) return sticky_;  // never recorded: no wait, as CUDA has it
   merge(s->clock, e.clock);
@@ -123,6 +129,7 @@ CUresult FakeDriver::drain(const std::function<bool()>& done) {
 }
 
 CUresult FakeDriver::synchronize(std::int64_t id) {
+  if (captures(streams_.at(id), "cuStreamSynchronize")) return sticky_;
   const CUresult result = drain([&] { return streams_.at(id).queue.empty(); });
   merge(host(), streams_.at(id).clock);
   return result;
