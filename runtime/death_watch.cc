@@ -98,6 +98,11 @@ std::string DeathWatch::status_of(int rank) const {
   return fmt::format("phase {}, op {}", m.phase.empty() ? "(none)" : m.phase, m.op.empty() ? "(none)" : m.op);
 }
 
+bool DeathWatch::all_left() const {
+  std::lock_guard lock(mutex_);
+  return all_left_;
+}
+
 std::string DeathWatch::message() const {
   std::lock_guard lock(mutex_);
   return message_;

@@ -54,6 +54,8 @@ class DeathWatch {
 
   /// Has some rank died? One relaxed load.
   bool any_dead() const { return dead_.load(std::memory_order_acquire); }
+  /// Every rank has said goodbye.
+  bool all_left() const;
   /// "rank 2 (pid 123) died while in phase train, op …"; "" while all live.
   std::string message() const;
   /// Throws RuntimeFailure(message()) when a rank died. `during` is added: "; noticed in …".

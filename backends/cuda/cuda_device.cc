@@ -76,7 +76,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
   if (options.check_order) order_.emplace(plan, program_);
 }
 
-CudaDevice::~CudaDevice() { world_.device_ends(); }
+CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
 
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
@@ -94,7 +94,7 @@ void CudaDevice::make_streams() {
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
   for (std::size_t s = 0; s < used.size(); ++s)
     if (used[s])
-      streams_[s] = std::make_unique<Stream>(context_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
+      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
 }
 
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
@@ -179,6 +179,7 @@ Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addre
 }
 
 Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
+  drained_ = false;
   record_.note_enqueued(id);
   const Sizes before = sizes_before(op, args.sizes);
   if (auto s = check_order(op, before); !s) return s;
@@ -247,6 +248,7 @@ Status CudaDevice::play(const Program& program, const Block& block, const Args& 
 }
 
 void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<BoundOp> ops, const Sizes& sizes) {
+  drained_ = false;
   Stream& s = stream(ops.front()->stream);
   s.queue->enqueue([this, &s, key = OpGraphs::key_of(call, run, sizes), ops = std::move(ops), sizes] {
     const auto launch_all = [&] {
@@ -342,6 +344,7 @@ Status CudaDevice::drain() {
                    for (auto& s : streams_)
                      if (s) s->synchronize();
                    note_timed();
+                   drained_ = true;
                    if (order_) order_->join();
                    const Driver& d = context_.driver();
                    if (d.host_knows == nullptr) return;

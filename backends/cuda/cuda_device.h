@@ -106,6 +106,7 @@ class CudaDevice final : public Device {
   NumberWatch watch_;
   std::optional<AccessOrder> order_;                          // with check_order
   PooledEvent base_;                                          // of the device's clock since the last sync
+  bool drained_ = true;                                       // nothing was enqueued since all streams were waited for
   std::int64_t base_ns_ = 0;                                  // the same moment on the host's
   std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on
 };

@@ -22,14 +22,15 @@ struct CudaDevice::Timed {
 };
 
 struct CudaDevice::Stream {
-  Stream(const Context& context, std::string name, std::int64_t scratch_bytes)
-      : owner(context),
-        launch(context, owner.handle()),
-        staging(context, owner.handle()),
-        scratch(context, scratch_bytes),
+  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes)
+      : world(in),
+        owner(in.context()),
+        launch(in.context(), owner.handle()),
+        staging(in.context(), owner.handle()),
+        scratch(in.context(), scratch_bytes),
         graphs(launch) {
     queue = std::make_unique<StreamThread>(std::move(name));
-    queue->enqueue([&context] { context.make_current(); });
+    queue->enqueue([this] { world.context().make_current(); });
   }
   ~Stream() {
     queue.reset();
@@ -38,8 +39,9 @@ struct CudaDevice::Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  void synchronize() const { HB_CUDA(launch.driver(), cuStreamSynchronize(launch.stream())); }
+  void synchronize() const { world.synchronize(launch.stream()); }
 
+  CudaWorld& world;
   OwnedStream owner;
   Launcher launch;
   Staging staging;

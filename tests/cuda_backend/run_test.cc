@@ -42,12 +42,14 @@ class Folder {
   ~Folder() { fs::remove_all(root); }
   const fs::path root = fs::temp_directory_path() / fmt::format("hotbunk_cuda_run_test.{}", ::getpid());
 
-  Ended run(const std::string& name, const std::string& options) const {
-    const fs::path out = root / (name + ".out"), err = root / (name + ".err");
+  /// `variables`: of its environment; `rank`: of the names of what it says.
+  Ended run(const std::string& name, const std::string& options, const std::string& variables = "",
+            const std::string& rank = "") const {
+    const fs::path out = root / (name + rank + ".out"), err = root / (name + rank + ".err");
     const auto start = std::chrono::steady_clock::now();
     const int status =
-        std::system(fmt::format("cd {} && {} run {} --out {} > {} 2> {} < /dev/null", source_folder, program_file,
-                                options, (root / name).string(), out.string(), err.string())
+        std::system(fmt::format("cd {} && {}{} run {} --out {} > {} 2> {} < /dev/null", source_folder, variables,
+                                program_file, options, (root / name).string(), out.string(), err.string())
                         .c_str());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(out).value_or(""), read_file(err).value_or(""),
@@ -160,6 +162,58 @@ TEST_CASE(
     CHECK(e.seconds < 10);  // 1 s without work, 5 s to unwind
     CHECK_THAT(e.err, Catch::Contains("rank 0") && Catch::Contains("phase ") && Catch::Contains(", op ") &&
                           Catch::Contains("run.timeout_s"));
+  }
+}
+
+TEST_CASE(
+    "ranks as processes, a device each, over NCCL's double: the run that threads of one process make, to the bit") {
+  const Folder folder;
+  const std::string demo = fmt::format("{} --backend cuda-fake --set sync.transport=collective", short_demo);
+  /// As torchrun starts them. `more`: of rank 1.
+  const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port) {
+    std::vector<std::future<Ended>> runs;
+    for (int r = 0; r < 4; ++r)
+      runs.push_back(std::async(std::launch::async, [&, r] {
+        return folder.run(
+            fmt::format("{}", name), fmt::format("{} {}", options, r == 1 ? more : ""),
+            fmt::format("RANK={} LOCAL_RANK={} WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT={} ", r, r, port),
+            fmt::format(".{}", r));
+      }));
+    std::vector<Ended> ended;
+    for (auto& run : runs) ended.push_back(run.get());
+    return ended;
+  };
+  const int port = 20000 + ::getpid() % 10000;
+  const Ended threads = folder.run("threads", demo);
+  INFO(threads.err);
+  REQUIRE(threads.code == 0);
+  const auto ended = launched("processes", demo, "", port);
+  for (const Ended& e : ended) {
+    INFO(e.err);
+    REQUIRE(e.code == 0);
+  }
+  CHECK(json_from<Json>(ended[0].out)["equal"] == true);  // P1, P2
+  for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+    CHECK(folder.lines("processes", file) == folder.lines("threads", file));
+  const auto weights = [&](const std::string& run) {
+    return read_file(folder.root / run / "checkpoints/final/model.safetensors").value_or("");
+  };
+  CHECK(!weights("threads").empty());
+  CHECK(weights("processes") == weights("threads"));
+
+  // A rank that fails takes the others with it, and each names it.
+  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", port + 1);
+  for (std::size_t r = 0; r < failed.size(); ++r) {
+    INFO(r << ": " << failed[r].err);
+    CHECK(failed[r].code == 3);
+    CHECK_THAT(failed[r].err, Catch::Contains("rank 1") && Catch::Contains("phase train") &&
+                                  Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
+  }
+  // Nobody else's device memory is there to be read.
+  for (const Ended& e : launched("refused", fmt::format("{} --backend cuda-fake", short_demo), "", port + 2)) {
+    INFO(e.err);
+    CHECK(e.code != 0);
+    CHECK_THAT(e.err, Catch::Contains("E706"));
   }
 }
 

@@ -76,17 +76,29 @@ class FakeDriver {
 
   struct Entries;  // the entry points (fake_entries.cc)
 
- private:
-  friend struct Entries;
-
   /// Bytes that a task reads or writes.
   struct Touch {
     std::uint64_t begin = 0, end = 0;
     bool write = false;
   };
+  /// Enqueues what waits for other processes: `ready` is asked, at the head of the stream, until it says so; then `run`
+  /// does the rest. For the double of NCCL. Both are called with this double locked; what they throw is a finding.
+  CUresult enqueue_exchange(CUstream, const std::string& name, std::function<bool()> ready,
+                            std::function<std::vector<Touch>()> run);
+  /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
+  /// would compute with bytes that never came.
+  void give_up();
+  /// For them: "" or why [begin, begin + bytes) is no device memory; and the double knows that it was written.
+  std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
+  void mark_written(CUdeviceptr begin, std::size_t bytes);
+
+ private:
+  friend struct Entries;
+
   struct Task {
     std::int32_t name = 0;
     std::function<std::vector<Touch>()> run;  // none: an event's record or wait
+    std::function<bool()> ready;              // none: at once
     std::int64_t sequence = 0;                // in its stream
     Clock clock;                              // what is done before it
     std::int64_t event = 0, version = 0;      // of a record or a wait
@@ -144,20 +156,20 @@ class FakeDriver {
   CUresult host_unregister(void*);
   void destroy_if_unused(CUmemGenericAllocationHandle);
   bool is_pinned(const void*, std::size_t) const;
-  /// Empty when [begin, begin + bytes) is mapped device memory.
-  std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   // streams (fake_streams.cc)
   Stream* stream(CUstream);
   /// Or into the graph that the stream captures.
-  CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
+  CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run,
+                   std::function<bool()> ready = {});
   CUresult record(CUevent, CUstream);
   CUresult wait(CUstream, CUevent);
   CUresult drain(const std::function<bool()>& done);
   bool run_one();
-  bool ready(const Stream&) const;
+  bool ready(const Stream&);
   void note(const Stream&, const Task&, const std::vector<Touch>&);
   Clock& host() { return hosts_[std::this_thread::get_id()]; }
   CUresult synchronize(std::int64_t stream);
+  CUresult query(std::int64_t stream);
   CUresult synchronize_event(std::int64_t event);
   /// Runs a random few of what could run: a driver may begin at any time.
   void let_some_run();
@@ -173,7 +185,7 @@ class FakeDriver {
   FakeOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable gone_;  // for calls that never return
-  bool going_ = false;
+  bool going_ = false, gave_up_ = false;
   std::int64_t hanging_ = 0;
   std::uint64_t draws_ = 0;
   CUresult sticky_ = CUDA_SUCCESS;

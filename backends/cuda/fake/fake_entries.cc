@@ -1,5 +1,6 @@
 // The entry points of the double, as C calls them: handles become objects, faults are injected, errors stick.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -76,6 +77,13 @@ struct FakeDriver::Entries {
   }
   static CUresult device_name(char* out, int n, CUdevice) {
     std::snprintf(out, static_cast<std::size_t>(n), "hotbunk driver double");
+    return CUDA_SUCCESS;
+  }
+  /// Each process has a device of its own.
+  static CUresult device_uuid(CUuuid* out, CUdevice) {
+    const auto process = static_cast<std::int64_t>(::getpid());
+    std::memset(out->bytes, 0, sizeof out->bytes);
+    std::memcpy(out->bytes, &process, sizeof process);
     return CUDA_SUCCESS;
   }
   static CUresult device_attribute(int* out, CUdevice_attribute which, CUdevice) {
@@ -179,16 +187,8 @@ struct FakeDriver::Entries {
       if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
     }
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    if (to_device) mark(d, to, bytes);
+    if (to_device) d.mark_written(to, bytes);
     return {{from, from + bytes, false}, {to, to + bytes, true}};
-  }
-  static void mark(FakeDriver& d, CUdeviceptr at, std::size_t bytes) {
-    for (const CUdeviceptr end = at + bytes; at < end;) {
-      const auto* r = d.memory_.find(at);
-      const CUdeviceptr stop = std::min<CUdeviceptr>(end, r->begin + static_cast<CUdeviceptr>(r->bytes));
-      d.memory_.mark_written(at, static_cast<std::int64_t>(stop - at));
-      at = stop;
-    }
   }
   static CUresult host_to_device(CUdeviceptr to, const void* from, std::size_t bytes, CUstream s) {
     return call("cuMemcpyHtoDAsync", [&](auto& d) {
@@ -216,7 +216,7 @@ struct FakeDriver::Entries {
       return d.enqueue(s, "fill", [&d, to, value, bytes]() -> std::vector<Touch> {
         if (const std::string why = d.why_no_device_memory(to, bytes); !why.empty()) throw RuntimeFailure(why);
         std::memset(reinterpret_cast<void*>(to), value, bytes);
-        mark(d, to, bytes);
+        d.mark_written(to, bytes);
         return {{to, to + bytes, true}};
       });
     });
@@ -243,6 +243,11 @@ struct FakeDriver::Entries {
   static CUresult stream_synchronize(CUstream s) {
     return call("cuStreamSynchronize", [&](auto& d) {
       return d.stream(s) == nullptr ? d.found("cuStreamSynchronize: no such stream") : d.synchronize(id_of(s));
+    });
+  }
+  static CUresult stream_query(CUstream s) {
+    return call("cuStreamQuery", [&](auto& d) {
+      return d.stream(s) == nullptr ? d.found("cuStreamQuery: no such stream") : d.query(id_of(s));
     });
   }
   static CUresult stream_wait(CUstream s, CUevent e, unsigned) {
@@ -425,6 +430,7 @@ Driver FakeDriver::table() const {
   t.cuMemcpyDtoHAsync = E::device_to_host, t.cuMemcpyDtoDAsync = E::device_to_device;
   t.cuMemsetD8Async = E::fill, t.cuStreamCreate = E::stream_create, t.cuStreamDestroy = E::stream_destroy;
   t.cuStreamSynchronize = E::stream_synchronize, t.cuStreamWaitEvent = E::stream_wait;
+  t.cuStreamQuery = E::stream_query, t.cuDeviceGetUuid = E::device_uuid;
   t.cuEventCreate = E::event_create, t.cuEventDestroy = E::event_destroy, t.cuEventRecord = E::event_record;
   t.cuEventSynchronize = E::event_synchronize, t.cuLibraryLoadData = E::library_load;
   t.cuLibraryUnload = E::library_unload, t.cuLibraryGetKernel = E::get_kernel, t.cuLaunchKernel = E::launch;
