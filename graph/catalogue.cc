@@ -192,45 +192,10 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
-/// The product of an adapter's op: rows x depth x columns, of an activation or matrix that may be wider.
-struct LoraProduct {
-  Dim rows, depth, columns;
-  bool fits = false;
-};
-LoraProduct lora_product(const Op& op) {
-  for (const auto* side : {&op.inputs, &op.outputs})
-    for (const Tensor& t : *side)
-      if (t.rank != 2) return {};
-  const Tensor &first = op.inputs[0], &second = op.inputs[1], &out = op.outputs[0];
-  const auto inside = [&](const Tensor& wide, const Dim& n) {
-    return op.integer(Attr::column, 0) >= 0 && op.integer(Attr::column, 0) + n.size <= wide.shape[1].size;
-  };
-  switch (op.kind) {
-    case OpKind::lora_down:
-      return {first.shape[0], first.shape[1], second.shape[0],
-              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && out.shape[1] == second.shape[0]};
-    case OpKind::lora_up:
-      return {first.shape[0], first.shape[1], second.shape[0],
-              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && inside(out, second.shape[0])};
-    case OpKind::lora_up_dgrad:
-      return {first.shape[0], second.shape[0], second.shape[1],
-              out.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, second.shape[0])};
-    case OpKind::lora_up_wgrad:
-      return {out.shape[0], first.shape[0], second.shape[1],
-              second.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, out.shape[0])};
-    default: {
-      const Tensor& a = op.inputs[2];
-      return {second.shape[0], second.shape[1], a.shape[1],
-              first.shape == out.shape && first.shape[0] == second.shape[0] && second.shape[1] == a.shape[0] &&
-                  first.shape[1] == a.shape[1]};
-    }
-  }
-}
-
 std::string check_lora(const Op& op) {
   const bool scales = op.kind == OpKind::lora_down || op.kind == OpKind::lora_up_dgrad || op.kind == OpKind::lora_merge;
   if (scales && !op.has(Attr::factor)) return "lacks attribute factor";
-  return lora_product(op).fits ? "" : "has matrices of an adapter that do not multiply";
+  return lora_product(op)->fits ? "" : "has matrices of an adapter that do not multiply";
 }
 
 /// The matrices of grouped products and their gradients, and rows and width of what is dispatched.
@@ -402,6 +367,20 @@ std::string check_apart(const Op& op) {
   return fits ? "" : fmt::format("needs rows of {} and {} columns, and of all of them", q, kv);
 }
 
+bool is_latent(OpKind k) {
+  switch (k) {
+    case OpKind::latent_norm:
+    case OpKind::latent_norm_backward:
+    case OpKind::latent_heads:
+    case OpKind::latent_heads_backward:
+    case OpKind::latent_write:
+    case OpKind::latent_attention:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// Latents and what all heads are made of them (graph/catalogue.h).
 std::string check_latent(const Op& op) {
   const auto wide = [](const Tensor& t) { return t.rank == 2 ? t.shape[1].size : -1; };
@@ -485,6 +464,41 @@ ExpertMatrices expert_matrices(const Op& op) {
   return {w.shape[0].size / n, n, w.shape[1].size, op.inputs[2].shape[0].size - 1};
 }
 
+std::optional<LoraProduct> lora_product(const Op& op) {
+  if (entry(op.kind).rule != FlopRule::lora) return std::nullopt;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      if (t.rank != 2) return LoraProduct{};
+  const Tensor &first = op.inputs[0], &second = op.inputs[1], &out = op.outputs[0];
+  const auto inside = [&](const Tensor& wide, const Dim& n) {
+    return op.integer(Attr::column, 0) >= 0 && op.integer(Attr::column, 0) + n.size <= wide.shape[1].size;
+  };
+  switch (op.kind) {
+    case OpKind::lora_down:
+      return LoraProduct{
+          first.shape[0], first.shape[1], second.shape[0],
+          second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && out.shape[1] == second.shape[0]};
+    case OpKind::lora_up:
+      return LoraProduct{
+          first.shape[0], first.shape[1], second.shape[0],
+          second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && inside(out, second.shape[0])};
+    case OpKind::lora_up_dgrad:
+      return LoraProduct{
+          first.shape[0], second.shape[0], second.shape[1],
+          out.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, second.shape[0])};
+    case OpKind::lora_up_wgrad:
+      return LoraProduct{
+          out.shape[0], first.shape[0], second.shape[1],
+          second.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, out.shape[0])};
+    default: {
+      const Tensor& a = op.inputs[2];
+      return LoraProduct{second.shape[0], second.shape[1], a.shape[1],
+                         first.shape == out.shape && first.shape[0] == second.shape[0] &&
+                             second.shape[1] == a.shape[0] && first.shape[1] == a.shape[1]};
+    }
+  }
+}
+
 bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_operands() > 1; }
 
 const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
@@ -560,7 +574,7 @@ double op_flops(const Op& op, const Sizes& s) {
              static_cast<double>(op.integer(Attr::tp, 1));
     }
     case FlopRule::lora: {
-      const LoraProduct p = lora_product(op);
+      const LoraProduct p = *lora_product(op);
       return 2.0 * static_cast<double>(p.rows.actual(s)) * static_cast<double>(p.depth.actual(s)) *
              static_cast<double>(p.columns.actual(s));
     }
@@ -759,7 +773,7 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
-  if (op.kind >= OpKind::latent_norm && op.kind <= OpKind::latent_attention) return check_latent(op);
+  if (is_latent(op.kind)) return check_latent(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::lora) return check_lora(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);

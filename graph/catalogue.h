@@ -128,6 +128,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -171,6 +172,14 @@ struct ExpertMatrices {
   std::int64_t experts = 0, n = 0, k = 0, segments = 0;
 };
 ExpertMatrices expert_matrices(const Op&);
+
+/// The product of an adapter's op: rows x depth x columns, of an activation or matrix that may be wider; none of other
+/// kinds. `fits`: its tensors multiply.
+struct LoraProduct {
+  Dim rows, depth, columns;
+  bool fits = false;
+};
+std::optional<LoraProduct> lora_product(const Op&);
 
 /// The experts whose rows an expert_sort sorts on a rank: all, or those at its place in op.group, which shares them.
 Range own_experts(const Op&, const Places&);

@@ -8,15 +8,14 @@
 #include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/train_passes.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
 
 using R = ParamRole;
 
-/// No gradient reaches it, and no decay: a router's bias of scores (DeepSeek-V3's e_score_correction_bias), which its
-/// pretraining moved by rule, stays what it is.
-bool is_fixed(const UnitParam& p) { return p.role == R::router_bias; }
+bool is_fixed(const UnitParam& p) { return rule_of(p.role).fixed; }
 
 /// Elements [begin, end) of a unit's shard that the optimizer steps.
 std::vector<Range> stepped(const ShardedUnit& unit) {
@@ -32,21 +31,14 @@ std::vector<Range> stepped(const ShardedUnit& unit) {
 }
 
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
-/// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
-/// router's come from what each rank's columns of the experts left, those of what makes latents from its heads.
-/// Ranks that share a KV head have each what its own query heads add. A bias behind a sum over the ranks is found by
-/// each of all tokens, also where these are cut. Of an adapter every rank has the matrix that meets the residual
-/// stream, and finds of its gradients what its part of the other adds. No family: nothing is missing.
+/// add (RoleGradient): they are summed before anybody steps. Ranks that share a KV head have each what its own query
+/// heads add. No family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
   if (p.step.repeat < tensor) return Family::kv_sharers;
-  if (is_adapter(p.role)) return Family::train_tp;  // of what its matrix has in parts
-  const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
-                        p.role == R::k_bias || p.role == R::v_bias;
-  const bool of_latents =
-      p.role == R::q_a_proj || p.role == R::q_a_norm || p.role == R::kv_a_proj || p.role == R::kv_a_norm;
-  if (p.role == R::o_bias || p.role == R::down_bias || is_fixed(p)) return std::nullopt;
-  return of_heads || of_latents || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
+  const RoleGradient found = rule_of(p.role).gradient;
+  if (found == RoleGradient::whole || (found == RoleGradient::by_tokens && !cuts_tokens)) return std::nullopt;
+  return Family::train_tp;
 }
 
 /// Of a table that the first and the last stage of a pipeline both have, the last one's.

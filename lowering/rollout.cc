@@ -10,6 +10,7 @@
 #include "lowering/sample_rows.h"
 #include "model/decoder.h"
 #include "shard/rules.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 
@@ -80,77 +81,10 @@ namespace {
 
 /// The weight of an engine that holds these parameters.
 std::string weight_of(const Weight& w) {
-  switch (w.first) {
-    case ParamRole::embedding:
-      return "embedding";
-    case ParamRole::position_embedding:
-      return "position_embedding";
-    case ParamRole::final_norm:
-      return "final_norm";
-    case ParamRole::final_norm_bias:
-      return "final_norm_bias";
-    case ParamRole::input_norm:
-      return "input_norm";
-    case ParamRole::input_norm_bias:
-      return "input_norm_bias";
-    case ParamRole::q_proj:
-      return w.last == ParamRole::v_proj ? "qkv" : "q";
-    case ParamRole::q_a_proj:
-      return "q_a";
-    case ParamRole::q_a_norm:
-      return "q_a_norm";
-    case ParamRole::q_b_proj:
-      return "q_b";
-    case ParamRole::kv_a_proj:
-      return "kv_a";
-    case ParamRole::kv_a_norm:
-      return "kv_a_norm";
-    case ParamRole::kv_b_proj:
-      return "kv_b";
-    case ParamRole::q_bias:
-      return "qkv_bias";
-    case ParamRole::q_norm:
-      return "q_norm";
-    case ParamRole::k_norm:
-      return "k_norm";
-    case ParamRole::o_proj:
-      return "o";
-    case ParamRole::o_bias:
-      return "o_bias";
-    case ParamRole::post_norm:
-      return "post_norm";
-    case ParamRole::post_norm_bias:
-      return "post_norm_bias";
-    case ParamRole::attention_out_norm:
-      return "attention_out_norm";
-    case ParamRole::mlp_out_norm:
-      return "mlp_out_norm";
-    case ParamRole::gate_proj:
-      return "gate_up";
-    case ParamRole::up_proj:
-      return "up";
-    case ParamRole::up_bias:
-      return "up_bias";
-    case ParamRole::down_proj:
-      return "down";
-    case ParamRole::down_bias:
-      return "down_bias";
-    case ParamRole::router:
-      return "router";
-    case ParamRole::router_bias:
-      return "router_bias";
-    case ParamRole::shared_gate:
-      return "shared_gate_up";
-    case ParamRole::shared_down:
-      return "shared_down";
-    case ParamRole::expert_gate:
-      return "experts_gate_up";
-    case ParamRole::expert_down:
-      return "experts_down";
-    default:
-      HB_CHECK(false, "no engine holds role {}", static_cast<int>(w.first));
-      return "";
-  }
+  if (w.first == ParamRole::q_proj && w.last == w.first) return "q";  // alone: queries of latent attention
+  const std::string_view name = rule_of(w.first).engine;
+  HB_CHECK(!name.empty(), "no engine holds role {}", static_cast<int>(w.first));
+  return std::string(name);
 }
 
 /// One engine step over T tokens of S sequences. Collectives over the TP group run on the compute stream, as rollout

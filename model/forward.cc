@@ -2,7 +2,13 @@
 
 #include <utility>
 
+#include "spec/parameter_roles.h"
+
 namespace hotbunk {
+
+bool Weight::has(ParamRole role) const {
+  return place_in_unit(first) <= place_in_unit(role) && place_in_unit(role) <= place_in_unit(last);
+}
 
 ValueId Forward::make(std::string name, Width width, Content content) {
   values_.push_back({std::move(name), width, content});
@@ -59,7 +65,7 @@ ValueId Forward::adapted(const ModelSpec& model, std::string op, ValueId x, std:
                          std::optional<Weight> bias) {
   const ValueId y = linear(std::move(op), x, std::move(out), width, matrix, bias);
   for (const LoraTarget& t : lora_targets)
-    if (matrix.first <= t.base && t.base <= matrix.last && model.adapts(t.base))
+    if (matrix.has(t.base) && model.adapts(t.base))
       ops_.back().adapters.push_back({t.base, t.a, t.b, model.lora.factor()});
   return y;
 }

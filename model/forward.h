@@ -61,6 +61,7 @@ struct Weight {
   ParamRole first{}, last{};
   explicit(false) Weight(ParamRole role) : first(role), last(role) {}
   Weight(ParamRole from, ParamRole to) : first(from), last(to) {}
+  bool has(ParamRole) const;
 };
 
 /// An adapter beside a linear's matrix (spec/model.h: LoraSpec): y += factor (x A^T) B^T. Of matrices that lie side by

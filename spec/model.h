@@ -1,6 +1,7 @@
 // ModelSpec: a decoder-only architecture, as a Hugging Face config.json or the catalogue states it.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,7 +26,7 @@ enum class ModelFamily : std::uint8_t {
 };
 std::string_view name_of(ModelFamily);
 
-/// What a parameter is for: decides its unit, its packing and how rollout and tensor parallelism split it.
+/// What a parameter is for. What follows from that is in parameter_roles.h.
 enum class ParamRole : std::uint8_t {
   embedding,
   lm_head,
@@ -83,6 +84,7 @@ enum class ParamRole : std::uint8_t {
   up_lora_b,
   down_lora_b,
 };
+inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::down_lora_b) + 1;
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
 struct ParamSpec {
@@ -165,7 +167,7 @@ inline constexpr std::array lora_targets = {
     LoraTarget{"gate_proj", ParamRole::gate_proj, ParamRole::gate_lora_a, ParamRole::gate_lora_b},
     LoraTarget{"up_proj", ParamRole::up_proj, ParamRole::up_lora_a, ParamRole::up_lora_b},
     LoraTarget{"down_proj", ParamRole::down_proj, ParamRole::down_lora_a, ParamRole::down_lora_b}};
-constexpr bool is_adapter(ParamRole role) { return role >= ParamRole::q_lora_a && role <= ParamRole::down_lora_b; }
+bool is_adapter(ParamRole);
 /// nullptr: no matrix that may have one.
 const LoraTarget* lora_target(ParamRole base);
 

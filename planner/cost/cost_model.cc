@@ -35,25 +35,6 @@ std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
   return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
 }
 
-/// The product of an adapter's op, in the same order; nothing of other ops.
-std::optional<std::array<double, 3>> lora_size(const Op& op, const Sizes& s) {
-  const auto extent = [&](const Tensor& t, std::size_t d) { return static_cast<double>(t.shape[d].actual(s)); };
-  const auto in = [&](std::size_t i, std::size_t d) { return extent(op.inputs[i], d); };
-  switch (op.kind) {
-    case OpKind::lora_down:
-    case OpKind::lora_up:
-      return std::array{in(0, 0), in(1, 0), in(0, 1)};
-    case OpKind::lora_up_dgrad:
-      return std::array{in(0, 0), in(1, 1), in(1, 0)};
-    case OpKind::lora_up_wgrad:
-      return std::array{extent(op.outputs[0], 0), in(1, 1), in(0, 0)};
-    case OpKind::lora_merge:
-      return std::array{in(0, 0), in(0, 1), in(1, 1)};
-    default:
-      return std::nullopt;
-  }
-}
-
 /// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
 /// smaller tile reads each operand more often. Rates are stated, after CUTLASS's published tile sweeps.
 struct Tile {
@@ -228,9 +209,12 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
   }
   const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
-  if (const auto size = lora_size(op, s))
-    return gemm_seconds((*size)[0], (*size)[1], (*size)[2], peak_flops(op.inputs[1].dtype), bytes) *
+  if (const auto product = lora_product(op)) {
+    const auto extent = [&](const Dim& d) { return static_cast<double>(d.actual(s)); };
+    return gemm_seconds(extent(product->rows), extent(product->columns), extent(product->depth),
+                        peak_flops(op.inputs[1].dtype), bytes) *
            correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
+  }
   const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
   const auto keys_of_query = [&] { return std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0); };
   if (is_grouped(op.kind) || op.kind == OpKind::latent_attention) {
