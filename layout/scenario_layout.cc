@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "layout/flat_units.h"
 #include "layout/train_mesh.h"
 
@@ -96,10 +97,31 @@ std::int64_t TrainHoldings::elements(std::int64_t rank) const {
   return all;
 }
 
+namespace {
+
+Result<std::vector<StageChunk>> engine_stages(const Scenario& s) {
+  return split_pipeline(
+      {.layers = s.model.layers, .stages = s.rollout.layout.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
+}
+
+}  // namespace
+
+std::vector<EngineCut> engine_cuts(const Scenario& s) {
+  const RolloutLayout& l = s.rollout.layout;
+  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep}};
+  const auto stages = engine_stages(s);
+  HB_CHECK(stages.has_value(), "{} layers in {} stages of an engine", s.model.layers, l.pp);
+  std::vector<EngineCut> out;
+  for (const StageChunk& c : *stages)
+    out.push_back({.tp = l.tp,
+                   .experts = l.ep,
+                   .stage = {.layers = {c.layers}, .first = c.stage == 0, .last = c.stage + 1 == l.pp}});
+  return out;
+}
+
 Result<Layout> engine_layout(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  auto stages =
-      split_pipeline({.layers = s.model.layers, .stages = l.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
+  auto stages = engine_stages(s);
   if (!stages) return tl::unexpected(stages.error());
   const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);

@@ -1,12 +1,11 @@
 // How one training rank holds the model: units, their parameters, and where each parameter's rows lie. Tensor
 // parallelism cuts parameters first (layout/placement.h: tensor_parallel), and of what it leaves FSDP cuts the rows.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "layout/pipeline.h"
 #include "layout/shard.h"
 #include "spec/model.h"
 
@@ -71,23 +70,6 @@ struct ShardedUnit {
 
 /// Gives units that differ in the names of their parameters only one kind.
 void number_kinds(std::vector<ShardedUnit>&);
-
-/// What one pipeline stage has of a model: the layers of its chunks, in model order; in front of them the embedding, if
-/// it is the first; behind them the norm and the head, if it is the last. Tied, both have the table.
-struct StagePart {
-  std::vector<Range> layers;
-  bool first = true, last = true;
-  bool has_layer(std::int64_t layer) const {
-    return std::ranges::any_of(layers, [&](const Range& r) { return r.begin <= layer && layer < r.end; });
-  }
-  friend bool operator<(const StagePart& a, const StagePart& b) {
-    const auto less = [](const Range& x, const Range& y) {
-      return std::tie(x.begin, x.end) < std::tie(y.begin, y.end);
-    };
-    if (a.layers != b.layers) return std::ranges::lexicographical_compare(a.layers, b.layers, less);
-    return std::tie(a.first, a.last) < std::tie(b.first, b.last);
-  }
-};
 
 /// Ranks over which whole experts are spread: all tensor-parallel ones (1: these have a part of each), and so many
 /// neighbours of the `world`, which they divide if it is not 1.

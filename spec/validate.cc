@@ -625,6 +625,24 @@ void executable_flat(const Scenario& s, const Need& need) {
        "is stepped as a whole; fsdp2 leaves it out");
 }
 
+/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
+/// and a pipeline.
+template <class Need>
+void executable_engines(const Scenario& s, const Need& need) {
+  const RolloutLayout& r = s.rollout.layout;
+  const ModelSpec& m = s.model;
+  need(r.cp == 1, "rollout.layout.cp {}: engines share no sequence's tokens", r.cp);
+  need(r.attention_dp == 1, "rollout.layout.attention_dp {}: the tensor-parallel ranks share all attention",
+       r.attention_dp);
+  need(r.ep == 1 || r.ep == r.tp,
+       "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
+       r.ep, r.tp);
+  need(!m.moe || r.ep > 1 || m.moe->expert_intermediate % r.tp == 0,
+       "rollout.layout.tp {}: the {} columns of an expert do not divide by it; with ep {} ranks have whole ones", r.tp,
+       m.moe ? m.moe->expert_intermediate : 0, r.tp);
+  need(m.layers % r.pp == 0, "rollout.layout.pp {}: {} layers do not divide by it", r.pp, m.layers);
+}
+
 }  // namespace
 
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
@@ -635,7 +653,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.profile == "hotbunk", "profile {}: hotbunk's own is executed, the rules of others are priced", s.profile);
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
-  const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
   const auto families = {ModelFamily::llama,       ModelFamily::qwen2,      ModelFamily::qwen3,  ModelFamily::mistral,
                          ModelFamily::mixtral,     ModelFamily::qwen3_moe,  ModelFamily::gemma2, ModelFamily::gpt2,
@@ -682,10 +699,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   if (!sft) {
     need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",
          name_of(s.rollout.engine));
-    need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
-    need(!m.moe || m.moe->expert_intermediate % r.tp == 0,
-         "rollout.layout.tp {}: the {} columns of an expert do not divide by it", r.tp,
-         m.moe ? m.moe->expert_intermediate : 0);
+    executable_engines(s, need);
     need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
   executable_precision(s, need);
