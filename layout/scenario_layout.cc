@@ -81,8 +81,10 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
   // An expert's ranks are others than those of the first place.
   const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
   // Data ranks that spread experts share each of them with so many fewer.
-  const bool over_data = parameter.expert >= 0 && layout_.expert.extent("etp") == layout_.dense.extent("tp");
-  const std::int64_t holders = over_data ? layout_.expert.extent("ep") : 1;
+  const std::int64_t holders =
+      parameter.expert < 0 ? 1
+                           : std::max<std::int64_t>(1, layout_.expert.extent("ep") * layout_.expert.extent("etp") /
+                                                           layout_.dense.extent("tp"));
   const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(),
                                  std::max<std::int64_t>(1, shards_ / holders), shard_of(rank) / holders);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};

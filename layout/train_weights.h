@@ -72,14 +72,15 @@ struct ShardedUnit {
 void number_kinds(std::vector<ShardedUnit>&);
 
 /// Ranks over which whole experts are spread: all tensor-parallel ones (1: these have a part of each), and so many
-/// neighbours of the `world`, which they divide if it is not 1.
+/// neighbours of the `world`, which they divide if it is not 1. With both, the first of these neighbours has those in
+/// front, the first of its tensor-parallel ones again.
 struct ExpertSpread {
   std::int64_t tensor = 1, data = 1;
   friend auto operator<=>(const ExpertSpread&, const ExpertSpread&) = default;
 };
 
 /// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
-std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
+std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
 /// beside the first tensor-parallel rank: root, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …

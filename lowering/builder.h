@@ -96,7 +96,8 @@ inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t ro
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
   out[sequence_extent] = out.tokens / (l.sp ? l.tp : 1);
   if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
-  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens;
+  // Of whole experts a tensor-parallel rank gets its share.
+  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens / l.expert_tensor_ranks();
   return out;
 }
 
