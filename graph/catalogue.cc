@@ -256,7 +256,8 @@ std::string check_routed(const Op& op) {
       break;
     case OpKind::expert_sort:
       fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
-             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0);
+             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0) &&
+             op.integer(Attr::groups, 1) > 0 && (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0;
       break;
     case OpKind::all_to_all:
       fits = !is_routed(op) || check_routed_exchange(op);
@@ -503,10 +504,14 @@ bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_op
 
 const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
 
-Range own_experts(const Op& op, const Places& places) {
-  const std::int64_t own = op.outputs[1].shape[0].size - 1;
+std::int64_t own_rows_bytes(const Op& op, const Sizes& s) {
+  return own_tokens_rows(op).bytes(s) / op.integer(Attr::tp, 1);
+}
+
+OwnPart own_experts(const Op& op, const Places& places) {
+  const std::int64_t own = op.outputs[1].shape[0].size - 1, groups = op.integer(Attr::groups, 1);
   const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) : 0;
-  return {place * own, (place + 1) * own};
+  return {place * (own / groups), own, groups};
 }
 
 std::string check_prices(const Op& op) {
@@ -604,7 +609,7 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::send_recv:
       return op.inputs[0].bytes(s) - padding;
     case OpKind::all_to_all:
-      return (is_routed(op) ? own_tokens_rows(op) : op.inputs[0]).bytes(s) - padding;
+      return (is_routed(op) ? own_rows_bytes(op, s) : op.inputs[0].bytes(s)) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
       for (const Move& move : op.moves) bytes += moved_elements(move, places).of_peers * size_of(op.inputs[0].dtype);

@@ -53,8 +53,8 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
   if (spread) {
-    param.spread = ep.tensor, param.step.rows = param.whole_rows;
-    param.base.row = spec.expert / (model.moe->experts / ep.tensor) * param.whole_rows;
+    param.spread = ep.tensor * ep.data, param.step.rows = param.whole_rows;
+    param.base.row = spec.expert / (model.moe->experts / param.spread) * param.whole_rows;
   } else if (param.over_data) {
     // Those of all ranks lie where the parts of all tensor-parallel places follow one another in one direction.
     param.spread = ep.data;
@@ -123,9 +123,9 @@ void number_kinds(std::vector<ShardedUnit>& units) {
   }
 }
 
-std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
+std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts) {
   if (tp == 1) return "";
-  return why_not_rollout_tp(model, tp);
+  return why_not_rollout_tp(model, tp, whole_experts);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
@@ -136,10 +136,10 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, st
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
                                      std::int64_t world, std::int64_t rank, ExpertSpread ep) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
-  const std::string why_not = why_not_train_tp(model, tp);
+  const std::string why_not = why_not_train_tp(model, tp, ep.tensor > 1);
   HB_CHECK(why_not.empty(), "{}", why_not);
   const std::int64_t holders = ep.tensor * ep.data;  // of other experts
-  HB_CHECK((ep.tensor == 1 || (ep.tensor == tp && ep.data == 1)) && (world == 1 || world % ep.data == 0),
+  HB_CHECK((ep.tensor == 1 || ep.tensor == tp) && (world == 1 || world % ep.data == 0),
            "experts over {} of {} tensor-parallel ranks and {} of {} others", ep.tensor, tp, ep.data, world);
   HB_CHECK(holders == 1 || (model.moe && model.moe->experts % holders == 0), "experts over {} ranks", holders);
   const Mesh tensor({{"tp", tp}});

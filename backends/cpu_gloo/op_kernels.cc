@@ -422,9 +422,9 @@ void run_route_backward(const KernelCall& c) {
                  data<const float>(c, in(c, 1)), data<const std::int32_t>(c, in(c, 2)), matrix(c, out(c, 0)));
 }
 void run_expert_sort(const KernelCall& c) {
-  const Range own = own_experts(c.op, c.places);
+  const OwnPart own = own_experts(c.op, c.places);
   expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
-              OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
+              OwnExperts{own.first, own.count, own.count * c.op.integer(Attr::tp, 1), own.groups},
               data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
 void run_expert_arrivals(const KernelCall& c) {
