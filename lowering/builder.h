@@ -152,6 +152,9 @@ class ProgramBuilder {
   /// A window into a buffer, from `element` on (in elements of the window's dtype).
   Tensor view(BufferId, DType, std::initializer_list<Dim> shape, std::int64_t element = 0) const;
   Tensor whole(BufferId) const;
+  bool is_on_host(BufferId id) const {
+    return draft_.sections[static_cast<std::size_t>(buffer(id).section)].space == Space::host;
+  }
   const Buffer& buffer(BufferId id) const { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
   /// Ops from now on go to this phase's new block, to a call that has the names of both.

@@ -358,10 +358,11 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
 ShiftBuffers shift_buffers(const TrainState& t, const RolloutState* r) {
   ShiftBuffers out;
   for (const UnitState& u : t.units()) {
+    if (t.streams_from_host()) break;  // nothing of it is on the device
     if (u.whole >= 0) out.params.push_back({u.whole, u.host_whole});
     else out.params.push_back({u.shard, u.host_shard});
-    if (u.publishes()) out.moments.push_back({u.shard, u.host_shard});
-    if (u.is_trained()) {
+    if (u.publishes() && u.shard >= 0) out.moments.push_back({u.shard, u.host_shard});
+    if (u.exp_avg >= 0) {
       out.moments.push_back({u.exp_avg, u.host_exp_avg});
       out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
     }

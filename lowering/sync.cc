@@ -272,9 +272,10 @@ class SyncLowering {
   bool merges(const Entry& e) const { return e.param && s_.model.adapts(e.param->role); }
   /// Adapters of the layers that the bucket has and none before it had.
   void gather_adapters(const Bucket& bucket) {
+    const bool wakes = from_host_ && !t_.streams_from_host();  // else they come up as they do to train
     for (const Entry& e : bucket.entries)
       if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
-        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", from_host_ ? wake_adapters(e) : -1));
+        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", wakes ? wake_adapters(e) : -1));
   }
   /// A layer's adapters, up from their host copy.
   BufferId wake_adapters(const Entry& e) {

@@ -709,12 +709,10 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);
   need(sft || !s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
-  need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
-  need(s.optimizer.cpu_fraction == 0, "an optimizer on the CPUs (optimizer.cpu_fraction)");
   need(s.workload.longest() == s.workload.prompt_tokens.max + s.workload.response_tokens.max, "workload.max_tokens");
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {

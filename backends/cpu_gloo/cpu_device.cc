@@ -76,7 +76,8 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   const auto need = [&](StreamId id) {
     auto& s = streams_[static_cast<std::size_t>(id)];
-    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, id == lead_stream ? options.compute_threads : 1, mode);
+    const bool computes = id == lead_stream || plan.stream(id).kind == StreamKind::host;
+    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, computes ? options.compute_threads : 1, mode);
   };
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) need(op.stream);

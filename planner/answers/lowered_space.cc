@@ -96,6 +96,7 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
   key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  key.train.optimizer_on_host = p.train.optimizer_on_host;
   if (kind == PartKind::saves) return key;
   key.rollout_tp = p.rollout.tp, key.rollout_ep = p.rollout.ep;
   if (kind == PartKind::sync || (kind == PartKind::rollout && p.rollout.ranks() > node_ranks))
@@ -387,7 +388,6 @@ PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
   t.etp = {1};
-  t.optimizer_on_host = {false};
   // Tensor-parallel ranks share each expert, which data ranks may spread, or have whole ones.
   t.etp_as_tp = s.model.moe.has_value();
   // 1F1B has GPipe's bubble in less memory.

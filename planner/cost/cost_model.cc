@@ -271,6 +271,8 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
                                      priced_bytes(op, s, places));
       } else if (plan.crosses_spaces(op)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
+      } else if (plan.stream(op.stream).kind == StreamKind::host && hardware_.cores.value <= 0.0) {
+        seconds = host_memory_seconds(static_cast<double>(op_bytes(op, s, places)));
       } else {
         seconds = hardware_.kernel_overhead.value + compute_seconds(op, s, places);
       }
