@@ -264,10 +264,9 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
       }
       keep_what_executes(space, s.scenario(), own.sync);
       if (options.budget > 0) {
-        out.cuts = space.train.cuts = promising_cuts(s, own, space, by_estimate);
-        // Estimates have the bytes of training everything, adapters have not.
-        if (!out.cuts.empty() && options.objective != Objective::memory && !s.scenario().model.lora.on())
-          space.train.points = promising_points(s, own, space.train, by_estimate);
+        Promising promising = promising_training(s, own, space.train, by_estimate);
+        out.cuts = space.train.cuts = std::move(promising.cuts);
+        space.train.points = std::move(promising.points);
       }
       found = search_layouts(s, space, search);
     });

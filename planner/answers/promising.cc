@@ -1,9 +1,12 @@
 #include "planner/answers/promising.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "planner/answers/choices.h"
 #include "planner/search/search_parts.h"
@@ -39,24 +42,40 @@ void add_promising(std::span<const Trained> alike, double limit_bytes, bool fron
   if (least_bytes > bytes_slack * limit_bytes && leanest != nullptr) out.push_back(leanest->point);
 }
 
-}  // namespace
+/// How the space's cuts rank, the best first: by the objective of their best point that may fit.
+std::vector<TrainCut> ranked_cuts(std::span<const Trained> all, const SearchOptions& options) {
+  const bool memory = options.objective == Objective::memory;
+  std::map<TrainCut, double> best;
+  for (const Trained& t : all) {
+    if (t.side.total_bytes > options.limit_bytes()) continue;
+    const double value = memory ? t.side.total_bytes : t.seconds;
+    const auto [at, added] = best.try_emplace(TrainCut::of(t.point), value);
+    at->second = std::min(at->second, value);
+  }
+  std::vector<std::pair<double, TrainCut>> ranked;
+  for (const auto& [cut, value] : best) ranked.emplace_back(value, cut);
+  std::ranges::sort(ranked);
+  std::vector<TrainCut> out;
+  for (const auto& [value, cut] : ranked) out.push_back(cut);
+  return out;
+}
 
-std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
-                                     SearchOptions options) {
+/// Of cuts, the best first: those that execute.
+std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own, std::span<const Trained> all,
+                                     const std::vector<TrainCut>& ranked) {
   constexpr std::size_t kinds = 4, most = 6;
-  options.keep = 32 * most;
-  options.nearest = options.front = false;
-  const RlSearch estimated = search_layouts(s, space, options);
-  if (estimated.best.empty()) return {};
   std::vector<TrainCut> out = {TrainCut::of(own.train)};
   const auto add = [&](const TrainCut& cut) {
     if (std::ranges::find(out, cut) == out.end()) out.push_back(cut);
   };
   add({});
+  const auto executes = [&](const TrainCut& cut) {
+    RlPoint p = own;
+    p.train = std::ranges::find(all, cut, [](const Trained& t) { return TrainCut::of(t.point); })->point;
+    return unsupported_to_execute(with_point(s.scenario(), p)).empty();
+  };
   std::vector<TrainCut> executed;
-  for (const RlCandidate& c : estimated.best)
-    if (unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
-      executed.push_back(TrainCut::of(c.point.train));
+  std::ranges::copy_if(ranked, std::back_inserter(executed), executes);
   const std::size_t enough = out.size() + most, of_kinds = out.size() + kinds;
   for (const TrainCut& cut : executed)
     if (out.size() < of_kinds && std::ranges::find(out, kind_of(cut), kind_of) == out.end()) add(cut);
@@ -65,23 +84,31 @@ std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own
   return out;
 }
 
-std::vector<TrainPoint> promising_points(const ScenarioPricer& s, const RlPoint& own, TrainSpace space,
-                                         const SearchOptions& options) {
+}  // namespace
+
+Promising promising_training(const ScenarioPricer& s, const RlPoint& own, TrainSpace space,
+                             const SearchOptions& options) {
   space.ranks = own.train.ranks();
   std::vector<Trained> all = estimated_training(s.rl(), space);
+  const std::vector<TrainCut> ranked = ranked_cuts(all, options);
+  if (ranked.empty()) return {};
+  Promising out{.cuts = promising_cuts(s, own, all, ranked), .points = {}};
+  if (options.objective == Objective::memory || s.scenario().model.lora.on()) return out;
+  std::erase_if(all,
+                [&](const Trained& t) { return std::ranges::find(out.cuts, TrainCut::of(t.point)) == out.cuts.end(); });
   const auto kind = [](const Trained& t) {
     const TrainPoint& p = t.point;
     return std::tuple(TrainCut::of(p), p.sharding, p.fsdp, p.optimizer_on_host);
   };
   std::ranges::sort(all, {}, [&](const Trained& t) { return std::tuple(kind(t), t.seconds, t.point); });
-  std::vector<TrainPoint> out = {own.train};
+  out.points = {own.train};
   for (auto first = all.begin(); first != all.end();) {
     const auto last = std::find_if(first, all.end(), [&](const Trained& t) { return kind(t) != kind(*first); });
-    add_promising({first, last}, options.limit_bytes(), options.front, out);
+    add_promising({first, last}, options.limit_bytes(), options.front, out.points);
     first = last;
   }
-  std::ranges::sort(out);
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  std::ranges::sort(out.points);
+  out.points.erase(std::unique(out.points.begin(), out.points.end()), out.points.end());
   return out;
 }
 

@@ -8,13 +8,18 @@
 
 namespace hotbunk {
 
-/// Ways to cut training of which plans are lowered: the scenario's, data parallelism alone and, of those that execute,
-/// the best by estimate: first of each of the best kinds the best, for an estimate errs alike about all degrees of a
-/// kind, then the best of the others. All where no estimate fits.
-std::vector<TrainCut> promising_cuts(const ScenarioPricer&, const RlPoint& own, const RlSpace&, SearchOptions);
+struct Promising {
+  /// Ways to cut training: the scenario's, data parallelism alone and, of those that execute, the best by estimate:
+  /// first of each of the best kinds the best, for an estimate errs alike about all degrees of a kind, then the best of
+  /// the others. Empty, which stands for all, where no estimate fits.
+  std::vector<TrainCut> cuts;
+  /// Their points: the scenario's own and, of each way to cut training and share its state, those that estimates
+  /// promise. Empty, which stands for all, where estimates say nothing of it: for the least memory, and beside
+  /// adapters, for estimates have the bytes of training everything.
+  std::vector<TrainPoint> points;
+};
 
-/// The training points of the space of which plans are lowered: the scenario's own and, of each way to cut training and
-/// share its state, those that estimates promise.
-std::vector<TrainPoint> promising_points(const ScenarioPricer&, const RlPoint& own, TrainSpace, const SearchOptions&);
+/// By estimate of training alone: what is beside it, rollout and sync, differs little between its layouts.
+Promising promising_training(const ScenarioPricer&, const RlPoint& own, TrainSpace, const SearchOptions&);
 
 }  // namespace hotbunk
