@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -31,6 +32,32 @@ constexpr long double max_parameters = 1e15L;
 constexpr double least_eps = 1e-12, least_theta = 1e-6, most_theta = 1e12, most_factor = 1e6;
 
 /// By what tells architectures apart: most are called something + "ForCausalLM".
+/// Of families that are not read: what they have that no known one has, and whose sizes give the nearest estimate.
+struct OtherFamily {
+  std::string_view stem, has, estimate;
+};
+constexpr OtherFamily other_families[] = {
+    {"Phi3", "one matrix for q, k and v and one for gate and up, rotary positions on a part of a head", "Llama"},
+    {"PhiMoE", "LayerNorm, sparse-mixer routing", "Mixtral"},
+    {"Phi", "attention and MLP side by side, LayerNorm with biases, an MLP without a gate", "Llama"},
+    {"Llama4", "attention in chunks, layers without rotary positions, a shared expert beside one of many", "Qwen3Moe"},
+    {"Qwen3Next", "linear attention in three of four layers", ""},
+    {"Falcon", "attention and MLP side by side, one KV head for all", "Llama"},
+    {"Mamba", "state spaces in the place of attention", ""},
+    {"Jamba", "state spaces beside attention", ""},
+    {"Granite", "multipliers of residuals, embeddings, attention and logits", "Llama"},
+    {"Olmo", "norms behind attention and MLP, or without weights", "Llama"},
+    {"Cohere", "attention and MLP side by side, LayerNorm without bias", "Llama"},
+    {"Glm", "norms on both sides, rotary positions on a part of a head", "Llama"},
+};
+
+/// Whether two names differ in digits alone: another generation of a model, no slip of the pen.
+bool is_other_generation(std::string a, std::string b) {
+  const auto letters = [](std::string& s) { std::erase_if(s, [](unsigned char c) { return std::isdigit(c) != 0; }); };
+  letters(a), letters(b);
+  return a == b;
+}
+
 std::string nearest_architecture(const std::string& found, const std::vector<std::string>& names) {
   const auto stem = [](const std::string& name) {
     return name.substr(0, std::min(name.find("For"), name.find("LMHead")));
@@ -181,8 +208,23 @@ class ConfigReader {
     }
     std::string all;
     for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
-    const std::string nearest = nearest_architecture(found, names);
-    report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), {"known: " + all},
+    std::string nearest = nearest_architecture(found, names);
+    if (!nearest.empty() && is_other_generation(found, nearest)) nearest.clear();
+    std::vector<std::string> notes = {"known: " + all};
+    const auto other = std::ranges::find_if(
+        other_families, [&](const OtherFamily& o) { return key == "architectures" && found.starts_with(o.stem); });
+    if (other != std::end(other_families)) {
+      notes.insert(notes.begin(),
+                   fmt::format("{} has {}: not read, so neither priced nor executed", other->stem, other->has));
+      report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), std::move(notes),
+             other->estimate.empty()
+                 ? "a known architecture has no like of it: no estimate"
+                 : fmt::format("for an estimate, its sizes in a config.json that says \"{}ForCausalLM\"; "
+                               "what differs is then not counted",
+                               other->estimate));
+      return false;
+    }
+    report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), std::move(notes),
            nearest.empty() ? "for an estimate, a config.json of its sizes that names one of these; what differs beside "
                              "sizes (norms, windows, biases) is then not counted"
                            : fmt::format("did you mean \"{}\"?", nearest));

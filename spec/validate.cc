@@ -408,6 +408,10 @@ class Validator {
                {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
+    if (s_.transition == "auto" && problems_.empty())
+      return report("E232", "transition", "adapters are planned only in what is executed",
+                    {"transition auto leaves the order to what is priced, where there are no adapters"},
+                    "set transition to hotbunk, or leave train.lora out");
     if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
       report("E232", "train.lora", "adapters are planned only in what is executed", {reasons.front()},
              "change the setting named, or leave train.lora out");

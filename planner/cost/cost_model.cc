@@ -158,7 +158,8 @@ double CostModel::gemm_seconds(double m, double n, double k, double peak, double
   if (m <= 0.0 || n <= 0.0 || k <= 0.0) return 0.0;
   const GemmModel& g = hardware_.gemm;
   const double fill = g.units.value > 0.0 ? tile_fill(m, n, g.units.value) : 1.0;
-  const double rate = std::max(peak, 1.0) * g.efficiency.value * fill * k / (k + g.half_k.value);
+  const double reached = g.efficiency.value * hardware_.sustained_clock.value;
+  const double rate = std::max(peak, 1.0) * reached * fill * k / (k + g.half_k.value);
   return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
 }
 
@@ -180,7 +181,8 @@ double CostModel::attention_seconds(double flops, double keys, double bytes, boo
                                     AttentionKernel kernel) const {
   const bool flash2 = kernel == AttentionKernel::flash2 && hardware_.flash2.forward.value > 0.0;
   const AttentionModel& a = flash2 ? hardware_.flash2 : hardware_.attention;
-  const double efficiency = (backward ? a.backward : a.forward).value * keys / (keys + a.half_keys.value);
+  const double reached = (backward ? a.backward : a.forward).value * hardware_.sustained_clock.value;
+  const double efficiency = reached * keys / (keys + a.half_keys.value);
   if (flops <= 0.0) return memory_seconds(bytes);
   return std::max(flops / (std::max(peak, 1.0) * std::max(efficiency, 1e-6)) * share_, memory_seconds(bytes));
 }

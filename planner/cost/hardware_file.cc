@@ -53,6 +53,7 @@ std::vector<Field> fields_of(Hardware& h) {
       {"time_slice", &h.time_slice, 1e-6, 1.0},
       {"launch", &h.launch, 0.0, 1.0},
       {"kernel_overhead", &h.kernel_overhead, 0.0, 1.0},
+      {"sustained_clock", &h.sustained_clock, 0.05, 1.0},
       {"overlap_slowdown", &h.overlap_slowdown, 0.0, 1.0},
   };
 }
