@@ -596,7 +596,11 @@ bool data_ranks_follow_tensor(const TrainLayout& t) {
   std::string axes;  // of more than one rank
   for (std::string axis; std::getline(in, axis, '-');) {
     const bool data = axis == "cp" || axis == "dp" || axis == "ulysses";
-    const std::int64_t size = axis == "tp" ? t.tp : axis == "pp" ? t.pp : data ? t.dp * t.cp * t.ulysses : 1;
+    const std::int64_t size = axis == "tp"   ? t.tp
+                              : axis == "pp" ? t.pp
+                              : axis == "dp" ? t.dp
+                              : data         ? t.cp * t.ulysses
+                                             : 1;
     if (size > 1) axes += data ? 'd' : axis == "tp" ? 't' : 'o';
   }
   return axes.find("td") != std::string::npos;

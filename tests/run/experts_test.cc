@@ -93,7 +93,8 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
           "the data ranks do not follow tp in it");
   refused(
-      "--set rollout.layout.tp=4 --set rollout.layout.dp=1 --set rollout.layout.ep=2",
+      "--set rollout.layout.tp=4 --set rollout.layout.dp=1 --set rollout.layout.ep=2 --set model.num_attention_heads=8 "
+      "--set model.num_key_value_heads=4",
       "rollout.layout.ep 2 with tp 4: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)");
   refused("--set rollout.layout.tp=1 --set rollout.layout.pp=2", "rollout.layout.pp 2: 3 layers do not divide by it");
   refused(
