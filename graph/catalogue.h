@@ -36,7 +36,7 @@
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
 //   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps; offset: by w + that
 //   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], (dw[H])                 residual: dx +=; accumulate: dw +=; offset
-//   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
+//   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim; offset: as rms_norm
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
 //                                                rope_dim: only the last so many numbers of a head, neighbours as pairs

@@ -70,15 +70,17 @@ ValueId Forward::adapted(const ModelSpec& model, std::string op, ValueId x, std:
   return y;
 }
 
-ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k) {
+ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k, double offset) {
   const ValueId rstd = make(out + ".rstd", Width::qk_heads, Content::statistic),
                 y = make(std::move(out), value(x).width);
   ops_.push_back({OpKind::qk_norm, std::move(op), {x}, {q, k}, {y, rstd}});
+  if (offset != 0.0) ops_.back().attrs.emplace_back(Attr::offset, offset);
   return y;
 }
 
-ValueId Forward::rope(std::string op, ValueId x) {
+ValueId Forward::rope(std::string op, ValueId x, double theta) {
   ops_.push_back({OpKind::rope, std::move(op), {x}, {}, {x}});
+  if (theta != 0.0) ops_.back().attrs.emplace_back(Attr::rope_theta, theta);
   return x;
 }
 

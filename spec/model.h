@@ -22,7 +22,8 @@ enum class ModelFamily : std::uint8_t {
   deepseek_v2,
   deepseek_v3,
   gpt2,
-  gemma2
+  gemma2,
+  gemma3
 };
 std::string_view name_of(ModelFamily);
 
@@ -67,7 +68,7 @@ enum class ParamRole : std::uint8_t {
   kv_a_norm,
   kv_b_proj,  // multi-head latent attention
   attention_out_norm,
-  mlp_out_norm,  // of what goes back into the residual stream (Gemma-2)
+  mlp_out_norm,  // of what goes back into the residual stream (Gemma)
   // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
   q_lora_a,
   k_lora_a,
@@ -178,6 +179,7 @@ struct ModelSpec {
   std::int64_t max_position = 0;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
+  double window_rope_theta = 0.0;  // of layers with the window, without scaling; 0: these turn as the others do
   double norm_eps = 1e-6;
   double init_range = 0.02;  // standard deviation of random initialisation
   bool tie_embeddings = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;

@@ -80,7 +80,8 @@ constexpr std::array role_rules = {
 constexpr auto role_places = [] {
   std::array<int, num_param_roles> out{};
   for (int& place : out) place = -1;
-  for (std::size_t i = 0; i < role_rules.size(); ++i) out[static_cast<std::size_t>(role_rules[i].role)] = static_cast<int>(i);
+  for (std::size_t i = 0; i < role_rules.size(); ++i)
+    out[static_cast<std::size_t>(role_rules[i].role)] = static_cast<int>(i);
   return out;
 }();
 constexpr bool each_has_a_place() {

@@ -107,7 +107,7 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
   for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
-                           "mistral-window", "gemma2-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+                           "mistral-window", "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -217,6 +217,7 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"mistral-window", 2, 2},
                         {"gemma2-tiny", 2, 2},
                         {"gemma2-tiny", 4, 1, TrainEngine::ddp},
+                        {"gemma3-tiny", 4, 2},
                         {"gpt2-tiny", 2, 1},
                         {"gpt2-tiny", 2, 2, TrainEngine::zero1},
                         {"gpt2-tiny", 4, 1},
@@ -271,7 +272,7 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"llama3-rope", {1, 1}, 1, 4, TrainEngine::fsdp2, "gpipe", 2},
                          {"llama-yarn-bias", {1, 1}, 2, 1},
                          {"mistral-window", {1, 1}, 1, 2},
-                         {"gemma2-tiny", {1, 2}, 1, 2},
+                         {"gemma3-tiny", {1, 2}, 1, 2},
                          {"gemma2-tiny", {1, 1, 1}, 2, 1, TrainEngine::zero1},
                          {"gpt2-tiny", {2, 1}, 1, 2},
                          {"gpt2-tiny", {1, 2}, 2, 1},
