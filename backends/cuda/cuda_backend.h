@@ -29,6 +29,7 @@ class CudaBackend final : public RankBackend {
   ~CudaBackend() override;
 
   Capability supports(const Op&) const override;
+  bool computes_on_host() const override { return false; }
   /// `local` is this thread's rank. Every rank of the world calls it. E602 when memory or a peer
   /// cannot be had.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;

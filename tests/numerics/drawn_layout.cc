@@ -75,6 +75,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
   s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
+  const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
+  if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
   return s;
 }
 
@@ -82,11 +84,12 @@ std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} wrap {} {} "
-      "recompute {} reshard {} prefetch {} chunks {} tokens {}",
+      "recompute {} reshard {} prefetch {} chunks {} tokens {} offload {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine),
       static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
-      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens,
+      name_of(s.train.offload));
 }
 
 }  // namespace hotbunk::test
