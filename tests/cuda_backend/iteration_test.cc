@@ -123,8 +123,10 @@ TEST_CASE("decode steps are graphs from their second time on, and the numbers ar
     sets.insert(sets.end(), longer.begin(), longer.end());
     return job_of(sets);
   };
+  // Where three slots serve four samples, the fourth decodes alone: other sizes, other graphs.
   // Both sides sleep between two iterations: graphs of the first are launched in the second.
-  for (const Job& job : {with({"steps=2"}), with({"rollout.layout.tp=1", "rollout.layout.dp=2"})}) {
+  for (const Job& job :
+       {with({"steps=2", "rollout.max_running_requests=3"}), with({"rollout.layout.tp=1", "rollout.layout.dp=2"})}) {
     const Iteration plain = run_iteration(job.plan, job.scenario, {.graphs = false});
     REQUIRE_THAT(plain.text(), Catch::Equals(""));
     CHECK(!plain.calls.contains("cuGraphLaunch"));

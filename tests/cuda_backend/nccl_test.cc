@@ -123,12 +123,12 @@ TEST_CASE("a second communicator of the same ranks is split off the first, and a
 }
 
 TEST_CASE("sums go in pieces where the scratch is small, in rank order, to the bit") {
-  // Three numbers whose sum depends on the order: (1e8 + 1) - 1e8 = 0 in fp32, (1e8 - 1e8) + 1 = 1.
+  // Three numbers whose sum depends on the order: (1 + 1e8) - 1e8 = 0 in fp32, (-1e8 + 1e8) + 1 = 1.
   const std::vector<int> three = {0, 1, 2};
   const auto said = in_ranks(3, [&](NcclProcess& p) {
     const int me = p.world.rank();
     constexpr int n = 3 * 192 + 1;  // pieces of 64 elements, the last of one
-    std::vector<float> values(n, me == 0 ? 1e8f : me == 1 ? 1.0f : -1e8f);
+    std::vector<float> values(n, me == 0 ? 1.0f : me == 1 ? 1e8f : -1e8f);
     NcclRank rank(p.nccl.table(), p.world.watch());
     const SayToGroup say = [&](const std::string& key, const std::string& text) { return p.world.gather(key, text); };
     NcclCommunicator c("sums", three, me, rank.communicator("sums", three, me, say), p.launch,

@@ -42,13 +42,13 @@ class Folder {
   ~Folder() { fs::remove_all(root); }
   const fs::path root = fs::temp_directory_path() / fmt::format("hotbunk_cuda_run_test.{}", ::getpid());
 
-  /// `variables`: of its environment; `rank`: of the names of what it says.
-  Ended run(const std::string& name, const std::string& options, const std::string& variables = "",
-            const std::string& rank = "") const {
-    const fs::path out = root / (name + rank + ".out"), err = root / (name + rank + ".err");
+  /// `launch`: what stands before the command; `node`: behind the names of what it says.
+  Ended run(const std::string& name, const std::string& options, const std::string& launch = "",
+            const std::string& node = "") const {
+    const fs::path out = root / (name + node + ".out"), err = root / (name + node + ".err");
     const auto start = std::chrono::steady_clock::now();
     const int status =
-        std::system(fmt::format("cd {} && {}{} run {} --out {} > {} 2> {} < /dev/null", source_folder, variables,
+        std::system(fmt::format("cd {} && {}{} run {} --out {} > {} 2> {} < /dev/null", source_folder, launch,
                                 program_file, options, (root / name).string(), out.string(), err.string())
                         .c_str());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -169,15 +169,17 @@ TEST_CASE(
     "ranks as processes, a device each, over NCCL's double: the run that threads of one process make, to the bit") {
   const Folder folder;
   const std::string demo = fmt::format("{} --backend cuda-fake --set sync.transport=collective", short_demo);
-  /// As torchrun starts them. `more`: of rank 1.
+  /// Two nodes of two GPUs, on this host. `more`: of rank 1.
   const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port) {
     std::vector<std::future<Ended>> runs;
-    for (int r = 0; r < 4; ++r)
-      runs.push_back(std::async(std::launch::async, [&, r] {
-        return folder.run(
-            fmt::format("{}", name), fmt::format("{} {}", options, r == 1 ? more : ""),
-            fmt::format("RANK={} LOCAL_RANK={} WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT={} ", r, r, port),
-            fmt::format(".{}", r));
+    for (int node = 0; node < 2; ++node)
+      runs.push_back(std::async(std::launch::async, [&, node] {
+        const std::string launch = fmt::format(
+            "NODE_RANK={} NODES=2 GPUS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} scripts/launch_node bash -c '[ $RANK != "
+            "1 "
+            "] || more=\"{}\"; exec \"$@\" $more' - ",
+            node, port, more);
+        return folder.run(name, options, launch, fmt::format(".{}", node));
       }));
     std::vector<Ended> ended;
     for (auto& run : runs) ended.push_back(run.get());
