@@ -42,13 +42,13 @@ constexpr OtherFamily other_families[] = {
     {"Phi", "attention and MLP side by side, LayerNorm with biases, an MLP without a gate", "Llama"},
     {"Llama4", "attention in chunks, layers without rotary positions, a shared expert beside one of many", "Qwen3Moe"},
     {"Qwen3Next", "linear attention in three of four layers", ""},
-    {"Falcon", "attention and MLP side by side, one KV head for all", "Llama"},
+    {"Falcon", "attention and MLP side by side, LayerNorm with biases", "Llama"},
     {"Mamba", "state spaces in the place of attention", ""},
     {"Jamba", "state spaces beside attention", ""},
     {"Granite", "multipliers of residuals, embeddings, attention and logits", "Llama"},
     {"Olmo", "norms behind attention and MLP, or without weights", "Llama"},
     {"Cohere", "attention and MLP side by side, LayerNorm without bias", "Llama"},
-    {"Glm", "norms on both sides, rotary positions on a part of a head", "Llama"},
+    {"Glm4For", "norms on both sides, rotary positions on a part of a head", "Llama"},
 };
 
 /// Whether two names differ in digits alone: another generation of a model, no slip of the pen.
