@@ -232,6 +232,7 @@ class ConfigReader {
   }
 
   void read_llama_like(ModelSpec& m) {
+    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3;
     m.hidden = integer("hidden_size", {}, 1, max_width);
     m.layers = integer("num_hidden_layers", {}, 1, max_layers);
     m.heads = integer("num_attention_heads", {}, 1, max_heads);
@@ -239,7 +240,6 @@ class ConfigReader {
     m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
     m.max_position = integer("max_position_embeddings", gemma3 ? 131072 : 2048, 1, max_tokens);
     m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
-    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3;
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
