@@ -67,6 +67,7 @@ class Case:
     precisions: bool = False  # also store logits of the bf16 model and fp64 logits
     config_v4: bool = False  # also store config.json in transformers 4's spelling
     eps: float = OPTIMIZER["eps"]
+    update_floor: float = MAX_UPDATE_FLOOR  # less where sums in another order decide what the tests compare, too
 
     @property
     def optimizer(self):
@@ -158,7 +159,7 @@ def cases():
             tie_word_embeddings=True, rope_parameters={
                 "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}})),
-            lengths=(18, 6, 21, 13)),
+            lengths=(18, 6, 21, 13), update_floor=5e-6),
         # Half of a head turns, the rest passes by; biases on q, k and v, and norms of q and k. The first layer is dense;
         # experts as of DeepSeek-V3, of two groups of three.
         Case("glm4-moe-tiny", Glm4MoeConfig(**common(
@@ -664,7 +665,7 @@ def write_case(case, out):
         taken = all((t.flatten(1).any(1).all() if ".experts." in name else t.any())  # by each expert some token
                     for name, t in tensors.items() if name.startswith("grad."))
         if (taken and values["generation"]["min_margin"] >= MIN_MARGIN
-                and max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR
+                and max(values["floors"]["updates"].values()) <= case.update_floor
                 and values.get("routing", {"min_margin": math.inf})["min_margin"] >= MIN_ROUTING_MARGIN):
             break
     else:
