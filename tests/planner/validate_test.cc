@@ -81,7 +81,7 @@ TEST_CASE("published tables: accuracy holds") {
                                                {"korthikanti_a100_layer", {0.04, 0.07}},
                                                {"korthikanti_a100_activations", {0.002}},
                                                {"korthikanti_a100_states", {0.002}},
-                                               {"simumax_b200", {0.035, 0.075}},
+                                               {"simumax_b200", {0.035, 0.09}},
                                                {"simumax_b200_memory", {0.005, 0.012}},
                                                {"simumax_b200_stages", {0.005}},
                                                {"simumax_b200_reserved", {0.045}},
