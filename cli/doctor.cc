@@ -13,6 +13,7 @@
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/driver.h"
 #include "backends/cuda/evidence.h"
+#include "backends/cuda/nccl_table.h"
 #endif
 #include "base/check.h"
 #include "base/format.h"
@@ -90,9 +91,29 @@ Checked check_cuda() {
   if (!driver) return {"CUDA", driver.error().front().message + "; " + evidence, true, ""};
   int version = 0;
   driver->cuDriverGetVersion(&version);
-  return {"CUDA", fmt::format("driver for CUDA {}.{}; {}", version / 1000, version % 1000 / 10, evidence), true, ""};
+  int devices = 0;
+  if (driver->cuInit(0) == CUDA_SUCCESS) driver->cuDeviceGetCount(&devices);
+  return {"CUDA",
+          fmt::format("driver for CUDA {}.{}, {} devices; {}", version / 1000, version % 1000 / 10, devices, evidence),
+          true, ""};
 #else
   return {"CUDA", "built without it: CPU ranks only", true, ""};
+#endif
+}
+
+/// What ranks that are processes, each on a device of its own, would talk through.
+Checked check_nccl() {
+#ifdef HOTBUNK_CUDA
+  const auto nccl = cuda::open_nccl();
+  if (!nccl) return {"NCCL", nccl.error().front().message, true, ""};
+  int version = 0;
+  nccl->ncclGetVersion(&version);
+  return {"NCCL",
+          fmt::format("{}{}", cuda::nccl_version_text(version),
+                      nccl->ncclCommSplit != nullptr ? "" : ", which does not split communicators"),
+          true, ""};
+#else
+  return {"NCCL", "built without CUDA", true, ""};
 #endif
 }
 
@@ -108,6 +129,7 @@ int run(bool json) {
   findings.push_back(check_launch());
   findings.push_back(check_catalog());
   findings.push_back(check_cuda());
+  findings.push_back(check_nccl());
   bool good = true;
   nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
   for (const Checked& f : findings) {

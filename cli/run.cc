@@ -328,7 +328,7 @@ MakeBackend cpu_backend(const RunArguments& o, CpuWorld& world) {
 }
 
 /// What only one of the backends knows, and how its ranks come to be.
-Status check_backend(const RunArguments& o, bool launched) {
+Status check_backend(const RunArguments& o) {
   const auto refuse = [](std::string message, std::string help) {
     return fail(
         Diagnostic{.code = "E707", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)});
@@ -339,21 +339,20 @@ Status check_backend(const RunArguments& o, bool launched) {
   if (!o.transport.empty())
     return refuse(
         fmt::format("--transport {} carries between CPU ranks, and the backend is {}", o.transport, o.backend),
-        "leave --transport out: ranks of one process have a transport of their own");
-  if (launched)
-    return refuse(
-        fmt::format("--backend {} runs all ranks as threads of one process, and several were launched", o.backend),
-        "start it once, without torchrun, srun or mpirun");
+        "leave --transport out: ranks of one process have a transport of their own, and several processes have NCCL");
   return {};
 }
 
 int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
-             const std::optional<Hardware>& hardware) {
-  if (!o.scenario.json)
-    fmt::print(stderr, "starting {} ranks on one device ({})\n", job.plan.num_ranks(), hardware_evidence_line());
+             const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
+  const bool processes = env && env->world_size > 1;
+  if (!o.scenario.json && (!env || env->rank == 0))
+    fmt::print(stderr, "starting {} ranks on {} ({})\n", job.plan.num_ranks(),
+               processes ? "a device each" : "one device", hardware_evidence_line());
   stop.hold();
-  // As much as all ranks may map, and what tables, scratch and staging take.
-  const std::int64_t device_bytes = job.plan.num_ranks() * (job.plan.device_capacity_bytes + (std::int64_t{64} << 20));
+  // As much as all ranks of the device may map, and what tables, scratch and staging take.
+  const std::int64_t device_bytes =
+      (processes ? 1 : job.plan.num_ranks()) * (job.plan.device_capacity_bytes + (std::int64_t{64} << 20));
   const auto code =
       run_on_cuda({.fake = o.backend == "cuda-fake",
                    .fake_seed = o.fake_seed,
@@ -361,6 +360,7 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
                    .fake_bytes = device_bytes,
                    .check_order = o.check,
                    .ranks = job.plan.num_ranks(),
+                   .env = env,
                    .world = world_options(job)},
                   [&](World& world, const MakeBackend& make) {
                     try {
@@ -379,7 +379,7 @@ int run(const RunArguments& o) {
   auto env = launch_env(process_env);
   if (!env) return report_errors(env.error());
   const bool launched = env->has_value(), on_cpu = o.backend == "cpu";
-  if (auto s = check_backend(o, launched); !s) return report_errors(s.error());
+  if (auto s = check_backend(o); !s) return report_errors(s.error());
   if (launched && (*env)->rank != 0) errors_stay_on_stderr();  // rank 0 says it on stdout
   if (!spawned) stop.on_request(say_stop);
   if (launched) stop.hold();
@@ -429,7 +429,7 @@ int run(const RunArguments& o) {
       return report_errors(with_file(driver.error(), o.scenario.path));
   }
   try {
-    if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware);
+    if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware, *env);
     if (launched) {
       CpuWorld world(**env, world_options(*job));
       return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, world));
@@ -468,9 +468,11 @@ void add_run(CommandLine& line) {
              "go on from a run folder's furthest checkpoint, or from a checkpoint: bit for bit the run that was not "
              "interrupted");
   sub.option("--plan", o->plan, "a plan saved by `plan --out`: refuse to run anything else");
-  sub.option("--backend", o->backend,
-             "cpu (a process per rank), cuda (ranks as threads on one device; never ran on hardware) or cuda-fake (the "
-             "same on a double of the driver, which executes the kernels' PTX and checks them: slow)")
+  sub.option(
+         "--backend", o->backend,
+         "cpu (a process per rank), cuda (ranks as threads on one device, or as processes that torchrun, Slurm or MPI "
+         "launched, each on its own over NCCL; never ran on hardware) or cuda-fake (the "
+         "same on a double of the driver, which executes the kernels' PTX and checks them: slow)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");
   sub.option("--fake-fault", o->fake_fault,

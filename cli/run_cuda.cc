@@ -12,6 +12,7 @@
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/evidence.h"
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/fake/fake_nccl.h"
 #endif
 
 namespace hotbunk {
@@ -39,22 +40,42 @@ Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
   return {};
 }
 
-int run_ranks(const CudaRun& run, const cuda::Driver& driver,
-              const std::function<int(World&, const MakeBackend&)>& rank) {
+using RunRank = std::function<int(World&, const MakeBackend&)>;
+
+int run_rank_in(const CudaRun& run, cuda::CudaWorld& world, const RunRank& rank) {
+  return rank(world, [&](Driver& plan_driver, std::int32_t span_steps) {
+    return std::make_unique<cuda::CudaBackend>(
+        world, plan_driver, cuda::CudaOptions{.span_steps = span_steps, .check_order = run.check_order, .scope = ""});
+  });
+}
+
+/// All ranks, as threads on the first device.
+int run_threads(const CudaRun& run, const cuda::Driver& driver, const RunRank& rank) {
   const auto context = std::make_shared<cuda::Context>(driver);
   const auto local = std::make_shared<cuda::LocalRanks>();
   const std::vector<int> codes = thread_ranks(run.ranks, [&](const LaunchEnv& env) {
     context->make_current();
     cuda::CudaWorld world(context, local, env, run.world);
-    return rank(world, [&](Driver& plan_driver, std::int32_t span_steps) {
-      return std::make_unique<cuda::CudaBackend>(
-          world, plan_driver, cuda::CudaOptions{.span_steps = span_steps, .check_order = run.check_order, .scope = ""});
-    });
+    return run_rank_in(run, world, rank);
   });
   for (const int code : codes)
     if (code != exit_done) return code;
   return exit_done;
 }
+
+/// This process's rank, on the device of its place among the ranks of this host; where the launcher shows each rank its
+/// own device only, that is the first.
+int run_process(const CudaRun& run, const cuda::Driver& driver, const cuda::Nccl& nccl, const RunRank& rank) {
+  int devices = 0;
+  HB_CUDA(driver, cuInit(0));
+  HB_CUDA(driver, cuDeviceGetCount(&devices));
+  if (devices == 0) throw RuntimeFailure("the driver shows no device (CUDA_VISIBLE_DEVICES)");
+  cuda::CudaWorld world(std::make_shared<cuda::Context>(driver, run.env->local_rank % devices), nccl, *run.env,
+                        run.world);
+  return run_rank_in(run, world, rank);
+}
+
+bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 1; }
 
 }  // namespace
 
@@ -65,12 +86,21 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
     if (!run.fake) {
       auto driver = cuda::open_driver();
       if (!driver) return fail(std::move(driver.error()));
-      return run_ranks(run, *driver, rank);
+      if (!in_processes(run)) return run_threads(run, *driver, rank);
+      const auto nccl = cuda::open_nccl();
+      if (!nccl) return fail(nccl.error());
+      return run_process(run, *driver, *nccl, rank);
     }
     // Granules as small as the chunks of a plan for the CPU: then a byte of a sleeping section is mapped for nobody.
     cuda::FakeDriver fake({.memory_bytes = run.fake_bytes, .seed = run.fake_seed, .granularity_bytes = 4096});
     if (auto s = set_fault(fake, run.fake_fault); !s) return fail(std::move(s.error()));
-    const int code = run_ranks(run, fake.table(), rank);
+    int code = exit_done;
+    if (in_processes(run)) {
+      cuda::FakeNccl nccl(fake);
+      code = run_process(run, fake.table(), nccl.table(), rank);
+    } else {
+      code = run_threads(run, fake.table(), rank);
+    }
     for (const std::string& finding : fake.findings()) fmt::print(stderr, "the driver's double found: {}\n", finding);
     return fake.findings().empty() || code != exit_done ? code : static_cast<int>(exit_runtime);
   } catch (const RuntimeFailure& e) {

@@ -136,7 +136,7 @@ void IterationDriver::pipeline_of_plan(const Mesh& mesh) {
 std::int64_t IterationDriver::engine_of(Rank r) const {
   return engine_seat(scenario_.rollout.layout, r - first_engine_rank_).engine;
 }
-std::int64_t IterationDriver::tp_index_of(Rank r) const {
+std::int64_t IterationDriver::place_of(Rank r) const {
   return engine_seat(scenario_.rollout.layout, r - first_engine_rank_).place;
 }
 

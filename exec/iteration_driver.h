@@ -79,7 +79,7 @@ class IterationDriver : public Driver {
 
   /// Where a rank stands in the rollout.
   std::int64_t engine_of(Rank) const;
-  std::int64_t tp_index_of(Rank) const;
+  std::int64_t place_of(Rank) const;
 
  protected:
   /// One engine's rollout of one iteration.

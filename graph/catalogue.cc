@@ -192,45 +192,10 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
-/// The product of an adapter's op: rows x depth x columns, of an activation or matrix that may be wider.
-struct LoraProduct {
-  Dim rows, depth, columns;
-  bool fits = false;
-};
-LoraProduct lora_product(const Op& op) {
-  for (const auto* side : {&op.inputs, &op.outputs})
-    for (const Tensor& t : *side)
-      if (t.rank != 2) return {};
-  const Tensor &first = op.inputs[0], &second = op.inputs[1], &out = op.outputs[0];
-  const auto inside = [&](const Tensor& wide, const Dim& n) {
-    return op.integer(Attr::column, 0) >= 0 && op.integer(Attr::column, 0) + n.size <= wide.shape[1].size;
-  };
-  switch (op.kind) {
-    case OpKind::lora_down:
-      return {first.shape[0], first.shape[1], second.shape[0],
-              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && out.shape[1] == second.shape[0]};
-    case OpKind::lora_up:
-      return {first.shape[0], first.shape[1], second.shape[0],
-              second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && inside(out, second.shape[0])};
-    case OpKind::lora_up_dgrad:
-      return {first.shape[0], second.shape[0], second.shape[1],
-              out.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, second.shape[0])};
-    case OpKind::lora_up_wgrad:
-      return {out.shape[0], first.shape[0], second.shape[1],
-              second.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, out.shape[0])};
-    default: {
-      const Tensor& a = op.inputs[2];
-      return {second.shape[0], second.shape[1], a.shape[1],
-              first.shape == out.shape && first.shape[0] == second.shape[0] && second.shape[1] == a.shape[0] &&
-                  first.shape[1] == a.shape[1]};
-    }
-  }
-}
-
 std::string check_lora(const Op& op) {
   const bool scales = op.kind == OpKind::lora_down || op.kind == OpKind::lora_up_dgrad || op.kind == OpKind::lora_merge;
   if (scales && !op.has(Attr::factor)) return "lacks attribute factor";
-  return lora_product(op).fits ? "" : "has matrices of an adapter that do not multiply";
+  return lora_product(op)->fits ? "" : "has matrices of an adapter that do not multiply";
 }
 
 /// The matrices of grouped products and their gradients, and rows and width of what is dispatched.
@@ -291,7 +256,8 @@ std::string check_routed(const Op& op) {
       break;
     case OpKind::expert_sort:
       fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
-             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0);
+             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0) &&
+             op.integer(Attr::groups, 1) > 0 && (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0;
       break;
     case OpKind::all_to_all:
       fits = !is_routed(op) || check_routed_exchange(op);
@@ -402,6 +368,20 @@ std::string check_apart(const Op& op) {
   return fits ? "" : fmt::format("needs rows of {} and {} columns, and of all of them", q, kv);
 }
 
+bool is_latent(OpKind k) {
+  switch (k) {
+    case OpKind::latent_norm:
+    case OpKind::latent_norm_backward:
+    case OpKind::latent_heads:
+    case OpKind::latent_heads_backward:
+    case OpKind::latent_write:
+    case OpKind::latent_attention:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// Latents and what all heads are made of them (graph/catalogue.h).
 std::string check_latent(const Op& op) {
   const auto wide = [](const Tensor& t) { return t.rank == 2 ? t.shape[1].size : -1; };
@@ -485,14 +465,53 @@ ExpertMatrices expert_matrices(const Op& op) {
   return {w.shape[0].size / n, n, w.shape[1].size, op.inputs[2].shape[0].size - 1};
 }
 
+std::optional<LoraProduct> lora_product(const Op& op) {
+  if (entry(op.kind).rule != FlopRule::lora) return std::nullopt;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side)
+      if (t.rank != 2) return LoraProduct{};
+  const Tensor &first = op.inputs[0], &second = op.inputs[1], &out = op.outputs[0];
+  const auto inside = [&](const Tensor& wide, const Dim& n) {
+    return op.integer(Attr::column, 0) >= 0 && op.integer(Attr::column, 0) + n.size <= wide.shape[1].size;
+  };
+  switch (op.kind) {
+    case OpKind::lora_down:
+      return LoraProduct{
+          first.shape[0], first.shape[1], second.shape[0],
+          second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && out.shape[1] == second.shape[0]};
+    case OpKind::lora_up:
+      return LoraProduct{
+          first.shape[0], first.shape[1], second.shape[0],
+          second.shape[1] == first.shape[1] && out.shape[0] == first.shape[0] && inside(out, second.shape[0])};
+    case OpKind::lora_up_dgrad:
+      return LoraProduct{
+          first.shape[0], second.shape[0], second.shape[1],
+          out.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, second.shape[0])};
+    case OpKind::lora_up_wgrad:
+      return LoraProduct{
+          out.shape[0], first.shape[0], second.shape[1],
+          second.shape[0] == first.shape[0] && out.shape[1] == second.shape[1] && inside(first, out.shape[0])};
+    default: {
+      const Tensor& a = op.inputs[2];
+      return LoraProduct{second.shape[0], second.shape[1], a.shape[1],
+                         first.shape == out.shape && first.shape[0] == second.shape[0] &&
+                             second.shape[1] == a.shape[0] && first.shape[1] == a.shape[1]};
+    }
+  }
+}
+
 bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_operands() > 1; }
 
 const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
 
-Range own_experts(const Op& op, const Places& places) {
-  const std::int64_t own = op.outputs[1].shape[0].size - 1;
+std::int64_t own_rows_bytes(const Op& op, const Sizes& s) {
+  return own_tokens_rows(op).bytes(s) / op.integer(Attr::tp, 1);
+}
+
+OwnPart own_experts(const Op& op, const Places& places) {
+  const std::int64_t own = op.outputs[1].shape[0].size - 1, groups = op.integer(Attr::groups, 1);
   const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) : 0;
-  return {place * own, (place + 1) * own};
+  return {place * (own / groups), own, groups};
 }
 
 std::string check_prices(const Op& op) {
@@ -560,7 +579,7 @@ double op_flops(const Op& op, const Sizes& s) {
              static_cast<double>(op.integer(Attr::tp, 1));
     }
     case FlopRule::lora: {
-      const LoraProduct p = lora_product(op);
+      const LoraProduct p = *lora_product(op);
       return 2.0 * static_cast<double>(p.rows.actual(s)) * static_cast<double>(p.depth.actual(s)) *
              static_cast<double>(p.columns.actual(s));
     }
@@ -590,7 +609,7 @@ std::int64_t payload_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::send_recv:
       return op.inputs[0].bytes(s) - padding;
     case OpKind::all_to_all:
-      return (is_routed(op) ? own_tokens_rows(op) : op.inputs[0]).bytes(s) - padding;
+      return (is_routed(op) ? own_rows_bytes(op, s) : op.inputs[0].bytes(s)) - padding;
     case OpKind::peer_copy: {
       std::int64_t bytes = 0;
       for (const Move& move : op.moves) bytes += moved_elements(move, places).of_peers * size_of(op.inputs[0].dtype);
@@ -759,7 +778,7 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
-  if (op.kind >= OpKind::latent_norm && op.kind <= OpKind::latent_attention) return check_latent(op);
+  if (is_latent(op.kind)) return check_latent(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::lora) return check_lora(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);

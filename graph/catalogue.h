@@ -36,7 +36,7 @@
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
 //   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps; offset: by w + that
 //   rms_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], (dw[H])                 residual: dx +=; accumulate: dw +=; offset
-//   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim
+//   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim; offset: as rms_norm
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
 //                                                rope_dim: only the last so many numbers of a head, neighbours as pairs
@@ -58,7 +58,8 @@
 //   route_backward     dweights[T,c], logits[T,E], experts[T,c] -> dlogits[T,E]                  renormalise
 //   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
 //                                                where each expert's rows begin   tp: ranks of the group share the
-//                                                experts, E each, by place; choices of others have row -1
+//                                                experts, E each, by place; choices of others have row -1. groups: they
+//                                                share each of so many equal groups of experts
 //   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
 //                                                and in what follows
 //   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
@@ -128,6 +129,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,13 +174,27 @@ struct ExpertMatrices {
 };
 ExpertMatrices expert_matrices(const Op&);
 
-/// The experts whose rows an expert_sort sorts on a rank: all, or those at its place in op.group, which shares them.
-Range own_experts(const Op&, const Places&);
+/// The product of an adapter's op: rows x depth x columns, of an activation or matrix that may be wider; none of other
+/// kinds. `fits`: its tensors multiply.
+struct LoraProduct {
+  Dim rows, depth, columns;
+  bool fits = false;
+};
+std::optional<LoraProduct> lora_product(const Op&);
+
+/// The experts whose rows an expert_sort sorts on a rank: `count`, in each of the groups that the experts lie in as
+/// many from the `first` on: all, or those at its place in op.group, which shares each of these groups.
+struct OwnPart {
+  std::int64_t first = 0, count = 0, groups = 1;
+};
+OwnPart own_experts(const Op&, const Places&);
 
 /// An all-to-all of rows of experts, of as many as there are for each rank; and its tensor that has the rank's own
 /// tokens' rows, there or back. Its payload is these: all ranks' together are what is sent, and no routing changes it.
 bool is_routed(const Op&);
 const Tensor& own_tokens_rows(const Op&);
+/// Their bytes; where a tensor-parallel group's ranks send those of some experts each (tp), a rank's share.
+std::int64_t own_rows_bytes(const Op&, const Sizes&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
 struct Partners {

@@ -1,6 +1,7 @@
 #include "layout/placement.h"
 
 #include "base/check.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 
@@ -34,99 +35,34 @@ Rectangle place(Rectangle box, const TensorPlacement& axes, const Mesh& mesh, st
   return box;
 }
 
-bool is_vector(ParamRole role) {
-  switch (role) {
-    case ParamRole::final_norm:
-    case ParamRole::final_norm_bias:
-    case ParamRole::input_norm:
-    case ParamRole::post_norm:
-    case ParamRole::input_norm_bias:
-    case ParamRole::post_norm_bias:
-    case ParamRole::q_bias:
-    case ParamRole::k_bias:
-    case ParamRole::v_bias:
-    case ParamRole::o_bias:
-    case ParamRole::q_norm:
-    case ParamRole::k_norm:
-    case ParamRole::up_bias:
-    case ParamRole::down_bias:
-    case ParamRole::router_bias:
-    case ParamRole::q_a_norm:
-    case ParamRole::kv_a_norm:
-    case ParamRole::attention_out_norm:
-    case ParamRole::mlp_out_norm:
-      return true;
-    default:
-      return false;
-  }
-}
+bool is_vector(ParamRole role) { return rule_of(role).vector; }
 
 std::optional<int> tensor_parallel_dim(ParamRole role) {
-  switch (role) {
-    case ParamRole::embedding:
-    case ParamRole::lm_head:
-    case ParamRole::q_proj:
-    case ParamRole::q_bias:
-    case ParamRole::q_b_proj:
-    case ParamRole::kv_b_proj:
-    case ParamRole::k_proj:
-    case ParamRole::v_proj:
-    case ParamRole::k_bias:
-    case ParamRole::v_bias:
-    case ParamRole::gate_proj:
-    case ParamRole::up_proj:
-    case ParamRole::up_bias:
-    case ParamRole::shared_gate:
-    case ParamRole::shared_up:
-    case ParamRole::expert_gate:
-    case ParamRole::expert_up:
-    case ParamRole::q_lora_b:
-    case ParamRole::k_lora_b:
-    case ParamRole::v_lora_b:
-    case ParamRole::gate_lora_b:
-    case ParamRole::up_lora_b:
-      return 0;
-    case ParamRole::o_proj:
-    case ParamRole::down_proj:
-    case ParamRole::shared_down:
-    case ParamRole::expert_down:
-    case ParamRole::o_lora_a:
-    case ParamRole::down_lora_a:
+  switch (rule_of(role).cut) {
+    case RoleCut::whole:
+      return std::nullopt;
+    case RoleCut::columns:
+    case RoleCut::query_columns:
       return 1;
     default:
-      return std::nullopt;  // norms, biases after a sum, routers, MLA's a-projections, learned positions, what of an
-                            // adapter meets the stream
+      return 0;
   }
 }
 
 TensorPlacement tensor_parallel(const ParamSpec& parameter, const ModelSpec& model, std::int64_t vocab_multiple) {
+  const RoleRule& rule = rule_of(parameter.role);
   const std::optional<int> dim = tensor_parallel_dim(parameter.role);
   if (!dim) return {};
-  switch (parameter.role) {
-    case ParamRole::embedding:
-    case ParamRole::lm_head:
+  switch (rule.cut) {
+    case RoleCut::vocabulary:
       return {{"tp", Placement::shard(*dim, vocab_multiple)}};
-    case ParamRole::q_proj:
-    case ParamRole::q_bias:
-    case ParamRole::q_b_proj:
-    case ParamRole::kv_b_proj:
-    case ParamRole::o_proj:
-    case ParamRole::q_lora_b:
-    case ParamRole::o_lora_a:
+    case RoleCut::query_rows:
+    case RoleCut::query_columns:
       return {{"tp", Placement::shard_blocks(*dim, parameter.shape[static_cast<std::size_t>(*dim)] / model.heads)}};
-    case ParamRole::k_proj:
-    case ParamRole::v_proj:
-    case ParamRole::k_bias:
-    case ParamRole::v_bias:
-    case ParamRole::k_lora_b:
-    case ParamRole::v_lora_b:
+    case RoleCut::key_rows:
       return {{"tp", Placement::shard_blocks(*dim, model.head_dim)}};
-    case ParamRole::expert_gate:
-    case ParamRole::expert_up:
-    case ParamRole::expert_down:
-      return {{"etp", Placement::shard(*dim)}};
     default:
-      return {{"tp", Placement::shard(*dim)}};
+      return {{rule.stack > 0 ? "etp" : "tp", Placement::shard(*dim)}};
   }
 }
 

@@ -13,13 +13,22 @@ namespace {
 
 class RolloutRank {
  public:
-  RolloutRank(const ModelSpec& model, std::int64_t tp, std::int64_t rank)
-      : model_(model), tp_(tp), rank_(rank), heads_(heads_of_rank(model, tp, rank)), parameters_(model) {}
+  RolloutRank(const ModelSpec& model, const EngineCut& cut, std::int64_t rank)
+      : model_(model),
+        cut_(cut),
+        tp_(cut.tp),
+        rank_(rank),
+        heads_(heads_of_rank(model, cut.tp, rank)),
+        parameters_(model) {}
 
   std::vector<LocalWeight> weights() {
-    weights_.push_back(table_slice("embedding", ParamRole::embedding));
-    if (model_.learned_positions) weights_.push_back(table_slice("position_embedding", ParamRole::position_embedding));
-    for (int layer = 0; layer < model_.layers; ++layer) add_layer(layer);
+    const bool first = cut_.stage.first, last = cut_.stage.last;
+    if (first || (last && model_.tie_embeddings)) weights_.push_back(table_slice("embedding", ParamRole::embedding));
+    if (first && model_.learned_positions)
+      weights_.push_back(table_slice("position_embedding", ParamRole::position_embedding));
+    for (int layer = 0; layer < model_.layers; ++layer)
+      if (cut_.has_layer(layer)) add_layer(layer);
+    if (!last) return std::move(weights_);
     norm("final_norm", -1, ParamRole::final_norm, ParamRole::final_norm_bias);
     if (parameters_.find(-1, ParamRole::lm_head)) weights_.push_back(table_slice("lm_head", ParamRole::lm_head));
     return std::move(weights_);
@@ -85,23 +94,29 @@ class RolloutRank {
     of_heads("kv_b", ParamRole::kv_b_proj, a.kv_lora_rank, a.qk_nope_head_dim + a.v_head_dim);
   }
 
-  /// Every expert's columns of this rank, expert by expert.
+  /// Every expert's columns of this rank, expert by expert; or all of its own experts, and in their places those that
+  /// other ranks have there.
   void add_experts(const std::string& prefix, int layer) {
     const auto experts = static_cast<int>(model_.moe->experts);
-    const Range inner = even_range(model_.moe->expert_intermediate, tp_, rank_);
+    const bool whole = cut_.experts > 1;
+    const std::int64_t own = experts / cut_.experts;
+    const Range inner =
+        whole ? Range{0, model_.moe->expert_intermediate} : even_range(model_.moe->expert_intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "router", layer, model_.hidden)
                            .add(parameters_.at(layer, ParamRole::router), {0, experts})
                            .build());
     WeightBuilder gate_up(prefix + "experts_gate_up", layer, model_.hidden),
         down(prefix + "experts_down", layer, inner.size());
-    for (int e = 0; e < experts; ++e) {
-      gate_up.add(parameters_.at(layer, ParamRole::expert_gate, e), inner, 0, down_by(inner))
-          .add(parameters_.at(layer, ParamRole::expert_up, e), inner, 0, down_by(inner));
+    for (int e = 0; e < own; ++e) {
+      gate_up.add(parameters_.at(layer, ParamRole::expert_gate, e), inner, 0, whole ? Step{} : down_by(inner))
+          .add(parameters_.at(layer, ParamRole::expert_up, e), inner, 0, whole ? Step{} : down_by(inner));
       down.add(parameters_.at(layer, ParamRole::expert_down, e), {0, model_.hidden}, inner.begin,
-               {.cols = inner.size()});
+               whole ? Step{} : Step{.cols = inner.size()});
     }
     weights_.push_back(gate_up.build());
+    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_gate, ParamRole::expert_up});
     weights_.push_back(down.build());
+    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_down});
     if (model_.moe->router_bias) replicate(prefix + "router_bias", layer, ParamRole::router_bias);
     if (model_.moe->shared_experts == 0) return;
     const Range shared = even_range(model_.moe->shared_experts * model_.moe->expert_intermediate, tp_, rank_);
@@ -112,6 +127,22 @@ class RolloutRank {
     weights_.push_back(column_slice(prefix + "shared_down", layer, ParamRole::shared_down, shared));
   }
 
+  /// Of a stack of the first rank's experts, with these parameters each: those of the other ranks stand there as well.
+  void share_places(LocalWeight& stack, int layer, const std::vector<ParamRole>& roles) const {
+    const std::int64_t own = model_.moe->experts / cut_.experts;
+    const std::vector<LocalWeight::Source> first = std::move(stack.sources);
+    stack.sources.clear();
+    for (std::int64_t holder = 0; holder < cut_.experts; ++holder)
+      for (std::size_t i = 0; i < first.size(); ++i) {
+        const auto expert = static_cast<int>(holder * own + static_cast<std::int64_t>(i / roles.size()));
+        LocalWeight::Source source = first[i];
+        source.parameter = parameters_.at(layer, roles[i % roles.size()], expert).name;
+        source.holder = holder;
+        stack.sources.push_back(std::move(source));
+      }
+  }
+
+  using Step = LocalWeight::Step;
   struct HeadRoles {
     ParamRole query, key, value;
   };
@@ -154,14 +185,15 @@ class RolloutRank {
     weights_.push_back(WeightBuilder(std::move(name), layer, 1).add(parameter, {0, parameter.shape[0]}).build());
   }
 
-  static LocalWeight::Step down_by(Range rows) { return {.rows = rows.size()}; }
-  LocalWeight::Step key_value_step() const {
+  static Step down_by(Range rows) { return {.rows = rows.size()}; }
+  Step key_value_step() const {
     return {.rows = rows_of(heads_.key_value).size(), .repeat = std::max<std::int64_t>(1, tp_ / model_.kv_heads)};
   }
   Range rows_of(Range heads) const { return rows_of(heads, model_.head_dim); }
   static Range rows_of(Range heads, std::int64_t of_one) { return {heads.begin * of_one, heads.end * of_one}; }
 
   const ModelSpec& model_;
+  const EngineCut& cut_;
   std::int64_t tp_, rank_;
   HeadRanges heads_;
   ParameterIndex parameters_;
@@ -177,25 +209,28 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
   return {query, {head, head + 1}};
 }
 
-std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
+std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
   if (model.mlp_bias && (model.gated_mlp || model.moe)) return fmt::format("{} has biases in a gated MLP", model.name);
   if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
   if (!model.mla && model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);
   }
-  if (model.moe && model.moe->expert_intermediate % tp)
+  if (model.moe && whole_experts && model.moe->experts % tp)
+    return fmt::format("{} experts do not divide over tp {}", model.moe->experts, tp);
+  if (model.moe && !whole_experts && model.moe->expert_intermediate % tp)
     return fmt::format("expert intermediate size {} does not divide over tp {}", model.moe->expert_intermediate, tp);
   if ((!model.moe || model.moe->first_dense_layers > 0) && model.intermediate % tp)
     return fmt::format("intermediate size {} does not divide over tp {}", model.intermediate, tp);
   return "";
 }
 
-std::vector<LocalWeight> rollout_weights(const ModelSpec& model, std::int64_t tp, std::int64_t tp_rank) {
-  const std::string reason = why_not_rollout_tp(model, tp);
+std::vector<LocalWeight> rollout_weights(const ModelSpec& model, const EngineCut& cut, std::int64_t tp_rank) {
+  const std::string reason = why_not_rollout_tp(model, cut.tp, cut.experts > 1);
   HB_CHECK(reason.empty(), "{}", reason);
-  HB_CHECK(tp_rank >= 0 && tp_rank < tp, "tp rank {} of {}", tp_rank, tp);
-  return RolloutRank(model, tp, tp_rank).weights();
+  HB_CHECK(tp_rank >= 0 && tp_rank < cut.tp, "tp rank {} of {}", tp_rank, cut.tp);
+  HB_CHECK(cut.experts == 1 || cut.experts == cut.tp, "experts over {} of {} ranks", cut.experts, cut.tp);
+  return RolloutRank(model, cut, tp_rank).weights();
 }
 
 }  // namespace hotbunk

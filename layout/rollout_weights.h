@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "layout/pipeline.h"
 #include "layout/shard.h"
 #include "spec/model.h"
 
@@ -38,6 +39,9 @@ namespace hotbunk {
 ///   router                    (E, hidden)                replicated
 ///   experts_gate_up           (E 2 I / tp, hidden)       for each expert [gate rows; up rows of this rank]
 ///   experts_down              (E hidden, I / tp)         for each expert its column slice
+/// where whole experts are spread (EngineCut::experts = tp), a rank has E / tp of them in the same two:
+///   experts_gate_up           (E / tp 2 I, hidden)       of expert e the place e % (E / tp) on rank e / (E / tp)
+///   experts_down              (E / tp hidden, I)
 ///   router_bias               (E, 1)                     where the model has it; replicated
 ///   shared_gate_up, shared_down   as gate_up and down    where there are experts that every token takes
 struct LocalWeight {
@@ -49,6 +53,7 @@ struct LocalWeight {
     std::string parameter;  // Hugging Face name
     Piece piece;            // rectangle of that parameter, and where it lies in this buffer
     Step step;
+    std::int64_t holder = -1;  // of a whole expert: the tensor-parallel rank that has it; others have theirs there
   };
   std::vector<Source> sources;  // they fill the buffer, except the padded rows of the vocabulary
 
@@ -62,15 +67,30 @@ struct HeadRanges {
 };
 HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 
+/// How an engine's ranks share a model: over so many tensor-parallel ones, whole experts over all of these (1: each has
+/// columns of every expert), and of its pipeline's stages this one. No layers and both ends: all of the model.
+struct EngineCut {
+  std::int64_t tp = 1, experts = 1;
+  StagePart stage = {};
+  bool has_layer(std::int64_t layer) const { return stage.layers.empty() || stage.has_layer(layer); }
+  friend bool operator<(const EngineCut& a, const EngineCut& b) {
+    return std::tie(a.tp, a.experts, a.stage) < std::tie(b.tp, b.experts, b.stage);
+  }
+};
+
 /// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
 ///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; latent attention has no KV
-///   heads.
-std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp);
+///   heads. Of an expert columns have to divide, or with `whole_experts` their number.
+std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
 /// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are
 /// learned positions.
+/// A tied table is on the first stage and on the last one.
 /// Throws InternalError where why_not_rollout_tp gives a reason.
-std::vector<LocalWeight> rollout_weights(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
+std::vector<LocalWeight> rollout_weights(const ModelSpec&, const EngineCut&, std::int64_t tp_rank);
+inline std::vector<LocalWeight> rollout_weights(const ModelSpec& model, std::int64_t tp, std::int64_t tp_rank) {
+  return rollout_weights(model, EngineCut{.tp = tp}, tp_rank);
+}
 
 }  // namespace hotbunk

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "layout/flat_units.h"
 #include "layout/train_mesh.h"
 
@@ -80,8 +81,10 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
   // An expert's ranks are others than those of the first place.
   const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
   // Data ranks that spread experts share each of them with so many fewer.
-  const bool over_data = parameter.expert >= 0 && layout_.expert.extent("etp") == layout_.dense.extent("tp");
-  const std::int64_t holders = over_data ? layout_.expert.extent("ep") : 1;
+  const std::int64_t holders =
+      parameter.expert < 0 ? 1
+                           : std::max<std::int64_t>(1, layout_.expert.extent("ep") * layout_.expert.extent("etp") /
+                                                           layout_.dense.extent("tp"));
   const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(),
                                  std::max<std::int64_t>(1, shards_ / holders), shard_of(rank) / holders);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
@@ -96,10 +99,31 @@ std::int64_t TrainHoldings::elements(std::int64_t rank) const {
   return all;
 }
 
+namespace {
+
+Result<std::vector<StageChunk>> engine_stages(const Scenario& s) {
+  return split_pipeline(
+      {.layers = s.model.layers, .stages = s.rollout.layout.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
+}
+
+}  // namespace
+
+std::vector<EngineCut> engine_cuts(const Scenario& s) {
+  const RolloutLayout& l = s.rollout.layout;
+  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep}};
+  const auto stages = engine_stages(s);
+  HB_CHECK(stages.has_value(), "{} layers in {} stages of an engine", s.model.layers, l.pp);
+  std::vector<EngineCut> out;
+  for (const StageChunk& c : *stages)
+    out.push_back({.tp = l.tp,
+                   .experts = l.ep,
+                   .stage = {.layers = {c.layers}, .first = c.stage == 0, .last = c.stage + 1 == l.pp}});
+  return out;
+}
+
 Result<Layout> engine_layout(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  auto stages =
-      split_pipeline({.layers = s.model.layers, .stages = l.pp, .chunks = 1, .first = {}, .last = {}, .custom = {}});
+  auto stages = engine_stages(s);
   if (!stages) return tl::unexpected(stages.error());
   const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);

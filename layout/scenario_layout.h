@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "layout/layout.h"
+#include "layout/rollout_weights.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -46,5 +47,9 @@ class TrainHoldings {
 
 /// The layout of a scenario's engines. E244 as above.
 Result<Layout> engine_layout(const Scenario&);
+
+/// What each pipeline stage of an engine has, as its first tensor-parallel rank. Internal fault where engine_layout()
+/// fails.
+std::vector<EngineCut> engine_cuts(const Scenario&);
 
 }  // namespace hotbunk

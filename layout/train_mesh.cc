@@ -21,8 +21,8 @@ ShardMesh shard_mesh(const TrainSpec& train) {
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  const bool over_data = l.etp == l.tp;  // else over the tensor-parallel ranks (spec/validate.cc)
-  return {shards, data / shards, l.tp, over_data ? 1 : l.ep, over_data ? l.ep : 1, l.pp};
+  const std::int64_t tensor = l.expert_tensor_ranks();  // and the rest over data ranks
+  return {shards, data / shards, l.tp, tensor, std::max<std::int64_t>(1, l.ep / tensor), l.pp};
 }
 
 std::int64_t rows_sent_of_token(const Scenario& s) {
@@ -30,8 +30,9 @@ std::int64_t rows_sent_of_token(const Scenario& s) {
 }
 
 std::int64_t most_rows_received(const Scenario& s) {
-  const std::int64_t ranks = shard_mesh(s.train).expert_data;
-  return ranks * s.train.micro_batch_tokens * std::min(s.model.moe->experts_per_token, s.model.moe->experts / ranks);
+  const ShardMesh mesh = shard_mesh(s.train);
+  const std::int64_t of_a_rank = s.model.moe->experts / (mesh.expert_data * mesh.experts);
+  return mesh.expert_data * s.train.micro_batch_tokens * std::min(s.model.moe->experts_per_token, of_a_rank);
 }
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {

@@ -18,7 +18,8 @@ Mesh train_mesh(const TrainLayout&);
 /// where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that have a part of
 /// every layer: of experts either a part of each, or, spread over `experts` ranks, which are all of them, whole ones.
 /// `expert_data`: neighbours among the data ranks over which whole experts are spread as well: each holds others, or
-/// its tensor-parallel places parts of others. Then of an expert there are that many times fewer shards, or, where
+/// its tensor-parallel places parts of others; with both, data rank d's place t has those from (d·experts + t)·E/ep on.
+/// Then of an expert there are that many times fewer shards, or, where
 /// nothing is sharded, copies.
 struct ShardMesh {
   std::int64_t shards = 1, replicas = 1, tensor = 1, experts = 1, expert_data = 1;

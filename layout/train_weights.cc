@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <tuple>
 #include <utility>
@@ -11,40 +10,18 @@
 #include "base/check.h"
 #include "layout/placement.h"
 #include "layout/rollout_weights.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
 
 using R = ParamRole;
 
-// Inside its unit a parameter stands in the order of use, with what is multiplied as one packed matrix adjacent. What
-// no optimizer steps stands behind all else that no expert has.
-// clang-format off
-constexpr std::array order_in_unit = {
-    R::embedding, R::position_embedding, R::final_norm, R::final_norm_bias, R::lm_head,
-    R::input_norm, R::input_norm_bias,
-    R::q_a_proj, R::q_a_norm, R::q_b_proj, R::kv_a_proj, R::kv_a_norm, R::kv_b_proj,
-    R::q_proj, R::k_proj, R::v_proj, R::q_bias, R::k_bias, R::v_bias, R::q_norm, R::k_norm, R::o_proj, R::o_bias,
-    R::attention_out_norm, R::post_norm, R::post_norm_bias,
-    R::gate_proj, R::up_proj, R::up_bias, R::down_proj, R::down_bias, R::mlp_out_norm,
-    R::router, R::shared_gate, R::shared_up, R::shared_down, R::router_bias,
-    R::expert_gate, R::expert_up, R::expert_down,
-    R::q_lora_a, R::q_lora_b, R::k_lora_a, R::k_lora_b, R::v_lora_a, R::v_lora_b, R::o_lora_a, R::o_lora_b,
-    R::gate_lora_a, R::gate_lora_b, R::up_lora_a, R::up_lora_b, R::down_lora_a, R::down_lora_b,
-};
-// clang-format on
-
-constexpr std::size_t position_in_unit(ParamRole role) {
-  return static_cast<std::size_t>(std::find(order_in_unit.begin(), order_in_unit.end(), role) - order_in_unit.begin());
-}
-// The enumeration ends with down_lora_b: every role has its place in the order.
-static_assert(order_in_unit.size() == static_cast<std::size_t>(R::down_lora_b) + 1);
-
 // Behind what no expert has: gate and up of expert 0, of expert 1, …, then all down projections. So what is multiplied
 // together is one stack of matrices.
 bool stands_before(const ParamSpec& a, const ParamSpec& b) {
   const auto place = [](const ParamSpec& p) {
-    return std::tuple(p.layer, p.role == R::expert_down, p.expert, position_in_unit(p.role));
+    return std::tuple(p.layer, rule_of(p.role).stack, p.expert, place_in_unit(p.role));
   };
   return place(a) < place(b);
 }
@@ -76,8 +53,8 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   const Rectangle first = place(all, cut, tensor, 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
   if (spread) {
-    param.spread = ep.tensor, param.step.rows = param.whole_rows;
-    param.base.row = spec.expert / (model.moe->experts / ep.tensor) * param.whole_rows;
+    param.spread = ep.tensor * ep.data, param.step.rows = param.whole_rows;
+    param.base.row = spec.expert / (model.moe->experts / param.spread) * param.whole_rows;
   } else if (param.over_data) {
     // Those of all ranks lie where the parts of all tensor-parallel places follow one another in one direction.
     param.spread = ep.data;
@@ -146,9 +123,9 @@ void number_kinds(std::vector<ShardedUnit>& units) {
   }
 }
 
-std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp) {
+std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts) {
   if (tp == 1) return "";
-  return why_not_rollout_tp(model, tp);
+  return why_not_rollout_tp(model, tp, whole_experts);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
@@ -159,10 +136,10 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, st
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
                                      std::int64_t world, std::int64_t rank, ExpertSpread ep) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
-  const std::string why_not = why_not_train_tp(model, tp);
+  const std::string why_not = why_not_train_tp(model, tp, ep.tensor > 1);
   HB_CHECK(why_not.empty(), "{}", why_not);
   const std::int64_t holders = ep.tensor * ep.data;  // of other experts
-  HB_CHECK((ep.tensor == 1 || (ep.tensor == tp && ep.data == 1)) && (world == 1 || world % ep.data == 0),
+  HB_CHECK((ep.tensor == 1 || ep.tensor == tp) && (world == 1 || world % ep.data == 0),
            "experts over {} of {} tensor-parallel ranks and {} of {} others", ep.tensor, tp, ep.data, world);
   HB_CHECK(holders == 1 || (model.moe && model.moe->experts % holders == 0), "experts over {} ranks", holders);
   const Mesh tensor({{"tp", tp}});

@@ -1,12 +1,11 @@
 // How one training rank holds the model: units, their parameters, and where each parameter's rows lie. Tensor
 // parallelism cuts parameters first (layout/placement.h: tensor_parallel), and of what it leaves FSDP cuts the rows.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "layout/pipeline.h"
 #include "layout/shard.h"
 #include "spec/model.h"
 
@@ -72,32 +71,16 @@ struct ShardedUnit {
 /// Gives units that differ in the names of their parameters only one kind.
 void number_kinds(std::vector<ShardedUnit>&);
 
-/// What one pipeline stage has of a model: the layers of its chunks, in model order; in front of them the embedding, if
-/// it is the first; behind them the norm and the head, if it is the last. Tied, both have the table.
-struct StagePart {
-  std::vector<Range> layers;
-  bool first = true, last = true;
-  bool has_layer(std::int64_t layer) const {
-    return std::ranges::any_of(layers, [&](const Range& r) { return r.begin <= layer && layer < r.end; });
-  }
-  friend bool operator<(const StagePart& a, const StagePart& b) {
-    const auto less = [](const Range& x, const Range& y) {
-      return std::tie(x.begin, x.end) < std::tie(y.begin, y.end);
-    };
-    if (a.layers != b.layers) return std::ranges::lexicographical_compare(a.layers, b.layers, less);
-    return std::tie(a.first, a.last) < std::tie(b.first, b.last);
-  }
-};
-
 /// Ranks over which whole experts are spread: all tensor-parallel ones (1: these have a part of each), and so many
-/// neighbours of the `world`, which they divide if it is not 1.
+/// neighbours of the `world`, which they divide if it is not 1. With both, the first of these neighbours has those in
+/// front, the first of its tensor-parallel ones again.
 struct ExpertSpread {
   std::int64_t tensor = 1, data = 1;
   friend auto operator<=>(const ExpertSpread&, const ExpertSpread&) = default;
 };
 
 /// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
-std::string why_not_train_tp(const ModelSpec&, std::int64_t tp);
+std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
 /// beside the first tensor-parallel rank: root, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …

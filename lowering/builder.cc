@@ -216,8 +216,8 @@ void ProgramBuilder::unmap(SectionId section, StreamId stream) {
 }
 
 Op& ProgramBuilder::feed(const Tensor& t, Slot slot) {
-  return with(emit(OpKind::feed, streams::h2d, buffer(t.buffer).name, {}, {t}), Attr::slot,
-              static_cast<std::int64_t>(slot));
+  const StreamId stream = is_on_host(t.buffer) ? streams::host : streams::h2d;
+  return with(emit(OpKind::feed, stream, buffer(t.buffer).name, {}, {t}), Attr::slot, static_cast<std::int64_t>(slot));
 }
 
 Op& ProgramBuilder::fetch(const Tensor& t, Slot slot) {
@@ -257,7 +257,11 @@ std::vector<std::int64_t> transient_levels(std::span<const TransientUse> phases,
     if (phases[p].when == When::iteration && phases[p].maps) last = static_cast<std::ptrdiff_t>(p);
   std::int64_t entry = iteration_entry;
   if (last >= 0) {
-    entry = std::max(level[static_cast<std::size_t>(last)], iteration_entry);
+    // The first iteration finds what the prologue left, and later ones must find as much.
+    std::int64_t left = 0;
+    for (std::size_t p = 0; p < n && phases[p].when == When::prologue; ++p)
+      if (phases[p].maps) left = level[p];
+    entry = std::max({level[static_cast<std::size_t>(last)], iteration_entry, left});
     for (auto p = static_cast<std::size_t>(last); p < n && phases[p].when == When::iteration; ++p) level[p] = entry;
   }
   for (std::size_t p = 0; p < n && phases[p].when == When::prologue; ++p) level[p] = std::max(level[p], entry);

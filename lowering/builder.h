@@ -44,6 +44,9 @@ namespace hotbunk {
 ///   expert_places    these of all tensor-parallel places, which come first: who together have every expert
 ///   expert_shards    of those that share one copy of what is sharded, the ones with the same experts
 ///   expert_replicas  the ranks that hold the same shard of the same experts
+/// and where engines have a pipeline:
+///   engine_stages    the ranks of one place in all stages of an engine, stage by stage
+///   engines          all ranks of an engine, stage by stage
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -61,7 +64,9 @@ enum class Family : GroupId {
   experts = 13,
   expert_places = 14,
   expert_shards = 15,
-  expert_replicas = 16
+  expert_replicas = 16,
+  engine_stages = 17,
+  engines = 18
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
@@ -91,7 +96,8 @@ inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t ro
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
   out[sequence_extent] = out.tokens / (l.sp ? l.tp : 1);
   if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
-  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens;
+  // Of whole experts a tensor-parallel rank gets its share.
+  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens / l.expert_tensor_ranks();
   return out;
 }
 
@@ -146,6 +152,9 @@ class ProgramBuilder {
   /// A window into a buffer, from `element` on (in elements of the window's dtype).
   Tensor view(BufferId, DType, std::initializer_list<Dim> shape, std::int64_t element = 0) const;
   Tensor whole(BufferId) const;
+  bool is_on_host(BufferId id) const {
+    return draft_.sections[static_cast<std::size_t>(buffer(id).section)].space == Space::host;
+  }
   const Buffer& buffer(BufferId id) const { return draft_.buffers[static_cast<std::size_t>(id)]; }
 
   /// Ops from now on go to this phase's new block, to a call that has the names of both.

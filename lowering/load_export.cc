@@ -12,8 +12,9 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
   b.map(sections::train_params);
   b.map(sections::train_optimizer);
   b.map(sections::train_reference);
+  b.map(sections::host_resident);
   const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot, bool whole = false) {
-    b.alloc(id, streams::h2d);
+    if (b.buffer(id).section != sections::transient) b.alloc(id, b.is_on_host(id) ? streams::host : streams::h2d);
     const DType dtype = b.buffer(id).dtype;
     for (const UnitParam& p : unit.params) {
       const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
@@ -30,14 +31,35 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
     }
   };
   for (const UnitState& u : state.units()) {
-    std::vector<Input> inputs = {u.shard};
-    for (const BufferId id : {u.reference, u.exp_avg, u.exp_avg_sq})
+    std::vector<Input> inputs;
+    for (const BufferId id : {u.shard, u.reference, u.exp_avg, u.exp_avg_sq})
       if (id >= 0) inputs.emplace_back(id);
     if (u.publishes()) inputs.emplace_back(u.whole);
-    b.call("load.unit", u.unit.kind, parameters_prefix(u.unit), std::move(inputs), [&] {
+    for (const SteppedPart& p : u.parts)
+      if (u.is_split() && p.on_host)
+        for (const BufferId id : {p.shard, p.exp_avg, p.exp_avg_sq}) inputs.emplace_back(id);
+    const std::string name = parameters_prefix(u.unit);
+    b.call("load.unit", u.unit.kind, name, std::move(inputs), [&] {
+      const auto load_split = [&](StateTensor what, Slot slot, DType dtype, const char* suffix) {
+        const std::string staged = name + "loaded" + suffix;
+        const Tensor t = b.transient(staged, dtype, {fixed(u.unit.shard_elements)}, Category::communication);
+        load(u.unit, t.buffer, slot);
+        state.put_parts(b, u, what, t, staged);
+      };
       if (u.publishes()) b.alloc(u.whole, streams::gather);
-      load(u.unit, u.shard, Slot::parameter, state.shards_of(u.unit) < state.shards());
+      const Precision& precision = state.precision();
+      if (u.is_split() && u.publishes()) {
+        load_split(StateTensor::shard, Slot::parameter, precision.master, "");
+      } else {
+        load(u.unit, u.shard, Slot::parameter, state.shards_of(u.unit) < state.shards());
+        if (u.is_split()) state.put_parts(b, u, StateTensor::shard, b.whole(u.shard), name + "loaded");
+      }
       if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
+      if (u.is_split()) {
+        load_split(StateTensor::exp_avg, Slot::first_moment, precision.moments, ".exp_avg");
+        load_split(StateTensor::exp_avg_sq, Slot::second_moment, precision.moments, ".exp_avg_sq");
+        return;
+      }
       if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
       if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
     });
@@ -74,16 +96,16 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
   const UnitState& of = state.units()[u];
   std::optional<MergedAdapters> adapters;
   if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
+  const Tensor held = state.on_device(b, u, StateTensor::shard, name);
   b.begin_call("export.merge", name);
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
-  b.emit(dtype == b.buffer(of.shard).dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast",
-         {b.whole(of.shard)}, {merged});
+  b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
   for (const UnitParam& p : of.unit.params) {
     if (!adapters || !state.model().adapts(p.role)) continue;
     const auto view = [&](BufferId id) {
       return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
     };
-    emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(of.shard), view(merged.buffer),
+    emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
                fmt::format("{}.{}", name, lora_target(p.role)->module));
   }
   return merged;
@@ -154,9 +176,9 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
       const std::int64_t shards = state.shards_of(unit);
       if (state.trains(unit)) {
         for (std::size_t i = 0; i < parts.size(); ++i) {
-          const UnitState* of = own ? &state.units()[u] : nullptr;
-          const Tensor shard = of ? b.whole(std::array{of->shard, of->exp_avg, of->exp_avg_sq}[i]) : Tensor{};
-          export_part(b, state, unit, shards, stage, shard, parts[i], one, name + parts[i].suffix);
+          const std::string part = name + parts[i].suffix;
+          const Tensor shard = own ? state.on_device(b, u, static_cast<StateTensor>(i), part) : Tensor{};
+          export_part(b, state, unit, shards, stage, shard, parts[i], one, part);
         }
       } else if (merges) {
         const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};

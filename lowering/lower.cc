@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
+#include "layout/scenario_layout.h"
 #include "layout/train_mesh.h"
 #include "lowering/phases.h"
 #include "lowering/rollout.h"
@@ -50,7 +51,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::expert_replicas) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::engines) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 /// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
@@ -109,20 +110,46 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   }
 }
 
+void add_engines(Families& all, const RolloutLayout& l) {
+  for (std::int64_t e = 0; e < l.dp; ++e) {
+    const auto add = [&](Family f, std::int64_t count, std::int64_t first, std::int64_t step) {
+      at(all, f).groups.push_back(members(count, [&](auto i) {
+        return static_cast<Rank>(rank_of_seat(l, {e, first + i * step}));
+      }));
+    };
+    for (std::int64_t stage = 0; stage < l.pp; ++stage) add(Family::tp, l.tp, stage * l.tp, 1);
+    if (l.pp == 1) continue;
+    for (std::int64_t t = 0; t < l.tp; ++t) add(Family::engine_stages, l.pp, t, l.tp);
+    add(Family::engines, l.tp * l.pp, 0, 1);
+  }
+}
+
 std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh, bool engines) {
   Families all;
-  constexpr std::array names = {"fsdp",    "tp",         "world",         "replicas",      "train_tp",       "holders",
-                                "data",    "kv_sharers", "kv_parts",      "train_pp",      "tied",           "ulysses",
-                                "context", "experts",    "expert_places", "expert_shards", "expert_replicas"};
+  constexpr std::array names = {"fsdp",
+                                "tp",
+                                "world",
+                                "replicas",
+                                "train_tp",
+                                "holders",
+                                "data",
+                                "kv_sharers",
+                                "kv_parts",
+                                "train_pp",
+                                "tied",
+                                "ulysses",
+                                "context",
+                                "experts",
+                                "expert_places",
+                                "expert_shards",
+                                "expert_replicas",
+                                "engine_stages",
+                                "engines"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
   at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
-  if (engines)
-    for (std::int64_t e = 0; e < s.rollout.layout.dp; ++e)
-      at(all, Family::tp).groups.push_back(members(s.rollout.layout.tp, [&](auto t) {
-        return static_cast<Rank>(rank_of_seat(s.rollout.layout, {e, t}));
-      }));
+  if (engines) add_engines(all, s.rollout.layout);
   const Mesh train = train_mesh(s.train.layout);
   for (const auto& [family, axis] : {std::pair(Family::ulysses, "ulysses"), {Family::context, "cp"}})
     if (train.extent(axis) > 1)
@@ -136,14 +163,15 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = mesh.expert_data > 1             ? Family::expert_replicas
-                      : s.train.layout.cp > 1          ? Family::context
-                      : s.train.layout.ulysses > 1     ? Family::ulysses
-                      : mesh.stages > 1                ? Family::tied
-                      : mesh.tensor > s.model.kv_heads ? Family::kv_parts
-                      : mesh.tensor > 1                ? Family::data
-                      : mesh.replicas > 1              ? Family::replicas
-                                                       : Family::world;
+  const Family last = engines && s.rollout.layout.pp > 1 ? Family::engines
+                      : mesh.expert_data > 1             ? Family::expert_replicas
+                      : s.train.layout.cp > 1            ? Family::context
+                      : s.train.layout.ulysses > 1       ? Family::ulysses
+                      : mesh.stages > 1                  ? Family::tied
+                      : mesh.tensor > s.model.kv_heads   ? Family::kv_parts
+                      : mesh.tensor > 1                  ? Family::data
+                      : mesh.replicas > 1                ? Family::replicas
+                                                         : Family::world;
   return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 
@@ -158,16 +186,22 @@ bool serves_in(std::string_view phase) {
   return at != PlanPhase::load && !is_training(at);
 }
 
-/// What every rank of a pipeline stage does, as it is written: the parts of its own follow from its places
-/// (graph/move.h). `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
-Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_t stage, bool serves,
-               std::int64_t kv_blocks, ModelShapes& shapes, bool shares) {
+/// Which stage of the trainer's pipeline a rank is, and which of an engine's.
+struct Stages {
+  std::int64_t train = 0, engine = 0;
+  friend bool operator==(const Stages&, const Stages&) = default;
+};
+
+/// What every rank of such stages does, as it is written: the parts of its own follow from its places (graph/move.h).
+/// `serves`: the plan has phases that touch what engines hold; then with so many blocks of KV cache.
+Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, Stages stages, bool serves, std::int64_t kv_blocks,
+               ModelShapes& shapes, bool shares) {
   ProgramBuilder b(plan.phases, shares);
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
   const ShardMesh mesh = shard_mesh(s.train);
-  const TrainState train(s, b, mesh, shapes, stage, purpose == Purpose::job);
+  const TrainState train(s, b, mesh, shapes, stages.train, purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
   on("reference", [&](auto p) { lower_log_probs(s, b, train, p, Weights::reference, "reference."); });
@@ -181,7 +215,8 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, std::int64_
       if (is_transition(p.phase)) on(name_of(p.phase), [&](auto i) { lower_transition(b, buffers, p, i); });
   };
   if (serves) {
-    const RolloutState rollout(s, b, shapes.weights(s.rollout.layout.tp), kv_blocks);
+    const RolloutState rollout(s, b, shapes.weights(engine_cuts(s)[static_cast<std::size_t>(stages.engine)]),
+                               stages.engine, kv_blocks);
     transitions(&rollout);
     on("sync", [&](auto p) { lower_sync(s, b, train, rollout, phases.find(PlanPhase::sync)->from_host, p); });
     on("rollout", [&](auto p) { lower_rollout(s, b, rollout, p); });
@@ -200,7 +235,7 @@ std::int64_t weight_bytes_of(const Scenario& s, const std::vector<LocalWeight>& 
 
 }  // namespace
 
-std::optional<std::int64_t> kv_pool_blocks(const Scenario& s, std::int64_t weight_bytes) {
+std::optional<std::int64_t> kv_pool_blocks(const Scenario& s, std::int64_t weight_bytes, std::int64_t layers) {
   const std::int64_t longest = max_blocks_per_seq(s);
   const std::int64_t useful = s.rollout.max_running_requests * longest;
   if (s.rollout.kv_cache_tokens > 0) return s.rollout.kv_cache_tokens / s.rollout.block_tokens;
@@ -208,27 +243,47 @@ std::optional<std::int64_t> kv_pool_blocks(const Scenario& s, std::int64_t weigh
   const auto pool =
       static_cast<std::int64_t>(s.rollout.memory_fraction * static_cast<double>(s.cluster.device_memory_bytes)) -
       weight_bytes;
-  const std::int64_t blocks = std::min(useful, pool / kv_block_bytes(s));
+  const std::int64_t blocks = std::min(useful, pool / kv_block_bytes(s, layers));
   if (pool > 0 && blocks >= longest) return blocks;
   return std::nullopt;
 }
 
+namespace {
+
+/// The stages of an engine have as many blocks each, of their layers.
+Result<std::int64_t> kv_pool_blocks(const Scenario& s, ModelShapes& shapes) {
+  std::optional<std::int64_t> least;
+  const std::vector<EngineCut> cuts = engine_cuts(s);
+  for (std::size_t stage = 0; stage < cuts.size(); ++stage) {
+    const std::int64_t weights = weight_bytes_of(s, *shapes.weights(cuts[stage])),
+                       layers = engine_stage_layers(s, static_cast<std::int64_t>(stage)).size();
+    const auto blocks = kv_pool_blocks(s, weights, layers);
+    if (blocks) {
+      least = std::min(least.value_or(*blocks), *blocks);
+      continue;
+    }
+    const auto device = static_cast<double>(s.cluster.device_memory_bytes);
+    const std::int64_t longest = max_blocks_per_seq(s), block_bytes = kv_block_bytes(s, layers);
+    const auto pool = static_cast<std::int64_t>(s.rollout.memory_fraction * device) - weights;
+    return fail(Diagnostic{
+        .code = "E302",
+        .message = "rollout.memory_fraction leaves no room for one sequence's KV cache",
+        .where = {},
+        .notes = {fmt::format("memory_fraction {} x {} - weights {} = {}, but {} tokens need {} blocks x {} = {}",
+                              s.rollout.memory_fraction, format_bytes(device),
+                              format_bytes(static_cast<double>(weights)), format_bytes(static_cast<double>(pool)),
+                              max_sample_tokens(s), longest, format_bytes(static_cast<double>(block_bytes)),
+                              format_bytes(static_cast<double>(longest * block_bytes)))},
+        .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
+  }
+  return *least;
+}
+
+}  // namespace
+
 Result<std::int64_t> kv_pool_blocks(const Scenario& s) {
-  const std::int64_t weights = weight_bytes_of(s, rollout_weights(s.model, s.rollout.layout.tp, 0));
-  if (const auto blocks = kv_pool_blocks(s, weights)) return *blocks;
-  const auto device = static_cast<double>(s.cluster.device_memory_bytes);
-  const std::int64_t longest = max_blocks_per_seq(s), block_bytes = kv_block_bytes(s);
-  const auto pool = static_cast<std::int64_t>(s.rollout.memory_fraction * device) - weights;
-  return fail(Diagnostic{
-      .code = "E302",
-      .message = "rollout.memory_fraction leaves no room for one sequence's KV cache",
-      .where = {},
-      .notes = {fmt::format("memory_fraction {} x {} - weights {} = {}, but {} tokens need {} blocks x {} = {}",
-                            s.rollout.memory_fraction, format_bytes(device), format_bytes(static_cast<double>(weights)),
-                            format_bytes(static_cast<double>(pool)), max_sample_tokens(s), longest,
-                            format_bytes(static_cast<double>(block_bytes)),
-                            format_bytes(static_cast<double>(longest * block_bytes)))},
-      .help = "raise rollout.layout.tp or rollout.memory_fraction, or lower workload.response_tokens.max"});
+  ModelShapes shapes(s.model);
+  return kv_pool_blocks(s, shapes);
 }
 
 bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::sleep && !s.rollout.sleep; }
@@ -236,7 +291,8 @@ bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::slee
 std::string why_not_lowered(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
   if (s.algorithm.name == AlgorithmName::sft) return "";
-  if (std::string why = why_not_rollout_tp(s.model, s.rollout.layout.tp); !why.empty()) return why;
+  if (std::string why = why_not_rollout_tp(s.model, s.rollout.layout.tp, s.rollout.layout.ep > 1); !why.empty())
+    return why;
   return kv_pool_blocks(s) ? "" : "rollout.memory_fraction leaves no room for one sequence's KV cache";
 }
 
@@ -289,20 +345,24 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;
   if (serves) {
-    const auto blocks = kv_pool_blocks(s, weight_bytes_of(s, *shapes.weights(s.rollout.layout.tp)));
-    if (!blocks) {
-      const auto why = kv_pool_blocks(s);
-      HB_CHECK(!why, "a KV pool is there and is not");
-      return tl::unexpected(why.error());
-    }
+    const auto blocks = kv_pool_blocks(s, shapes);
+    if (!blocks) return tl::unexpected(blocks.error());
     kv_blocks = *blocks;
   }
   const Mesh train = train_mesh(s.train.layout);
-  for (std::int64_t r = 0; r < world; ++r)
-    plan.program_of_rank.push_back(static_cast<std::int32_t>(train.coordinate(r, "pp")));
+  std::vector<Stages> programs;  // one for each stage of the trainer's pipeline that some stage of an engine's meets
+  for (std::int64_t r = 0; r < world; ++r) {
+    const std::int64_t place = serves ? engine_seat(s.rollout.layout, r).place / s.rollout.layout.tp : 0;
+    programs.push_back({train.coordinate(r, "pp"), place});
+  }
+  std::vector<Stages> distinct = programs;
+  std::ranges::sort(distinct, {}, [](const Stages& at) { return std::pair(at.train, at.engine); });
+  distinct.erase(std::ranges::unique(distinct).begin(), distinct.end());
+  for (const Stages& of_rank : programs)
+    plan.program_of_rank.push_back(static_cast<std::int32_t>(std::ranges::find(distinct, of_rank) - distinct.begin()));
   std::vector<Draft> drafts;
-  for (std::int64_t stage = 0; stage < mesh.stages; ++stage)
-    drafts.push_back(draft_of(s, plan, purpose, stage, serves, kv_blocks, shapes, shares));
+  for (const Stages& stages : distinct)
+    drafts.push_back(draft_of(s, plan, purpose, stages, serves, kv_blocks, shapes, shares));
   return Written{std::move(plan), std::move(drafts), nothing_sleeps(s)};
 }
 

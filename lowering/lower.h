@@ -57,6 +57,6 @@ Result<Plan> lower_call_by_call(const Scenario&, Purpose = Purpose::job);
 /// the weights, but no more than max_running_requests of the longest sequences can use.
 Result<std::int64_t> kv_pool_blocks(const Scenario&);
 /// The same where one rank's weights take so many bytes; nullopt: no room for one sequence.
-std::optional<std::int64_t> kv_pool_blocks(const Scenario&, std::int64_t weight_bytes);
+std::optional<std::int64_t> kv_pool_blocks(const Scenario&, std::int64_t weight_bytes, std::int64_t layers);
 
 }  // namespace hotbunk

@@ -16,10 +16,10 @@ ModelShapes::Units ModelShapes::flat_units(const WrapSpec& wrap, std::int64_t wo
   return known;
 }
 
-ModelShapes::Weights ModelShapes::weights(std::int64_t tp) {
+ModelShapes::Weights ModelShapes::weights(const EngineCut& cut) {
   const std::scoped_lock lock(mutex_);
-  Weights& known = weights_[tp];
-  if (!known) known = std::make_shared<const std::vector<LocalWeight>>(rollout_weights(model_, tp, 0));
+  Weights& known = weights_[cut];
+  if (!known) known = std::make_shared<const std::vector<LocalWeight>>(rollout_weights(model_, cut, 0));
   return known;
 }
 

@@ -27,14 +27,14 @@ class ModelShapes {
   /// Of FSDP1 (layout/flat_units.h).
   Units flat_units(const WrapSpec&, std::int64_t world);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
-  Weights weights(std::int64_t tp);
+  Weights weights(const EngineCut&);
 
  private:
   const ModelSpec& model_;
   std::mutex mutex_;
   std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertSpread>, Units> units_;
   std::map<std::pair<WrapSpec, std::int64_t>, Units> flat_units_;
-  std::map<std::int64_t, Weights> weights_;
+  std::map<EngineCut, Weights> weights_;
 };
 
 }  // namespace hotbunk

@@ -8,15 +8,14 @@
 #include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/train_passes.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
 
 using R = ParamRole;
 
-/// No gradient reaches it, and no decay: a router's bias of scores (DeepSeek-V3's e_score_correction_bias), which its
-/// pretraining moved by rule, stays what it is.
-bool is_fixed(const UnitParam& p) { return p.role == R::router_bias; }
+bool is_fixed(const UnitParam& p) { return rule_of(p.role).fixed; }
 
 /// Elements [begin, end) of a unit's shard that the optimizer steps.
 std::vector<Range> stepped(const ShardedUnit& unit) {
@@ -32,36 +31,39 @@ std::vector<Range> stepped(const ShardedUnit& unit) {
 }
 
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
-/// add: they are summed before anybody steps. Source: Megatron-LM (finalize_model_grads: layer norms and QK norms). A
-/// router's come from what each rank's columns of the experts left, those of what makes latents from its heads.
-/// Ranks that share a KV head have each what its own query heads add. A bias behind a sum over the ranks is found by
-/// each of all tokens, also where these are cut. Of an adapter every rank has the matrix that meets the residual
-/// stream, and finds of its gradients what its part of the other adds. No family: nothing is missing.
+/// add (RoleGradient): they are summed before anybody steps. Ranks that share a KV head have each what its own query
+/// heads add. No family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
   if (p.step.repeat < tensor) return Family::kv_sharers;
-  if (is_adapter(p.role)) return Family::train_tp;  // of what its matrix has in parts
-  const bool of_heads = p.role == R::q_norm || p.role == R::k_norm || p.role == R::k_proj || p.role == R::v_proj ||
-                        p.role == R::k_bias || p.role == R::v_bias;
-  const bool of_latents =
-      p.role == R::q_a_proj || p.role == R::q_a_norm || p.role == R::kv_a_proj || p.role == R::kv_a_norm;
-  if (p.role == R::o_bias || p.role == R::down_bias || is_fixed(p)) return std::nullopt;
-  return of_heads || of_latents || p.role == R::router || cuts_tokens ? std::optional(Family::train_tp) : std::nullopt;
+  const RoleGradient found = rule_of(p.role).gradient;
+  if (found == RoleGradient::whole || (found == RoleGradient::by_tokens && !cuts_tokens)) return std::nullopt;
+  return Family::train_tp;
 }
 
 /// Of a table that the first and the last stage of a pipeline both have, the last one's.
 bool is_tied_copy(const UnitParam& p, const TrainState& state) { return p.role == R::embedding && !state.part().first; }
+
+/// A parameter's gradients in a unit's, over a family; what lies on the host goes up for it and comes back.
+void sum_part(ProgramBuilder& b, BufferId grad, const UnitParam& p, Family among, const std::string& name,
+              const char* op = "") {
+  const Tensor held = b.view(grad, b.buffer(grad).dtype, {fixed(p.padded_elements())}, p.shard_offset);
+  Tensor part = held;
+  if (b.is_on_host(grad)) {
+    part = b.transient(name + ".come_up", held.dtype, {fixed(p.padded_elements())}, Category::communication);
+    b.emit(OpKind::copy, streams::h2d, name + ".up", {held}, {part});
+  }
+  b.communicate(OpKind::all_reduce, streams::control, among, name + op, {part}, {part});
+  if (b.is_on_host(grad)) b.emit(OpKind::copy, streams::d2h, name + ".down", {part}, {held});
+}
 
 /// Such a table's gradients, which each of the two stages has found in part.
 void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
   if (state.part().first == state.part().last || !state.model().tie_embeddings || !state.model().trains(R::embedding))
     return;
   b.begin_call("train.sum_tied", "train.");
-  for (const UnitParam& p : state.units()[0].unit.params) {
-    if (p.role != R::embedding) continue;
-    const Tensor part = b.view(grads[0], b.buffer(grads[0]).dtype, {fixed(p.padded_elements())}, p.shard_offset);
-    b.communicate(OpKind::all_reduce, streams::control, Family::tied, "train.sum_tied.all_reduce", {part}, {part});
-  }
+  for (const UnitParam& p : state.units()[0].unit.params)
+    if (p.role == R::embedding) sum_part(b, grads[0], p, Family::tied, "train.sum_tied", ".all_reduce");
 }
 
 void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
@@ -72,10 +74,7 @@ void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, co
     b.call("train.sum_parts", unit.kind, "train.sum_parts." + unit.name + ".", {grads[u]}, [&] {
       for (const UnitParam& p : unit.params) {
         const std::optional<Family> among = found_in_parts(p, state.mesh().tensor, s.train.layout.sp);
-        if (!among) continue;
-        const Tensor part = b.view(grads[u], b.buffer(grads[u]).dtype, {fixed(p.padded_elements())}, p.shard_offset);
-        b.communicate(OpKind::all_reduce, streams::control, *among,
-                      fmt::format("train.sum_parts.{}.{}", unit.name, p.shard_offset), {part}, {part});
+        if (among) sum_part(b, grads[u], p, *among, fmt::format("train.sum_parts.{}.{}", unit.name, p.shard_offset));
       }
     });
   }
@@ -83,24 +82,37 @@ void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, co
 
 /// Adds up the squares of all gradients that this rank has, in one sum; of what tensor-parallel ranks have each a part
 /// of, the parts of all of them.
-void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads, const Tensor& sum) {
+/// Gradients on the host are summed there, and the sums come up.
+void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads, const Tensor& total) {
   const std::int64_t tensor = state.mesh().tensor;
+  const bool below = state.streams_from_host();
+  const StreamId at = below ? streams::host : streams::compute;
+  const auto host_sum = [&](std::int64_t i) { return b.view(state.host_sums(), DType::f32, {fixed(1)}, i); };
+  Tensor sum = below ? host_sum(0) : total;
   Tensor common = sum, shared = sum;  // of what all of them have, and of KV heads that several have
   // Of experts that are spread over data ranks which have all else whole.
   const bool spreads = state.mesh().expert_data > 1 && state.shards() == 1;
   Tensor spread = sum;
+  if (below) {
+    b.begin_call("train.sum_squares.zero_below", "train.");
+    b.emit(OpKind::zero, at, "train.host_grad_squares.zero", {}, {b.whole(state.host_sums())});
+  }
   if (spreads) {
     b.begin_call("train.sum_squares.zero_experts", "train.");
-    spread = b.transient("train.grad_squares_of_experts", DType::f32, {fixed(1)}, Category::workspace);
-    b.emit(OpKind::zero, streams::compute, "train.grad_squares_of_experts.zero", {}, {spread});
-    if (tensor == 1) b.emit(OpKind::zero, streams::compute, "train.grad_squares.zero", {}, {sum});
+    spread =
+        below ? host_sum(1) : b.transient("train.grad_squares_of_experts", DType::f32, {fixed(1)}, Category::workspace);
+    if (!below) b.emit(OpKind::zero, at, "train.grad_squares_of_experts.zero", {}, {spread});
+    if (tensor == 1 && !below) b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
   }
   if (tensor > 1) {
     b.begin_call("train.sum_squares.zero", "train.");
-    common = b.transient("train.grad_squares_in_common", DType::f32, {fixed(1)}, Category::workspace);
-    shared = b.transient("train.grad_squares_shared", DType::f32, {fixed(1)}, Category::workspace);
+    const auto make = [&](std::int64_t i, const char* name) {
+      return below ? host_sum(i) : b.transient(name, DType::f32, {fixed(1)}, Category::workspace);
+    };
+    common = make(2, "train.grad_squares_in_common");
+    shared = make(3, "train.grad_squares_shared");
     for (const Tensor& t : {sum, common, shared})
-      b.emit(OpKind::zero, streams::compute, b.buffer(t.buffer).name + ".zero", {}, {t});
+      if (!below) b.emit(OpKind::zero, at, b.buffer(t.buffer).name + ".zero", {}, {t});
   }
   // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
   const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
@@ -115,8 +127,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     const std::string name = "train.sum_squares." + unit.name;
     const BufferId grad = grads[u];
     const auto add = [&](const std::string& op, const Tensor& of, const Tensor& to, bool accumulate) {
-      with(b.emit(OpKind::sum_squares, streams::compute, op, {of}, {to}), Attr::accumulate,
-           std::int64_t{accumulate ? 1 : 0});
+      with(b.emit(OpKind::sum_squares, at, op, {of}, {to}), Attr::accumulate, std::int64_t{accumulate ? 1 : 0});
     };
     if (tensor == 1 && !spreads &&
         std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
@@ -137,6 +148,18 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
               *to, spreads || tensor > 1 || u > 0);
       }
     });
+  }
+  if (below) {
+    b.begin_call("train.sum_squares.up", "train.");
+    const auto up = [&](Tensor& t, const char* name) {
+      const Tensor to = t.offset_bytes == 0 ? total : b.transient(name, DType::f32, {fixed(1)}, Category::workspace);
+      b.emit(OpKind::copy, streams::h2d, std::string(name) + ".up", {t}, {to});
+      t = to;
+    };
+    if (spreads) up(spread, "train.grad_squares_of_experts");
+    if (tensor > 1) up(common, "train.grad_squares_in_common");
+    if (shares) up(shared, "train.grad_squares_shared");
+    up(sum, "train.grad_squares");
   }
   if (tensor == 1 && !spreads) return;
   b.begin_call("train.sum_squares.all", "train.");
@@ -168,6 +191,71 @@ void all_reduce_metrics(ProgramBuilder& b, Family among, const Tensor& metrics, 
   b.emit(OpKind::copy, streams::compute, name + "put", {gaps}, {gaps_in_metrics});
 }
 
+/// Of what the host steps beside the device, the gradients.
+void copy_down(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
+  const std::vector<std::size_t> trained = state.trained();
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    for (const SteppedPart& part : state.units()[trained[i]].parts) {
+      if (part.grad < 0) continue;
+      const ShardedUnit& unit = state.units()[trained[i]].unit;
+      const std::string name = "train.copy_down." + unit.name;
+      b.call("train.copy_down", unit.kind, name, {grads[i], part.grad}, [&] {
+        const Tensor down = b.whole(part.grad);
+        b.emit(OpKind::copy, streams::d2h, name,
+               {b.view(grads[i], down.dtype, {fixed(part.elements.size())}, part.elements.begin)}, {down});
+      });
+    }
+}
+
+/// What both steps are told.
+struct StepNumbers {
+  Tensor lr, coefficient;
+};
+
+void step_part(const OptimizerSpec& o, ProgramBuilder& b, const UnitState& u, const SteppedPart& part, BufferId grads,
+               const StepNumbers& numbers) {
+  const std::string name = "train.adamw." + u.unit.name + (part.on_host ? ".on_host" : "");
+  std::vector<Range> ranges = stepped(u.unit);
+  const bool all = ranges.size() == 1 && ranges.front() == part.elements && !u.is_split();
+  for (Range& r : ranges) r = {std::max(r.begin, part.elements.begin), std::min(r.end, part.elements.end)};
+  std::erase_if(ranges, [](const Range& r) { return r.size() <= 0; });
+  const BufferId grad = part.grad >= 0 ? part.grad : grads;
+  b.call(part.on_host ? "train.adamw.on_host" : "train.adamw", all ? 0 : 1 + u.unit.kind, name,
+         {grad, part.shard, part.exp_avg, part.exp_avg_sq}, [&] {
+           for (const Range& r : ranges) {
+             const auto of = [&](BufferId id, std::int64_t first) {
+               return all ? b.whole(id) : b.view(id, b.buffer(id).dtype, {fixed(r.size())}, r.begin - first);
+             };
+             const std::int64_t begin = part.elements.begin;
+             Op& a = b.emit(OpKind::adamw, part.on_host ? streams::host : streams::compute,
+                            all ? name : fmt::format("{}.{}", name, r.begin),
+                            {of(grad, part.grad >= 0 ? begin : 0), numbers.lr, numbers.coefficient},
+                            {of(part.shard, begin - part.first), of(part.exp_avg, begin), of(part.exp_avg_sq, begin)});
+             with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
+                  o.weight_decay);
+           }
+         });
+}
+
+/// The host's part first: its copies and its step go on beside the device's.
+void step_units(const OptimizerSpec& o, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads,
+                const Tensor& lr, const Tensor& coefficient) {
+  StepNumbers on_host;
+  if (state.steps_on_host()) {
+    on_host = {b.view(state.host_step(), DType::f32, {fixed(2)}), b.view(state.host_step(), DType::f32, {fixed(1)}, 2)};
+    b.begin_call("train.step_numbers", "train.");
+    b.emit(OpKind::copy, streams::d2h, "train.learning_rate.down", {lr}, {on_host.lr});
+    b.emit(OpKind::copy, streams::d2h, "train.clip_coefficient.down", {coefficient}, {on_host.coefficient});
+  }
+  const std::vector<std::size_t> trained = state.trained();
+  for (const bool host : {true, false})
+    for (std::size_t i = 0; i < grads.size(); ++i)
+      for (const SteppedPart& part : state.units()[trained[i]].parts)
+        if (part.on_host == host)
+          step_part(o, b, state.units()[trained[i]], part, grads[i], host ? on_host : StepNumbers{lr, coefficient});
+  state.take_up_in_place(b, "train.");
+}
+
 }  // namespace
 
 void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, const Tensor& metrics) {
@@ -181,6 +269,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   for (const std::size_t u : trained) grads.push_back(state.reduced(b, u, "train."));
   sum_parts(s, b, state, grads);
   sum_tied(b, state, grads);
+  copy_down(b, state, grads);
   sum_squares(b, state, grads, sum);
   b.begin_call("train.norm", "train.");
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
@@ -205,28 +294,13 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   if (mesh.stages > 1) all_reduce_metrics(b, Family::train_pp, metrics, "all_stages.");
   with(b.emit(OpKind::clip_coefficient, streams::compute, "train.clip", {sum}, {coefficient, metrics}), Attr::max_norm,
        o.max_grad_norm);
-  for (std::size_t i = 0; i < grads.size(); ++i) {
-    const UnitState& u = state.units()[trained[i]];
-    const std::string name = "train.adamw." + u.unit.name;
-    const std::vector<Range> parts = stepped(u.unit);
-    const bool all = parts.size() == 1 && parts.front().size() == u.unit.shard_elements;
-    b.call("train.adamw", all ? 0 : 1 + u.unit.kind, name, {grads[i], u.shard, u.exp_avg, u.exp_avg_sq}, [&] {
-      for (const Range& part : parts) {
-        const auto of = [&](BufferId id) {
-          return all ? b.whole(id) : b.view(id, b.buffer(id).dtype, {fixed(part.size())}, part.begin);
-        };
-        Op& a = b.emit(OpKind::adamw, streams::compute, all ? name : fmt::format("{}.{}", name, part.begin),
-                       {of(grads[i]), lr, coefficient}, {of(u.shard), of(u.exp_avg), of(u.exp_avg_sq)});
-        with(with(with(with(a, Attr::beta1, o.beta1), Attr::beta2, o.beta2), Attr::eps, o.eps), Attr::weight_decay,
-             o.weight_decay);
-      }
-    });
-  }
+  step_units(o, b, state, grads, lr, coefficient);
   state.publish(b, "train.");
   b.begin_call("train.metrics", "train.");
   b.fetch(metrics, Slot::metrics);
   for (std::size_t i = 0; i < grads.size(); ++i)
     if (grads[i] == state.units()[trained[i]].grad) b.free(grads[i]);
+  state.free_host_gradients(b);
 }
 
 }  // namespace hotbunk

@@ -158,7 +158,7 @@ void JobPhases::add_transition(const Scenario& s, const TransitionOrder& order) 
     p.sleeps = without(before, state), p.wakes = without(state, before);
     if (!has_reference_copy(s)) p.sleeps.reference = p.wakes.reference = false;
     if (is_transition(p.phase) && p.phase != PlanPhase::flush && !p.sleeps.any() && !p.wakes.any()) continue;
-    p.from_host = *at == sync && !before.params;
+    p.from_host = *at == sync && (!before.params || s.train.offload == Offload::layerwise);
     if (of_the_sync(order, at)) p.every = every;
     add(p);
   }

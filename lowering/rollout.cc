@@ -7,9 +7,11 @@
 
 #include "base/check.h"
 #include "layout/placement.h"
+#include "layout/scenario_layout.h"
 #include "lowering/sample_rows.h"
 #include "model/decoder.h"
 #include "shard/rules.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 
@@ -24,18 +26,26 @@ std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
                                        : seat.engine * l.tp * l.cp * l.pp + seat.place;
 }
 
+Range engine_stage_layers(const Scenario& s, std::int64_t stage) {
+  const StagePart part = engine_cuts(s)[static_cast<std::size_t>(stage)].stage;
+  return part.layers.empty() ? Range{0, s.model.layers} : part.layers.front();
+}
+
 std::int64_t kv_row_elements(const Scenario& s) {
   if (s.model.mla) return s.model.mla->kept_dim();
   return 2 * heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size() * s.model.head_dim;  // as on every rank
 }
 
-std::int64_t kv_block_bytes(const Scenario& s) {
-  return s.rollout.block_tokens * kv_row_elements(s) * s.model.layers * size_of(s.rollout.dtype);
+std::int64_t kv_block_bytes(const Scenario& s, std::int64_t layers) {
+  return s.rollout.block_tokens * kv_row_elements(s) * layers * size_of(s.rollout.dtype);
 }
 
-RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t kv_blocks)
+RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t stage,
+                           std::int64_t kv_blocks)
     : scenario_(s),
       weights_(std::move(weights)),
+      stage_(stage),
+      layers_(engine_stage_layers(s, stage)),
       by_layer_(static_cast<std::size_t>(s.model.layers)),
       kv_blocks_(kv_blocks) {
   const bool backed_up = s.rollout.sleep_level == 1 && JobPhases(s).sleepers().weights;
@@ -49,8 +59,9 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
                                                   Category::params, sections::host_weights)
                                       : -1);
   }
-  kv_ = b.managed("rollout.kv_cache", s.rollout.dtype, kv_blocks * kv_block_bytes(s) / size_of(s.rollout.dtype),
-                  Category::kv_cache, sections::kv_cache);
+  kv_ = b.managed("rollout.kv_cache", s.rollout.dtype,
+                  kv_blocks * kv_block_bytes(s, layers_.size()) / size_of(s.rollout.dtype), Category::kv_cache,
+                  sections::kv_cache);
 }
 
 std::size_t RolloutState::index(const std::string& name) const {
@@ -73,88 +84,22 @@ Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const
   const std::int64_t apart = scenario_.model.mla ? 1 : 2;  // keys and values
   const std::int64_t rows = apart * scenario_.rollout.block_tokens, cols = kv_row_elements(scenario_) / apart;
   return b.view(kv_, scenario_.rollout.dtype, {fixed(kv_blocks_), fixed(rows), fixed(cols)},
-                layer * kv_blocks_ * rows * cols);
+                (layer - layers_.begin) * kv_blocks_ * rows * cols);
 }
 
 namespace {
 
 /// The weight of an engine that holds these parameters.
 std::string weight_of(const Weight& w) {
-  switch (w.first) {
-    case ParamRole::embedding:
-      return "embedding";
-    case ParamRole::position_embedding:
-      return "position_embedding";
-    case ParamRole::final_norm:
-      return "final_norm";
-    case ParamRole::final_norm_bias:
-      return "final_norm_bias";
-    case ParamRole::input_norm:
-      return "input_norm";
-    case ParamRole::input_norm_bias:
-      return "input_norm_bias";
-    case ParamRole::q_proj:
-      return w.last == ParamRole::v_proj ? "qkv" : "q";
-    case ParamRole::q_a_proj:
-      return "q_a";
-    case ParamRole::q_a_norm:
-      return "q_a_norm";
-    case ParamRole::q_b_proj:
-      return "q_b";
-    case ParamRole::kv_a_proj:
-      return "kv_a";
-    case ParamRole::kv_a_norm:
-      return "kv_a_norm";
-    case ParamRole::kv_b_proj:
-      return "kv_b";
-    case ParamRole::q_bias:
-      return "qkv_bias";
-    case ParamRole::q_norm:
-      return "q_norm";
-    case ParamRole::k_norm:
-      return "k_norm";
-    case ParamRole::o_proj:
-      return "o";
-    case ParamRole::o_bias:
-      return "o_bias";
-    case ParamRole::post_norm:
-      return "post_norm";
-    case ParamRole::post_norm_bias:
-      return "post_norm_bias";
-    case ParamRole::attention_out_norm:
-      return "attention_out_norm";
-    case ParamRole::mlp_out_norm:
-      return "mlp_out_norm";
-    case ParamRole::gate_proj:
-      return "gate_up";
-    case ParamRole::up_proj:
-      return "up";
-    case ParamRole::up_bias:
-      return "up_bias";
-    case ParamRole::down_proj:
-      return "down";
-    case ParamRole::down_bias:
-      return "down_bias";
-    case ParamRole::router:
-      return "router";
-    case ParamRole::router_bias:
-      return "router_bias";
-    case ParamRole::shared_gate:
-      return "shared_gate_up";
-    case ParamRole::shared_down:
-      return "shared_down";
-    case ParamRole::expert_gate:
-      return "experts_gate_up";
-    case ParamRole::expert_down:
-      return "experts_down";
-    default:
-      HB_CHECK(false, "no engine holds role {}", static_cast<int>(w.first));
-      return "";
-  }
+  if (w.first == ParamRole::q_proj && w.last == w.first) return "q";  // alone: queries of latent attention
+  const std::string_view name = rule_of(w.first).engine;
+  HB_CHECK(!name.empty(), "no engine holds role {}", static_cast<int>(w.first));
+  return std::string(name);
 }
 
-/// One engine step over T tokens of S sequences. Collectives over the TP group run on the compute stream, as rollout
-/// engines do: nothing in a step could overlap with them.
+/// One engine step over T tokens of S sequences, of a stage of the engine's pipeline: the stream comes from the stage
+/// before and goes to the next one, and all stages learn what the last one samples. Collectives and messages run on the
+/// compute stream, as rollout engines do: nothing in a step could overlap with them.
 class EngineStepLowering {
  public:
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
@@ -170,19 +115,21 @@ class EngineStepLowering {
 
   void lower() {
     feeds();
-    Stream stream = embed();
+    Stream stream = r_.is_first() ? embed() : receive();
     const DecoderLayers layers(m_);
-    for (std::int64_t l = 0; l < m_.layers; ++l) {
+    for (std::int64_t l = r_.layers().begin; l < r_.layers().end; ++l) {
       const Tensor pool = r_.kv_layer(b_, l);
       std::vector<Input> inputs = {stream[0], pool};
       if (stream[1].buffer >= 0) inputs.emplace_back(stream[1]);
       inputs.insert(inputs.end(), r_.layer_buffers(l).begin(), r_.layer_buffers(l).end());
       const std::string at = fmt::format("layers.{}.", l);
       const auto number = static_cast<int>(l);
-      stream = b_.call(prefix_ + "layer", static_cast<std::int64_t>(layers.sort_of(number)), prefix_ + at,
-                       std::move(inputs), [&] { return layer(layers.at(number, l == 0), at, stream, pool); });
+      stream =
+          b_.call(prefix_ + "layer", static_cast<std::int64_t>(layers.sort_of(number)), prefix_ + at, std::move(inputs),
+                  [&] { return layer(layers.at(number, l == r_.layers().begin), at, stream, pool); });
     }
-    sample(stream);
+    if (!r_.is_last()) send(stream);
+    learn_samples(stream);
   }
 
  private:
@@ -236,7 +183,13 @@ class EngineStepLowering {
   };
 
   TensorSharding sharding(Dim rows) const {
-    return {m_, s_.rollout.dtype, rows, {tp_, static_cast<GroupId>(Family::tp), streams::compute}};
+    return {m_,
+            s_.rollout.dtype,
+            rows,
+            {.ranks = tp_,
+             .group = static_cast<GroupId>(Family::tp),
+             .stream = streams::compute,
+             .expert_ranks = s_.rollout.layout.ep}};
   }
 
   Tensor make(const std::string& name, std::initializer_list<Dim> shape, DType dtype,
@@ -253,12 +206,13 @@ class EngineStepLowering {
   }
 
   void feeds() {
-    ids_ = feed("token_ids", {T_}, DType::i32, Slot::token_ids);
+    if (r_.is_first()) ids_ = feed("token_ids", {T_}, DType::i32, Slot::token_ids);
     positions_ = feed("positions", {T_}, DType::i32, Slot::positions);
     cu_seqlens_ = feed("cu_seqlens", {fixed(S_.size + 1)}, DType::i32, Slot::cu_seqlens);
     kv_slots_ = feed("kv_slots", {T_}, DType::i32, Slot::kv_slots);
     tables_ = feed("block_tables", {S_, fixed(max_blocks_per_seq(s_))}, DType::i32, Slot::block_tables);
     lengths_ = feed("context_lengths", {S_}, DType::i32, Slot::context_lengths);
+    if (!r_.is_last()) return;
     last_rows_ = feed("last_rows", {S_}, DType::i32, Slot::last_rows);
     uniforms_ = feed("uniforms", {S_}, DType::f32, Slot::uniforms);
   }
@@ -272,6 +226,25 @@ class EngineStepLowering {
     return {values[static_cast<std::size_t>(e.embedded)], {}};
   }
 
+  /// The sum of the stream's two parts, which the next stage's first layer begins with.
+  void send(const Stream& stream) {
+    b_.begin_call(prefix_ + "send", prefix_);
+    Tensor sum = stream[0];
+    if (stream[1].buffer >= 0) {
+      sum = make("sent", {T_, fixed(m_.hidden)}, s_.rollout.dtype, Category::communication);
+      op(OpKind::add, "sent.add", {stream[0], stream[1]}, {sum});
+    }
+    with(b_.communicate(OpKind::send, streams::compute, Family::engine_stages, prefix_ + "send", {sum}, {}), Attr::peer,
+         r_.stage() + 1);
+  }
+  Stream receive() {
+    b_.begin_call(prefix_ + "receive", prefix_);
+    const Tensor h = make("received", {T_, fixed(m_.hidden)}, s_.rollout.dtype, Category::communication);
+    with(b_.communicate(OpKind::recv, streams::compute, Family::engine_stages, prefix_ + "receive", {}, {h}),
+         Attr::peer, r_.stage() - 1);
+    return {h, {}};
+  }
+
   Stream layer(const DecoderLayer& l, const std::string& at, const Stream& in, const Tensor& pool) {
     Values values(l.forward.values().size());
     const auto value = [&](ValueId id) -> Tensor& { return values[static_cast<std::size_t>(id)]; };
@@ -281,9 +254,30 @@ class EngineStepLowering {
     return {value(l.out.h), value(l.out.z)};
   }
 
-  /// Final norm and head on each sequence's last row only.
-  void sample(const Stream& stream) {
+  struct Samples {
+    Tensor ids, logps;
+  };
+  Samples make_samples() {
+    const Tensor ids = make("sampled_ids", {S_}, DType::i32, Category::workspace);
+    return {ids, make("sampled_logps", {S_}, DType::f32, Category::workspace)};
+  }
+
+  /// What the last stage samples, on every stage.
+  void learn_samples(const Stream& stream) {
     b_.begin_call(prefix_ + "sample", prefix_);
+    const Samples found = r_.is_last() ? sample(stream) : make_samples();
+    const auto to_all_stages = [&](const Tensor& t, const char* name) {
+      with(b_.communicate(OpKind::broadcast, streams::compute, Family::engine_stages, prefix_ + name, {t}, {t}),
+           Attr::src_rank, s_.rollout.layout.pp - 1);
+    };
+    if (s_.rollout.layout.pp > 1)
+      to_all_stages(found.ids, "sampled_ids.all_stages"), to_all_stages(found.logps, "sampled_logps.all_stages");
+    b_.fetch(found.ids, Slot::sampled_ids);
+    b_.fetch(found.logps, Slot::sampled_logps);
+  }
+
+  /// Final norm and head on each sequence's last row only.
+  Samples sample(const Stream& stream) {
     const DecoderEnd end = decoder_end(m_);
     Values values(end.forward.values().size());
     const auto rows = [&](const char* name, const Tensor& x) {
@@ -310,14 +304,12 @@ class EngineStepLowering {
     } else {
       logits = b_.view(logits.buffer, DType::f32, {fixed(1), S_, fixed(V)});
     }
-    const Tensor ids = make("sampled_ids", {S_}, DType::i32, Category::workspace);
-    const Tensor logps = make("sampled_logps", {S_}, DType::f32, Category::workspace);
-    Op& o = op(OpKind::sample, "sample", {logits, uniforms_}, {ids, logps});
+    const Samples found = make_samples();
+    Op& o = op(OpKind::sample, "sample", {logits, uniforms_}, {found.ids, found.logps});
     with(with(with(with(with(o, Attr::vocab, m_.vocab), Attr::tp, tp_), Attr::temperature, s_.rollout.temperature),
               Attr::top_k, s_.rollout.top_k),
          Attr::top_p, s_.rollout.top_p);
-    b_.fetch(ids, Slot::sampled_ids);
-    b_.fetch(logps, Slot::sampled_logps);
+    return found;
   }
 
   const Scenario& s_;
@@ -366,10 +358,11 @@ void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, st
 ShiftBuffers shift_buffers(const TrainState& t, const RolloutState* r) {
   ShiftBuffers out;
   for (const UnitState& u : t.units()) {
+    if (t.streams_from_host()) break;  // nothing of it is on the device
     if (u.whole >= 0) out.params.push_back({u.whole, u.host_whole});
     else out.params.push_back({u.shard, u.host_shard});
-    if (u.publishes()) out.moments.push_back({u.shard, u.host_shard});
-    if (u.is_trained()) {
+    if (u.publishes() && u.shard >= 0) out.moments.push_back({u.shard, u.host_shard});
+    if (u.exp_avg >= 0) {
       out.moments.push_back({u.exp_avg, u.host_exp_avg});
       out.moments.push_back({u.exp_avg_sq, u.host_exp_avg_sq});
     }

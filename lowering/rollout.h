@@ -20,15 +20,27 @@ EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
 std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 
+/// The layers of a stage of an engine's pipeline.
+Range engine_stage_layers(const Scenario&, std::int64_t stage);
+
 /// What a layer of an engine's KV pool has for each token on one of its ranks: keys and values of its heads, or of
 /// latent attention the latent and the shared part of keys, on every rank all of it.
 std::int64_t kv_row_elements(const Scenario&);
-/// Bytes of one block of an engine's KV pool on one of its ranks, of all layers.
-std::int64_t kv_block_bytes(const Scenario&);
+/// Bytes of one block of an engine's KV pool on one of its ranks, of so many layers; of all.
+std::int64_t kv_block_bytes(const Scenario&, std::int64_t layers);
+inline std::int64_t kv_block_bytes(const Scenario& s) { return kv_block_bytes(s, s.model.layers); }
 
+/// Of one stage of an engine's pipeline.
 class RolloutState {
  public:
-  RolloutState(const Scenario&, ProgramBuilder&, ModelShapes::Weights, std::int64_t kv_blocks);
+  /// `stage`: which one. `weights`: those of its part.
+  RolloutState(const Scenario&, ProgramBuilder&, ModelShapes::Weights, std::int64_t stage, std::int64_t kv_blocks);
+
+  std::int64_t stage() const { return stage_; }
+  bool is_first() const { return stage_ == 0; }
+  bool is_last() const { return stage_ + 1 == scenario_.rollout.layout.pp; }
+  /// Of the model, those of this stage.
+  const Range& layers() const { return layers_; }
 
   /// As the first tensor-parallel rank holds them; the others' pieces lie LocalWeight::Step further.
   const std::vector<LocalWeight>& weights() const { return *weights_; }
@@ -50,6 +62,8 @@ class RolloutState {
  private:
   const Scenario& scenario_;
   ModelShapes::Weights weights_;
+  std::int64_t stage_ = 0;
+  Range layers_;
   std::map<std::string, std::size_t> by_name_;
   std::vector<BufferId> buffers_, host_buffers_;
   std::vector<std::vector<BufferId>> by_layer_;

@@ -33,9 +33,11 @@ inline constexpr std::int64_t row_header_ints = 3;
 inline std::int64_t row_ints(const Scenario& s) { return row_header_ints + max_sample_tokens(s); }
 
 /// Samples that the router gives one engine at most, and rows that one rank contributes at most: the finished samples
-/// of an engine are dealt round-robin over its tp ranks.
+/// of an engine are dealt round-robin over its ranks.
 inline std::int64_t samples_per_engine(const Scenario& s) { return ceil_div(num_samples(s), s.rollout.layout.dp); }
-inline std::int64_t rows_per_rank(const Scenario& s) { return ceil_div(samples_per_engine(s), s.rollout.layout.tp); }
+inline std::int64_t rows_per_rank(const Scenario& s) {
+  return ceil_div(samples_per_engine(s), s.rollout.layout.tp * s.rollout.layout.pp);
+}
 
 /// Sequences that one training micro-batch holds at most: the capacity of its cu_seqlens.
 inline std::int64_t max_micro_batch_seqs(const Scenario& s) {

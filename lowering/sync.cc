@@ -272,9 +272,10 @@ class SyncLowering {
   bool merges(const Entry& e) const { return e.param && s_.model.adapts(e.param->role); }
   /// Adapters of the layers that the bucket has and none before it had.
   void gather_adapters(const Bucket& bucket) {
+    const bool wakes = from_host_ && !t_.streams_from_host();  // else they come up as they do to train
     for (const Entry& e : bucket.entries)
       if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
-        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", from_host_ ? wake_adapters(e) : -1));
+        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", wakes ? wake_adapters(e) : -1));
   }
   /// A layer's adapters, up from their host copy.
   BufferId wake_adapters(const Entry& e) {
@@ -339,6 +340,7 @@ class SyncLowering {
   /// A rank's slice of a parameter in the rollout's weights.
   Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
+    const bool whole_expert = source.holder >= 0;
     Piece piece = source.piece;
     piece.row_begin += p.base.row, piece.row_end += p.base.row;
     piece.col_begin += p.base.col, piece.col_end += p.base.col;
@@ -348,10 +350,23 @@ class SyncLowering {
                       .family = static_cast<GroupId>(Family::tp),
                       .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
                       .repeat = repeat,
-                      .rows = source.step.rows,
+                      .rows = whole_expert ? p.rows_of_all() : source.step.rows,
                       .cols = source.step.cols,
-                      .last_row = p.base.row + p.whole_rows,
+                      .last_row = p.base.row + rows_above(source, p) + p.whole_rows,
                       .within = {}}};
+  }
+
+  /// A whole expert's place in memory has another expert on each other rank of the engine. To a move, every rank has as
+  /// many rows as the tensor that the parameter is part of, one rank's below the other's; the parameter lies in those
+  /// of the rank that has it.
+  static std::int64_t rows_above(const LocalWeight::Source& source, const UnitParam& p) {
+    return source.holder > 0 ? source.holder * p.rows_of_all() : 0;
+  }
+  static Side lowered(Side side, std::int64_t rows) {
+    side.piece.row_begin += rows, side.piece.row_end += rows;
+    if (side.parts.run.elements == 0 && side.parts.who != Holds::whole) side.parts.last_row += rows;
+    if (side.parts.within.family >= 0) side.parts.within.last_row += rows;
+    return side;
   }
 
   /// From the parts of this bucket into the slices of them that the rollout's weights want. Outputs are numbered in the
@@ -361,7 +376,9 @@ class SyncLowering {
     for (const Entry& e : bucket.entries)
       e.each_param([&](const UnitParam& p) {
         if (!e.param && !has(e, p)) return;
-        each_slice(e, p, used, [&](const Side& slice) { moves.push_back({rows_in_parts(e, p, who, pitch), slice}); });
+        each_slice(e, p, used, [&](const Side& slice, std::int64_t above) {
+          moves.push_back({lowered(rows_in_parts(e, p, who, pitch), above), slice});
+        });
       });
     return moves;
   }
@@ -374,7 +391,8 @@ class SyncLowering {
       if (p.expert >= 0 && p.full_offset == first.full_offset) visit(p);
   }
 
-  /// visit(slice) for every slice of an entry's parameter among the rollout's weights, which are numbered as `used`.
+  /// visit(slice, rows above it) for every slice of an entry's parameter among the rollout's weights, which are
+  /// numbered as `used`.
   template <class Visit>
   void each_slice(const Entry& e, const UnitParam& first, std::vector<std::size_t>& used, Visit visit) const {
     each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
@@ -383,7 +401,7 @@ class SyncLowering {
       for (const auto& [weight, source] : found->second) {
         auto it = std::find(used.begin(), used.end(), weight);
         if (it == used.end()) it = used.insert(used.end(), weight);
-        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())));
+        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())), rows_above(*source, p));
       }
     });
   }
@@ -434,7 +452,9 @@ class SyncLowering {
       const Entry& e = bucket.entries[i];
       const std::int32_t tensor = from.of_entry[i].first;
       const Piece held{e.begin, e.end, 0, e.param->cols, from.of_entry[i].second, e.param->cols};
-      each_slice(e, *e.param, used, [&](const Side& slice) { moves.push_back({{tensor, held, {}}, slice}); });
+      each_slice(e, *e.param, used, [&](const Side& slice, std::int64_t above) {
+        moves.push_back({lowered({tensor, held, {}}, above), slice});
+      });
     }
     if (moves.empty()) return;
     b_.emit(OpKind::copy_boxes, streams::compute, name + "take", std::move(from.tensors), weights(used)).moves =
@@ -540,7 +560,8 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back({slice_of(*source, p, static_cast<std::int32_t>(inputs.size())), logical(p)});
+      moves.push_back({slice_of(*source, p, static_cast<std::int32_t>(inputs.size())),
+                       lowered(logical(p), rows_above(*source, p))});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));

@@ -45,14 +45,16 @@ void lower_train(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
       b.managed("train.metrics", DType::f32, num_metrics, Category::workspace, sections::transient);
   b.begin_block(phase, "begin");
   b.alloc(metrics, streams::h2d);
+  state.alloc_host_gradients(b);
   // What the log-prob pass measured on this rank travels with the metrics: zeros elsewhere.
   b.feed(b.whole(metrics), Slot::first_metrics);
   for (const UnitState& u : state.units()) {
     if (!u.is_trained()) continue;
     const std::string name = b.buffer(u.grad).name;  // a call makes buffers
+    const StreamId at = b.is_on_host(u.grad) ? streams::host : streams::compute;
     b.call("train.zero", 0, name + ".", {u.grad}, [&] {
-      b.alloc(u.grad);
-      b.emit(OpKind::zero, streams::compute, name + ".zero", {}, {b.whole(u.grad)});
+      b.alloc(u.grad, at);
+      b.emit(OpKind::zero, at, name + ".zero", {}, {b.whole(u.grad)});
     });
   }
   if (state.mesh().stages > 1) {

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "base/check.h"
 #include "layout/placement.h"
@@ -155,6 +157,7 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   const SleepParts sleepers = JobPhases(s).sleepers();
   whole_grads_ = trains && (engine == TrainEngine::ddp || engine == TrainEngine::zero1);
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
+  streams_ = trains && s.train.offload == Offload::layerwise;
   for (const StagePart& part : parts_) {
     cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
                                                 : shapes.units(part, mesh.tensor, mesh.shards, mesh.spread()));
@@ -175,37 +178,49 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
     if (whole_params_)
       state.whole =
           b.managed(name + ".params", precision.params, unit.full_elements, Category::params, sections::train_params);
+    // Of its optimizer state, so many elements are stepped by the host, beside parameters that stay on the device.
+    const std::int64_t apart =
+        trained && whole_params_ ? std::llround(s.optimizer.cpu_fraction * static_cast<double>(n)) : 0;
+    const auto persists = [&](SectionId section) { return streams_ ? sections::host_resident : section; };
     if (is_whole || (whole_params_ && in_place)) state.shard = state.whole;
-    else if (whole_params_)
-      state.shard = b.managed(name + ".master", precision.master, n, Category::optimizer, sections::train_optimizer);
-    else
+    else if (whole_params_ && apart < n)
+      state.shard =
+          b.managed(name + ".master", precision.master, n - apart, Category::optimizer, sections::train_optimizer);
+    else if (!whole_params_)
       state.shard = b.managed(name + ".shard", this->trains(unit) ? precision.master : precision.params, n,
-                              Category::params, sections::train_params);
+                              Category::params, persists(sections::train_params));
     if (trained) {
-      state.exp_avg =
-          b.managed(name + ".exp_avg", precision.moments, n, Category::optimizer, sections::train_optimizer);
-      state.exp_avg_sq =
-          b.managed(name + ".exp_avg_sq", precision.moments, n, Category::optimizer, sections::train_optimizer);
+      if (apart < n) {
+        const SectionId section = persists(sections::train_optimizer);
+        state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n - apart, Category::optimizer, section);
+        state.exp_avg_sq = b.managed(name + ".exp_avg_sq", precision.moments, n - apart, Category::optimizer, section);
+      }
       state.grad = b.managed(name + ".grad", precision.grads, whole_grads_ ? unit.full_elements : n, Category::grads,
-                             sections::transient);
+                             persists(sections::transient));
+      make_parts(b, state, apart, name);
     }
     if (has_reference_copy(s))
-      state.reference = b.managed("reference." + unit.name + (whole_params_ ? ".params" : ".shard"), precision.params,
-                                  whole_params_ ? unit.full_elements : n, Category::params, sections::train_reference);
+      state.reference =
+          b.managed("reference." + unit.name + (whole_params_ ? ".params" : ".shard"), precision.params,
+                    whole_params_ ? unit.full_elements : n, Category::params, persists(sections::train_reference));
     if (sleepers.params && whole_params_)
       state.host_whole = on_host(state.whole, Category::params, sections::host_params);
     if (sleepers.params && !whole_params_)
       state.host_shard = on_host(state.shard, Category::params, sections::host_params);
     if (sleepers.moments && trained) {
-      if (state.publishes()) state.host_shard = on_host(state.shard, Category::optimizer, sections::host_optimizer);
-      state.host_exp_avg = on_host(state.exp_avg, Category::optimizer, sections::host_optimizer);
-      state.host_exp_avg_sq = on_host(state.exp_avg_sq, Category::optimizer, sections::host_optimizer);
+      if (state.publishes() && state.shard >= 0)
+        state.host_shard = on_host(state.shard, Category::optimizer, sections::host_optimizer);
+      if (state.exp_avg >= 0) {
+        state.host_exp_avg = on_host(state.exp_avg, Category::optimizer, sections::host_optimizer);
+        state.host_exp_avg_sq = on_host(state.exp_avg_sq, Category::optimizer, sections::host_optimizer);
+      }
     }
     if (sleepers.reference && state.reference >= 0)
       state.host_reference = on_host(state.reference, Category::params, sections::host_reference);
-    units_.push_back(state);
+    units_.push_back(std::move(state));
   }
   find_layers();
+  make_host_buffers(b);
 }
 
 void TrainState::find_layers() {
@@ -252,7 +267,7 @@ std::vector<SyncedUnit> TrainState::synced() const {
       SyncedUnit& unit = out.emplace_back(SyncedUnit{&units[u], static_cast<std::int64_t>(stage), u});
       if (unit.stage != stage_) continue;
       unit.buffer = whole_params_ ? units_[u].whole : units_[u].shard;
-      unit.host = whole_params_ ? units_[u].host_whole : units_[u].host_shard;
+      unit.host = whole_params_ ? units_[u].host_whole : streams_ ? units_[u].shard : units_[u].host_shard;
     }
   }
   return out;
@@ -307,12 +322,17 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
                                        const Tensor& whole, const std::string& name) const {
   const std::int64_t n = state.unit.shard_elements;
   if (shards() == 1) {
-    b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {whole});
+    if (state.is_split()) publish_parts(b, state, whole, name);
+    else b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {whole});
     return {};
   }
   std::vector<BufferId> made;
   Tensor send = shard;  // of a flat unit in place: what is gathered is the unit and its padding
-  if (shard.dtype != whole.dtype) {
+  if (state.is_split()) {
+    send = b.transient(name + ".gather_in", whole.dtype, {fixed(n)}, Category::communication);
+    publish_parts(b, state, send, name);
+    made.push_back(send.buffer);
+  } else if (shard.dtype != whole.dtype) {
     send = b.transient(name + ".gather_in", whole.dtype, {fixed(n)}, Category::communication);
     b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     made.push_back(send.buffer);
@@ -353,18 +373,25 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
   const DType compute = scenario_.train.precision.params;
   const bool copied = which == Weights::reference && state.reference >= 0;
   if (source < 0) source = copied ? state.reference : whole_params_ ? state.whole : state.shard;
-  const Tensor shard = b.whole(source);
-  if (whole_params_ || (shards() == 1 && shard.dtype == compute)) return {&state.unit, source, compute};
+  const Tensor held = b.whole(source);
+  const bool is_below = b.is_on_host(source), as_computed = shards() == 1 && held.dtype == compute;
+  if (whole_params_ || (as_computed && !is_below)) return {&state.unit, source, compute};
   const std::string name = prefix + state.unit.name;
   const auto write = [&] {
     const Tensor whole = b.whole(b.transient(name + ".params", compute, whole_elements(state.unit), Category::params));
+    Tensor shard = held;
+    if (is_below) {
+      if (!as_computed)
+        shard = b.transient(name + ".come_up", held.dtype, {fixed(b.buffer(source).elements)}, Category::communication);
+      b.emit(OpKind::copy, streams::h2d, name + ".up", {held}, {as_computed ? whole : shard});
+      if (as_computed) return std::array{whole, whole, whole, whole};
+    }
     const std::vector<BufferId> buffers = fill(b, state, shard, whole, name);
-    return buffers.empty()
-               ? std::array{whole, whole, whole}
-               : std::array{shard.dtype == compute ? shard : b.whole(buffers.front()), b.whole(buffers.back()), whole};
+    if (buffers.empty()) return std::array{whole, whole, whole, shard};
+    return std::array{shard.dtype == compute ? shard : b.whole(buffers.front()), b.whole(buffers.back()), whole, shard};
   };
-  const auto [send, gathered, whole] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
-  made.insert(made.end(), {send.buffer, gathered.buffer, whole.buffer});
+  const auto [send, gathered, whole, come_up] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
+  made.insert(made.end(), {send.buffer, gathered.buffer, whole.buffer, come_up.buffer});
   return {&state.unit, whole.buffer, compute};
 }
 
@@ -446,8 +473,13 @@ void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
   for (const UnitState& u : units_) {
     if (!u.publishes()) continue;
     const std::string name = prefix + u.unit.name;
-    const std::array made = b.call(prefix + "publish", u.unit.kind, name + ".", {u.shard, u.whole}, [&] {
-      const std::vector<BufferId> buffers = fill(b, u, b.whole(u.shard), b.whole(u.whole), name);
+    std::vector<Input> inputs;
+    if (u.shard >= 0) inputs.emplace_back(u.shard);
+    inputs.emplace_back(u.whole);
+    if (u.is_split()) add_host_parts(u, inputs);
+    const std::array made = b.call(prefix + "publish", u.unit.kind, name + ".", std::move(inputs), [&] {
+      const std::vector<BufferId> buffers =
+          fill(b, u, u.shard >= 0 ? b.whole(u.shard) : Tensor{}, b.whole(u.whole), name);
       return buffers.empty() ? std::array{b.whole(u.whole), b.whole(u.whole)}
                              : std::array{b.whole(buffers.front()), b.whole(buffers.back())};
     });
@@ -540,9 +572,17 @@ void TrainState::reduce(ProgramBuilder& b, const std::vector<std::size_t>& units
     const auto part = std::ranges::find(gradients.parts, &state.unit, &WholeUnit::Part::unit);
     HB_CHECK(part != gradients.parts.end(), "no gradients of {}", state.unit.name);
     const std::string name = prefix + state.unit.name;
-    b.call(prefix + "reduce", state.unit.kind, name + ".", {part->buffer, state.grad}, [&] {
-      const auto [sum, stream] = sum_of_ranks(b, state, b.whole(part->buffer), Category::communication, name);
+    std::vector<Input> inputs = {part->buffer, state.grad};
+    const BufferId below = come_down_[u % come_down_.size()];
+    if (streams_) inputs.emplace_back(below);
+    b.call(prefix + "reduce", state.unit.kind, name + ".", std::move(inputs), [&] {
+      auto [sum, stream] = sum_of_ranks(b, state, b.whole(part->buffer), Category::communication, name);
       const Tensor shard = b.whole(state.grad);
+      if (streams_) {
+        const Tensor down = b.view(below, sum.dtype, {fixed(b.buffer(state.grad).elements)});
+        b.emit(OpKind::copy, streams::d2h, name + ".down", {sum}, {down});
+        sum = down, stream = streams::host;
+      }
       b.emit(OpKind::add, stream, name + ".accumulate", {shard, sum}, {shard});
     });
   }

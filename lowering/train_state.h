@@ -10,9 +10,14 @@
 //
 // Where there are several copies of the shards (HSDP), reduced gradients are summed over the copies as well.
 //
+// Under train.offload: layerwise all that persists of a unit lies on the host: its shard is copied up in front of each
+// gather, its reduced gradients down and added up there, and the host steps it. Under optimizer.cpu_fraction the host
+// has the first so many elements of a shard's master copy and moments, and a copy of their gradients in a step.
+//
 // With adapters (LoRA) a layer has two units. The one that is frozen has neither gradients nor optimizer state and is
 // kept in what is computed in, sharded under fsdp2 and else whole; its adapters' are as above.
 #pragma once
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +30,15 @@
 
 namespace hotbunk {
 
+/// Elements of a unit's shard that are stepped in one place, with their state there.
+struct SteppedPart {
+  Range elements;
+  bool on_host = false;
+  BufferId shard = -1, exp_avg = -1, exp_avg_sq = -1;
+  std::int64_t first = 0;  // where the elements begin in `shard`; in the moments at 0
+  BufferId grad = -1;      // where their gradients are copied to before; -1: they are stepped where they are summed
+};
+
 /// Persistent buffers of one unit, each one shard (ShardedUnit::shard_elements) long but for `whole` and a
 /// reference beside it, and `grad` where it is accumulated whole.
 struct UnitState {
@@ -33,12 +47,18 @@ struct UnitState {
   BufferId whole = -1;                     // precision.params: what is computed with; -1 (FSDP): gathered from shards
   BufferId exp_avg = -1, exp_avg_sq = -1;  // -1, like grad: it is not trained
   BufferId grad = -1;                      // alive from train.begin to train.step
+  std::vector<SteppedPart> parts = {};     // of the shard, ascending; of what is not trained none
   BufferId reference = -1;                 // frozen copy in precision.params, whole where `whole` is; -1: none
   BufferId host_shard = -1, host_whole = -1, host_exp_avg = -1, host_exp_avg_sq = -1, host_reference = -1;
   /// Whole parameters are a copy of their own, in another dtype or of several ranks' shards.
   bool publishes() const { return whole >= 0 && whole != shard; }
   bool is_trained() const { return grad >= 0; }
+  /// Its optimizer state lies in two places, or in another than its parameters.
+  bool is_split() const { return parts.size() > 1 || (!parts.empty() && parts.front().grad >= 0); }
 };
+
+/// The parts of a unit's state that persist, of those that a checkpoint has.
+enum class StateTensor : std::uint8_t { shard, exp_avg, exp_avg_sq };
 
 /// What a weight sync reads of one unit on every rank of a shard group: its flat shard, and where that sleeps; -1 on
 /// ranks of other pipeline stages.
@@ -107,6 +127,14 @@ class TrainState {
   std::vector<std::size_t> trained() const;
   const ShardMesh& mesh() const { return mesh_; }
   std::int64_t shards() const { return mesh_.shards; }
+  /// Its parameters' shards, gradients and optimizer state live on the host (train.offload: layerwise).
+  bool streams_from_host() const { return streams_; }
+  /// Some of what the optimizer has is stepped by the host.
+  bool steps_on_host() const { return host_step_ >= 0; }
+  /// On the host: what gradients' squares are summed in, sums of four kinds; and what a step needs to know, learning
+  /// rate, number and clip coefficient. -1: it does not step there.
+  BufferId host_sums() const { return host_sums_; }
+  BufferId host_step() const { return host_step_; }
   bool trains(const ShardedUnit& u) const { return !scenario_.model.lora.on() || u.adapters; }
   /// As its state is cut: what is frozen is whole where parameters are.
   const ShardedUnit& exported_unit(std::int64_t stage, std::size_t u) const;
@@ -135,13 +163,15 @@ class TrainState {
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.
   void publish(ProgramBuilder&, const std::string& prefix) const;
+  /// Whole parameters that are stepped in place: what the host has stepped of them goes up.
+  void take_up_in_place(ProgramBuilder&, const std::string& prefix) const;
 
   /// Where the backward writes gradients: for each unit the persistent buffer itself where it is whole (then it
   /// accumulates), else a whole buffer of its own.
   WholeUnit outer_gradients(ProgramBuilder&, const std::string& prefix) const;
   WholeUnit layer_gradients(ProgramBuilder&, std::size_t i, const std::string& prefix, const WholeUnit& outer,
                             std::optional<SlotLimitId> = {}) const;
-  bool accumulates() const { return whole_grads_ || mesh_.data() == 1; }
+  bool accumulates() const { return whole_grads_ || (mesh_.data() == 1 && !streams_); }
   /// After each backward of units that do not accumulate, of no layer or layer i's: sums their gradients (sum_of_ranks)
   /// and adds them to the persistent shards.
   void reduce_outer(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix, Outer = Outer::all) const;
@@ -150,6 +180,15 @@ class TrainState {
   /// In a step: the gradients of unit `u` that its optimizer takes, as long as its shard, summed over all ranks. What
   /// is accumulated whole is summed here, and freed.
   BufferId reduced(ProgramBuilder&, std::size_t u, const std::string& prefix) const;
+
+  /// What gradients need on the host in the passes and in the step: made, and given back.
+  void alloc_host_gradients(ProgramBuilder&) const;
+  void free_host_gradients(ProgramBuilder&) const;
+
+  /// A unit's whole shard of some of its state, on the device: where it lies, or brought together in a transient.
+  Tensor on_device(ProgramBuilder&, std::size_t u, StateTensor, const std::string& name) const;
+  /// The other way round: makes the buffers of what is split, and fills them from a tensor as long as the shard.
+  void put_parts(ProgramBuilder&, const UnitState&, StateTensor, const Tensor& from, const std::string& name) const;
 
  private:
   /// A layer's own units, and whether others have some of it. `kind`: as WholeUnit::kind.
@@ -160,6 +199,13 @@ class TrainState {
     std::int64_t kind = 0;
   };
   void find_layers();
+  /// Where the optimizer state of a unit that is trained lies, in buffers that it makes.
+  void make_parts(ProgramBuilder&, UnitState&, std::int64_t on_host, const std::string& name) const;
+  void make_host_buffers(ProgramBuilder&);
+  /// What of a split unit is on the host, as a call's inputs.
+  void add_host_parts(const UnitState&, std::vector<Input>&) const;
+  /// Where its part on the host is cast for its way up; -1: it is as it is computed with.
+  BufferId cast_below(const UnitState&) const;
   /// Of unit `u` what its compute takes; buffers on the way are added to `made`. `source`: -1: where it trains.
   WholeUnit::Part gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
                          std::vector<BufferId>& made, BufferId source = -1) const;
@@ -173,6 +219,8 @@ class TrainState {
   /// spread over data ranks are gathered apart, of those ranks that have them.
   std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
                              const std::string& name) const;
+  /// What the parts of a split unit have, in what is computed in: those of the host are cast there and copied up.
+  void publish_parts(ProgramBuilder&, const UnitState&, const Tensor& to, const std::string& name) const;
   /// Copy-in -> reduce-scatter over the shards -> all-reduce over the replicas: a tensor as long as the shard, and the
   /// stream that it comes from; of experts that are spread over data ranks among those that have them. The all-reduce
   /// has a stream of its own, beside the next unit's reduce-scatter. Source: PyTorch FSDP2 with a 2-D mesh
@@ -199,7 +247,11 @@ class TrainState {
   ShardMesh mesh_;
   std::int64_t stage_ = 0;
   std::vector<StagePart> parts_;  // of all stages
-  bool whole_params_ = false, whole_grads_ = false;
+  bool whole_params_ = false, whole_grads_ = false, streams_ = false;
+  // On the host, while there are gradients: where reduced ones come down, by turns; host_sums(), host_step(). Where
+  // parameters that the host stepped are cast for their way up, by turns; -1: they are as the master is.
+  std::array<BufferId, 2> come_down_ = {-1, -1}, cast_below_ = {-1, -1};
+  BufferId host_sums_ = -1, host_step_ = -1;
   // Of each stage: cut into as many shards as the mesh has; into one, where parameters are whole.
   std::vector<ModelShapes::Units> cut_, uncut_;
   std::vector<UnitState> units_;

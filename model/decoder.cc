@@ -41,7 +41,7 @@ ValueId dense_mlp(Forward& f, const ModelSpec& model, ValueId x) {
   return f.adapted(model, "down_proj", activated, "mlp_out", Width::hidden, R::down_proj);
 }
 
-/// A norm of what goes back into the stream (Gemma-2).
+/// A norm of what goes back into the stream (Gemma).
 ValueId output_norm(Forward& f, const ModelSpec& model, const std::string& name, ValueId y, Weight weight) {
   return f.rms_norm(name, y, std::nullopt, weight, name + "ed", name + ".in", model.norm_offset).normed;
 }
@@ -50,8 +50,8 @@ ValueId output_norm(Forward& f, const ModelSpec& model, const std::string& name,
 ValueId grouped_query_attention(Forward& f, const ModelSpec& model, ValueId normed, std::int64_t window) {
   ValueId qkv = f.adapted(model, "qkv_proj", normed, "qkv", Width::qkv, {R::q_proj, R::v_proj},
                           bias_of(model.qkv_bias, {R::q_bias, R::v_bias}));
-  if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm);
-  if (!model.learned_positions) qkv = f.rope("rope", qkv);
+  if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm, model.norm_offset);
+  if (!model.learned_positions) qkv = f.rope("rope", qkv, window > 0 ? model.window_rope_theta : 0.0);
   const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
   return f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
 }

@@ -2,7 +2,13 @@
 
 #include <utility>
 
+#include "spec/parameter_roles.h"
+
 namespace hotbunk {
+
+bool Weight::has(ParamRole role) const {
+  return place_in_unit(first) <= place_in_unit(role) && place_in_unit(role) <= place_in_unit(last);
+}
 
 ValueId Forward::make(std::string name, Width width, Content content) {
   values_.push_back({std::move(name), width, content});
@@ -59,20 +65,22 @@ ValueId Forward::adapted(const ModelSpec& model, std::string op, ValueId x, std:
                          std::optional<Weight> bias) {
   const ValueId y = linear(std::move(op), x, std::move(out), width, matrix, bias);
   for (const LoraTarget& t : lora_targets)
-    if (matrix.first <= t.base && t.base <= matrix.last && model.adapts(t.base))
+    if (matrix.has(t.base) && model.adapts(t.base))
       ops_.back().adapters.push_back({t.base, t.a, t.b, model.lora.factor()});
   return y;
 }
 
-ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k) {
+ValueId Forward::qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k, double offset) {
   const ValueId rstd = make(out + ".rstd", Width::qk_heads, Content::statistic),
                 y = make(std::move(out), value(x).width);
   ops_.push_back({OpKind::qk_norm, std::move(op), {x}, {q, k}, {y, rstd}});
+  if (offset != 0.0) ops_.back().attrs.emplace_back(Attr::offset, offset);
   return y;
 }
 
-ValueId Forward::rope(std::string op, ValueId x) {
+ValueId Forward::rope(std::string op, ValueId x, double theta) {
   ops_.push_back({OpKind::rope, std::move(op), {x}, {}, {x}});
+  if (theta != 0.0) ops_.back().attrs.emplace_back(Attr::rope_theta, theta);
   return x;
 }
 

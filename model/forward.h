@@ -61,6 +61,7 @@ struct Weight {
   ParamRole first{}, last{};
   explicit(false) Weight(ParamRole role) : first(role), last(role) {}
   Weight(ParamRole from, ParamRole to) : first(from), last(to) {}
+  bool has(ParamRole) const;
 };
 
 /// An adapter beside a linear's matrix (spec/model.h: LoraSpec): y += factor (x A^T) B^T. Of matrices that lie side by
@@ -126,9 +127,9 @@ class Forward {
   /// The same with the adapters that the model has beside these matrices.
   ValueId adapted(const ModelSpec&, std::string op, ValueId x, std::string out, Width, Weight matrix,
                   std::optional<Weight> bias = {});
-  ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k);
-  /// In place.
-  ValueId rope(std::string op, ValueId x);
+  ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k, double offset = 0.0);
+  /// In place. `theta`: in the place of the model's and its scaling.
+  ValueId rope(std::string op, ValueId x, double theta = 0.0);
   ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {});
   /// Of latent attention: the first is the norm of the one part of x, with an eps of its own, the other the part of a
   /// key that all heads share, rotated.

@@ -8,40 +8,10 @@
 #include "base/rng.h"
 #include "rl/adapter.h"
 #include "rl/manifest.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
-
-enum class Init : std::uint8_t { normal, ones, zeros, uniform };
-
-Init init_of(ParamRole role) {
-  switch (role) {
-    case ParamRole::final_norm:
-    case ParamRole::input_norm:
-    case ParamRole::post_norm:
-    case ParamRole::q_norm:
-    case ParamRole::k_norm:
-    case ParamRole::q_a_norm:
-    case ParamRole::kv_a_norm:
-    case ParamRole::attention_out_norm:
-    case ParamRole::mlp_out_norm:
-      return Init::ones;
-    case ParamRole::final_norm_bias:
-    case ParamRole::input_norm_bias:
-    case ParamRole::post_norm_bias:
-    case ParamRole::q_bias:
-    case ParamRole::k_bias:
-    case ParamRole::v_bias:
-    case ParamRole::o_bias:
-    case ParamRole::up_bias:
-    case ParamRole::down_bias:
-    case ParamRole::router_bias:
-      return Init::zeros;
-    default:
-      if (is_adapter(role)) return role >= ParamRole::q_lora_b ? Init::zeros : Init::uniform;
-      return Init::normal;
-  }
-}
 
 /// One generator call gives two normals: elements 2c and 2c + 1.
 void draw_normals(std::uint64_t seed, std::uint64_t key, double deviation, std::int64_t first, std::span<float> out) {
@@ -144,17 +114,17 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
     copy_as_f32(*tensor, found->second.stored, first, out);
     return;
   }
-  switch (init_of(p.role)) {
-    case Init::normal:
+  switch (rule_of(p.role).start) {
+    case RoleStart::normal:
       draw_normals(seed_, name_key(name), init_range_, first, out);
       break;
-    case Init::ones:
+    case RoleStart::one:
       std::ranges::fill(out, one_);
       break;
-    case Init::zeros:
+    case RoleStart::zero:
       std::ranges::fill(out, 0.0f);
       break;
-    case Init::uniform:
+    case RoleStart::uniform:
       draw_uniforms(seed_, name_key(name), 1.0 / std::sqrt(static_cast<double>(p.shape[1])), first, out);
       break;
   }

@@ -42,22 +42,24 @@ DeathWatch::DeathWatch(DeathWatchOptions options)
       stalls_({options.rank, options.world_size, options.say_after_seconds, options.timeout_seconds}) {
   own_status_->set_pid(getpid());
   mine_ = own_status_.get();
-  if (options_.socket < 0) return;
-  watcher_address_ = peer_address(options_.socket);
+  if (options_.socket < 0 && !options_.alone) return;
   stop_fd_ = eventfd(0, EFD_CLOEXEC);
   if (stop_fd_ < 0) throw RuntimeFailure("no eventfd for the watch: " + system_error_text(errno));
-  send_frame(options_.socket, Message::hello, std::to_string(options_.rank), std::to_string(getpid()));
+  if (options_.socket >= 0) {
+    watcher_address_ = peer_address(options_.socket);
+    send_frame(options_.socket, Message::hello, std::to_string(options_.rank), std::to_string(getpid()));
+  }
   thread_ = start_thread([this] { run(); });
 }
 
 DeathWatch::~DeathWatch() { stop(); }
 
 void DeathWatch::stop() {
-  if (options_.socket < 0) return;
+  if (!thread_.joinable()) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = write(stop_fd_, &one, sizeof one);
   thread_.join();
-  close(options_.socket);
+  if (options_.socket >= 0) close(options_.socket);
   close(stop_fd_);
   options_.socket = -1;
 }
@@ -94,6 +96,11 @@ std::string DeathWatch::status_of(int rank) const {
   const RankMoment m = s->read();
   if (m.phase.empty() && m.op.empty()) return "";
   return fmt::format("phase {}, op {}", m.phase.empty() ? "(none)" : m.phase, m.op.empty() ? "(none)" : m.op);
+}
+
+bool DeathWatch::all_left() const {
+  std::lock_guard lock(mutex_);
+  return all_left_;
 }
 
 std::string DeathWatch::message() const {
@@ -269,7 +276,7 @@ void DeathWatch::look_for_stalls() {
       [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); });
   mine_.load()->set_wait(stalls_.waiting_in(), stalls_.waiting_for());
   if (!stall || any_dead()) return;
-  {
+  if (options_.socket >= 0) {
     std::lock_guard lock(mutex_);
     send_frame(options_.socket, Message::failure, stall->blamed < 0 ? "" : std::to_string(stall->blamed),
                stall->text.substr(0, 4096));
@@ -311,7 +318,7 @@ bool DeathWatch::receive() {
 }
 
 void DeathWatch::run() {
-  bool connected = true;
+  bool connected = options_.socket >= 0;
   const int look_ms = static_cast<int>(stalls_.interval_seconds() * 1e3);
   auto next_look = std::chrono::steady_clock::now();
   for (;;) {

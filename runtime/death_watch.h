@@ -27,7 +27,8 @@ struct Frame;
 struct DeathWatchOptions {
   int rank = 0;
   int world_size = 1;
-  int socket = -1;  // connected to the watcher (store_server.h); owned from here on; -1: nothing to watch (one rank)
+  int socket = -1;     // connected to the watcher (store_server.h); owned from here on; -1: no other ranks
+  bool alone = false;  // with no other ranks: this one's own waits (StallWatch::Wait for itself) are looked at
   /// A process that is still there this long after a death was noticed is stuck: it ends with exit code 3.
   double unwind_seconds = 5.0;
   double say_after_seconds = 10.0, timeout_seconds = 600.0;  // of waits: StallOptions
@@ -53,6 +54,8 @@ class DeathWatch {
 
   /// Has some rank died? One relaxed load.
   bool any_dead() const { return dead_.load(std::memory_order_acquire); }
+  /// Every rank has said goodbye.
+  bool all_left() const;
   /// "rank 2 (pid 123) died while in phase train, op …"; "" while all live.
   std::string message() const;
   /// Throws RuntimeFailure(message()) when a rank died. `during` is added: "; noticed in …".

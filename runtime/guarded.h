@@ -40,4 +40,16 @@ Status guarded(const BoundOp& op, F&& call) {
   return guarded([&] { return fmt::format("op {} '{}'", name_of(op->kind), label_of(op)); }, std::forward<F>(call));
 }
 
+/// What `work` throws, with the op that it was for.
+template <class F>
+void naming(const BoundOp& op, F&& work) {
+  try {
+    work();
+  } catch (const InternalError& e) {
+    throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+  } catch (const std::exception& e) {
+    throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+  }
+}
+
 }  // namespace hotbunk

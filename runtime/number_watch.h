@@ -31,6 +31,7 @@ class NumberWatch {
  public:
   /// What is enqueued from here on is of this block. For the calling thread, with nothing running.
   void begin(std::int64_t block) { watching_ = true, block_ = block, ops_ = 0; }
+  bool watching() const { return watching_; }
   /// The next op's place in program order; nothing while nobody watches. For the calling thread.
   std::optional<BadOutput> next(Rank, const BoundOp&);
   /// The op of that place has run. For its stream's thread.

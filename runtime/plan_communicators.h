@@ -21,7 +21,8 @@ bool reads_peers(const Plan&);
 class PlanCommunicators {
  public:
   /// Makes the communicator of these world ranks, in group order, for one stream.
-  using Make = std::function<std::unique_ptr<Communicator>(std::span<const int> ranks, const std::string& name, StreamId)>;
+  using Make =
+      std::function<std::unique_ptr<Communicator>(std::span<const int> ranks, const std::string& name, StreamId)>;
   /// A box of a peer copy, from there: this rank's own address, or a peer's.
   using CopyBox = std::function<void(const std::byte* from, const Box&)>;
   /// Where a peer (world rank) keeps what lies so many bytes from its device arena's base.

@@ -51,7 +51,7 @@ void StallWatch::look_at_all(double elapsed, const std::function<std::optional<R
   std::set<int> wanted;
   std::vector<int> open;
   const auto want = [&](int rank) {
-    if (rank == options_.rank || rank >= options_.world_size) return;
+    if (is_beside_the_point(rank) || rank >= options_.world_size) return;
     if (rank >= 0 && wanted.insert(rank).second) open.push_back(rank);
     if (rank < 0)  // more than a status can name: anybody
       for (int r = 0; r < options_.world_size; ++r)
@@ -83,7 +83,7 @@ std::vector<int> StallWatch::culprits(const std::vector<int>& missing) const {
   std::vector<int> out;
   const auto take = [&](int rank) {
     const Seen* s = seen(rank);
-    if (rank < 0 || rank == options_.rank || (s && s->look.moment.left)) return;
+    if (rank < 0 || is_beside_the_point(rank) || (s && s->look.moment.left)) return;
     if (std::find(out.begin(), out.end(), rank) == out.end()) out.push_back(rank);
   };
   for (const int rank : missing) take(rank);

@@ -2,7 +2,8 @@
 //
 // A wait may last as long as somebody works. Its clock runs only while none of the ranks that it waits for, directly or
 // through what those wait for themselves, finishes an operation or uses its CPU (a hundredth of a core is enough); an
-// operation finished sets it back to 0. At the limit (run.timeout_s) the wait is over.
+// operation finished sets it back to 0. At the limit (run.timeout_s) the wait is over. A rank that is alone may wait
+// for itself: for a device that it gave work to.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -77,6 +78,8 @@ class StallWatch {
     double cores = 0.0;  // CPU seconds per second since the tick before
     bool finished_some = false, known = false;
   };
+  /// Among others, a rank that waits does not hold itself up.
+  bool is_beside_the_point(int rank) const { return rank == options_.rank && options_.world_size > 1; }
   /// The ranks waited for, then those that they wait for, and so on; who has left is not among them.
   std::vector<int> culprits(const std::vector<int>& missing) const;
   const Seen* seen(int rank) const;

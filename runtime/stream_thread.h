@@ -1,4 +1,5 @@
-// Streams of a backend on the host: an ordered queue of closures and the thread that runs them, with CUDA's event semantics.
+// Streams of a backend on the host: an ordered queue of closures and the thread that runs them, with CUDA's event
+// semantics.
 #pragma once
 #include <condition_variable>
 #include <cstdint>

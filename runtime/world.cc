@@ -21,6 +21,15 @@ World::World(const WorldOptions& options)
   hosts_ = {host_identity()};
 }
 
+void World::watch_alone() {
+  HB_CHECK(size_ == 1, "{} ranks watch each other", size_);
+  DeathWatchOptions watch;
+  watch.alone = true;
+  watch.unwind_seconds = options_.unwind_seconds;
+  watch.timeout_seconds = options_.timeout_seconds;
+  watch_ = std::make_unique<DeathWatch>(watch);
+}
+
 World::World(const LaunchEnv& env, const WorldOptions& options) : World(options) {
   if (env.world_size == 1) return;
   rank_ = env.rank;

@@ -62,6 +62,8 @@ class World {
  protected:
   const WorldOptions& options() const { return options_; }
   TcpStore& store() { return *store_; }
+  /// In a world of one rank: from here on a thread watches this rank's waits for itself (StallWatch).
+  void watch_alone();
   /// Everyone in `ranks` says `value`; returns what they said, in that order.
   std::vector<std::string> gather(const std::string& key, const std::string& value, std::span<const int> ranks);
   /// A barrier of these ranks; a key is used once.

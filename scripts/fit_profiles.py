@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-A100, H100, B200 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb"))
+A100, H100 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb"))
 BLACKWELL = "profiles/blackwell-te.yaml"
 NEMO, VLLM = "frameworks/nemo-megatron.yaml", "engines/vllm.yaml"
 VTRAIN, TE, ZERO, BRIDGE, TITAN, COMPILED = (
@@ -36,16 +36,15 @@ FITS = [
                                   (VTRAIN, "softmax_kernels", 1, 60)],
      [("vtrain_a100_single_node", None)], "halves"),
     ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
-    ("H100: GEMM", [(H100, "gemm.efficiency", .4, .95)],
+    ("H100: clock of whole steps", [(H100, "sustained_clock", .5, 1)],
      [("megatron_readme_h100", None), ("llama3_405b", None)], "models"),
-    ("B200: GEMM, kernels, unfused passes", [(B200, "gemm.efficiency", .3, .95), (TE, "kernel_overhead", 1e-6, 2e-5),
-                                             (TE, "elementwise_passes", 1, 5)],
+    ("B200: unfused passes, host of a step", [(TE, "elementwise_passes", 1, 8), (TE, "step_seconds", 1e-4, .05)],
      [("simumax_b200", None)], "models"),
     ("torchtitan: unfused passes, eager and compiled", [(TITAN, "elementwise_passes", 1, 8),
                                                         (COMPILED, "elementwise_passes", 1, 8)],
      [("torchtitan", None)], "singly"),
-    ("Blackwell in narrow formats: GEMM, unfused passes", [(BLACKWELL, "gemm.efficiency", .3, .95),
-                                                           (BRIDGE, "elementwise_passes", 1, 5)],
+    ("Blackwell in narrow formats: clock, unfused passes", [(BLACKWELL, "sustained_clock", .4, 1),
+                                                            (BRIDGE, "elementwise_passes", 1, 5)],
      [("megatron_bridge", None)], "halves"),
     ("NeMo-RL: an iteration's own time, the engine's host and nodes", [(NEMO, "iteration_seconds", .5, 120),
                                                                        (VLLM, "decode_sequence_seconds", 1e-6, 1e-3),

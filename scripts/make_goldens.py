@@ -32,8 +32,9 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, GPT2Config, LlamaConfig,
-                          MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
+                          Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
+                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -51,7 +52,7 @@ MAX_SHARD_SIZE = "50KB"
 
 # Standard deviations of the random weights. Linear maps keep the scale of their input (0.15 * sqrt(40) ~ 1), so
 # attention is neither flat nor one-hot; norm weights and biases are far from 1 and 0, so that a forgotten one shows.
-LINEAR_STD, EMBEDDING_STD, NORM_STD, BIAS_STD = 0.15, 0.2, 0.2, 0.1
+LINEAR_STD, EMBEDDING_STD, NORM_STD, BIAS_STD, SINK_STD = 0.15, 0.2, 0.2, 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Case:
     precisions: bool = False  # also store logits of the bf16 model and fp64 logits
     config_v4: bool = False  # also store config.json in transformers 4's spelling
     eps: float = OPTIMIZER["eps"]
+    update_floor: float = MAX_UPDATE_FLOOR  # less where sums in another order decide what the tests compare, too
 
     @property
     def optimizer(self):
@@ -149,6 +151,35 @@ def cases():
             query_pre_attn_scalar=6, attn_logit_softcapping=4.0, final_logit_softcapping=6.0,
             tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(19, 6, 22, 11)),
+        # The window in the first two layers, which turn by a table of their own; the third one's is divided. No caps.
+        Case("gemma3-tiny", Gemma3TextConfig(**common(
+            vocab_size=69, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=10, rms_norm_eps=1e-6, max_position_embeddings=128, sliding_window=7,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"], query_pre_attn_scalar=6,
+            tie_word_embeddings=True, rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}})),
+            lengths=(18, 6, 21, 13), update_floor=5e-6),
+        # Half of a head turns, the rest passes by; biases on q, k and v, and norms of q and k. The first layer is dense;
+        # experts as of DeepSeek-V3, of two groups of three.
+        Case("glm4-moe-tiny", Glm4MoeConfig(**common(
+            vocab_size=75, hidden_size=32, intermediate_size=44, moe_intermediate_size=12, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=12, attention_bias=True, use_qk_norm=True,
+            n_shared_experts=1, n_routed_experts=6, routed_scaling_factor=1.5, n_group=3, topk_group=2,
+            num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True, rms_norm_eps=1e-5,
+            max_position_embeddings=128, num_mtp_layers=0,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5})),
+            lengths=(11, 20, 5, 17)),
+        # A sink for each head beside the keys, the window in the first and third layer; clamps low enough to bite.
+        # Experts with biases, in files gate and up by turns; the first of five pairs keeps its frequency, the ramp begins
+        # between pairs.
+        Case("gpt-oss-tiny", GptOssConfig(**common(
+            vocab_size=77, hidden_size=32, intermediate_size=12, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=6,
+            swiglu_limit=0.75, rms_norm_eps=1e-5, max_position_embeddings=128,
+            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
+                             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 32})),
+            lengths=(16, 7, 23, 5, 12)),
         # Queries straight from the stream, as in V2-Lite; values wider than keys; the first layer is dense. Four experts in
         # two groups of which the best expert's is taken; weights are softmax over all six, times 1.5. Scores are
         # scaled by (0.0707 ln 4 + 1)^2, cosines and sines by (0.1 ln 4 + 1) / (0.0707 ln 4 + 1).
@@ -190,9 +221,9 @@ def build(config, rng):
         for name, parameter in model.named_parameters():
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
             if "norm" in name or (".ln_" in name and name.endswith(".weight")):  # Gemma's multiply by 1 + weight
-                parameter.copy_((0.0 if config.model_type == "gemma2" else 1.0) + NORM_STD * noise)
-            elif name.endswith(".bias"):
-                parameter.copy_(BIAS_STD * noise)
+                parameter.copy_((0.0 if config.model_type.startswith("gemma") else 1.0) + NORM_STD * noise)
+            elif name.endswith(("bias", "sinks")):
+                parameter.copy_((SINK_STD if name.endswith("sinks") else BIAS_STD) * noise)
             else:
                 parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
         for name, buffer in stored_buffers(model).items():
@@ -211,10 +242,16 @@ def rotary_of(model):
     return model.model.rotary_emb if hasattr(model, "model") else None
 
 
+def turning_of(rotary, layer_type):
+    """The table of a layer's rotation (Gemma-3 has one for each type of layer), and what its cosines and sines are times."""
+    prefix = layer_type + "_" if hasattr(rotary, layer_type + "_inv_freq") else ""
+    return getattr(rotary, prefix + "inv_freq"), getattr(rotary, prefix + "attention_scaling")
+
+
 def load(folder, dtype=torch.float32):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
                                                  experts_implementation="eager").eval()
-    if rotary_of(model) and rotary_of(model).inv_freq.dtype != torch.float32:
+    if rotary_of(model) and turning_of(rotary_of(model), "full_attention")[0].dtype != torch.float32:
         raise RuntimeError("transformers no longer keeps inv_freq in fp32; the bf16 goldens would mean something else")
     return model
 
@@ -226,6 +263,8 @@ def as_in_files(tensors, config):
     out = {}
     for name, tensor in tensors.items():
         block, expert, what = name.partition(".mlp.experts.")
+        if config.model_type == "gpt_oss":  # as in memory
+            expert = ""
         experts = block + (".block_sparse_moe.experts." if mixtral else ".mlp.experts.")
         if not expert:
             out[name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name] = tensor
@@ -253,14 +292,16 @@ def hf_logits(model, sequences):
     return torch.cat([model(input_ids=ids[None].long(), use_cache=False).logits[0] for ids in sequences])
 
 
-def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
+def plain_logits(weights, config, rotary, sequences, margins):
     """(T, V): the same model in the dtype of `weights`, every operation of it, from the formulas.
 
-    `inv_freq` (E/2) is transformers' fp32 table, widened: the angle table belongs to the model's definition, as does the
-    `amplitude` of its cosines and sines. What decides a token's experts is added to `margins`.
+    `rotary` has transformers' fp32 tables, here widened: the angles belong to the model's definition, as does the amplitude
+    of their cosines and sines. What decides a token's experts is added to `margins`.
     """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    gemma = config.model_type == "gemma2"
+    gemma = config.model_type.startswith("gemma")
+    turning = {kind: (table.double(), amplitude) for kind in ("full_attention", "sliding_attention")
+               for table, amplitude in [turning_of(rotary, kind)]}
     types = getattr(config, "layer_types", None) or [
         "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     ] * config.num_hidden_layers
@@ -283,10 +324,14 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
         y = x @ weights[name + ".weight"].T
         return y + weights[name + ".bias"] if name + ".bias" in weights else y
 
-    def rotate(x_LHE, angle_LE):
+    def rotate(x_LHE, kind):
+        inv_freq, amplitude = turning[kind]
+        x_LHE, passing = x_LHE[..., : 2 * len(inv_freq)], x_LHE[..., 2 * len(inv_freq):]
+        angle_LE = torch.arange(len(x_LHE), dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
         first, second = x_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
-        return amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        x_LHE = amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        return torch.cat((x_LHE, passing), dim=-1)
 
     def mlp_of(h_LD, mlp):
         gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
@@ -309,6 +354,24 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
+    def gpt_oss_experts_of(h_LD, mlp):
+        chosen = config.num_experts_per_tok
+        scores_LX = linear(h_LD, mlp + ".router")
+        sorted_LX = scores_LX.detach().sort(descending=True).values
+        margins.append((sorted_LX[:, chosen - 1] - sorted_LX[:, chosen]).min().item())
+        kept_LX = torch.zeros_like(scores_LX).scatter(-1, scores_LX.topk(chosen).indices, 1.0)
+        share_LX = scores_LX.masked_fill(kept_LX == 0, -math.inf).softmax(-1)
+        experts = {what: weights[f"{mlp}.experts.{what}"] for what in
+                   ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
+        out_LD = torch.zeros_like(h_LD)
+        for x in range(config.num_local_experts):
+            gate_up = h_LD @ experts["gate_up_proj"][x] + experts["gate_up_proj_bias"][x]
+            gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
+            gate, up = gate.clamp(max=config.swiglu_limit), up.clamp(-config.swiglu_limit, config.swiglu_limit)
+            inner = (up + 1) * gate * (config.swiglu_alpha * gate).sigmoid()
+            out_LD = out_LD + share_LX[:, x, None] * (inner @ experts["down_proj"][x] + experts["down_proj_bias"][x])
+        return out_LD
+
     def best(score, count, margin=True):
         """The `count` best of each row as a mask; the distance to the next one is added to margins."""
         order = score.detach().sort(descending=True, dim=-1).values
@@ -317,7 +380,7 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
         return torch.zeros_like(score).scatter(-1, score.topk(count, dim=-1).indices, 1.0).detach()
 
     def deepseek_experts_of(h_LD, mlp):
-        v3 = config.model_type == "deepseek_v3"
+        v3 = config.model_type in ("deepseek_v3", "glm4_moe")
         logits_LX = linear(h_LD, mlp + ".gate")
         share_LX = logits_LX.sigmoid() if v3 else logits_LX.softmax(-1)
         score_LX = share_LX + weights[mlp + ".gate.e_score_correction_bias"] if v3 else share_LX
@@ -337,16 +400,18 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
-    def latent_attention_of(h_LD, attention, angle_LE, future_LL):
+    def latent_attention_of(h_LD, attention, future_LL):
         """Every number of a rotated part turns with its neighbour: (x0, x1) by the first angle, and so on."""
         nope, turned, eps = config.qk_nope_head_dim, config.qk_rope_head_dim, 1e-6  # DeepseekV2RMSNorm's default
+        inv_freq, amplitude = turning["full_attention"]
+        angle_LE = torch.arange(len(h_LD), dtype=inv_freq.dtype)[:, None] * inv_freq[None]
 
         def latent_norm(x, name):
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weights[name + ".weight"]
 
         def turn(x_LHE):
             first, second = x_LHE[..., 0::2], x_LHE[..., 1::2]
-            angle = angle_LE[:, None, : turned // 2]
+            angle = angle_LE[:, None]
             pair = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
             return amplitude * torch.stack(pair, dim=-1).flatten(-2)
 
@@ -370,11 +435,10 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
         weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
         return linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
 
-    deepseek = config.model_type.startswith("deepseek")
+    deepseek, glm = config.model_type.startswith("deepseek"), config.model_type == "glm4_moe"
 
     def forward(ids_L):
         length = len(ids_L)
-        angle_LE = torch.arange(length, dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
         future_LL = torch.ones(length, length, dtype=torch.bool).triu(1)
         x_LD = weights["model.embed_tokens.weight"][ids_L.long()]
         if gemma:
@@ -383,7 +447,7 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             layer, attention, mlp = f"model.layers.{i}", f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             h_LD = norm(x_LD, layer + ".input_layernorm")
             if deepseek:
-                x_LD = x_LD + latent_attention_of(h_LD, attention, angle_LE, future_LL)
+                x_LD = x_LD + latent_attention_of(h_LD, attention, future_LL)
                 h_LD = norm(x_LD, layer + ".post_attention_layernorm")
                 x_LD = x_LD + (deepseek_experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
                 continue
@@ -392,7 +456,7 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             v_LKE = linear(h_LD, attention + ".v_proj").unflatten(-1, (kv_heads, -1))
             if attention + ".q_norm.weight" in weights:  # Qwen3: per head, before the rotation
                 q_LHE, k_LKE = norm(q_LHE, attention + ".q_norm"), norm(k_LKE, attention + ".k_norm")
-            q_LHE, k_LKE = rotate(q_LHE, angle_LE), rotate(k_LKE, angle_LE)
+            q_LHE, k_LKE = rotate(q_LHE, types[i]), rotate(k_LKE, types[i])
             # Query head h reads key-value head h // (H / K).
             k_LHE, v_LHE = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k_LKE, v_LKE))
             scores_HLL = torch.einsum("qhe,khe->hqk", q_LHE, k_LHE) / math.sqrt(divisor)
@@ -400,7 +464,12 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
             unseen_LL = future_LL
             if types[i] == "sliding_attention":  # itself and the tokens before it, as many as the window has
                 unseen_LL = future_LL | torch.ones(length, length, dtype=torch.bool).tril(-config.sliding_window)
-            weights_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf).softmax(-1)
+            scores_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf)
+            if attention + ".sinks" in weights:  # as a key without a value
+                sinks_HL1 = weights[attention + ".sinks"][:, None, None].expand(-1, length, 1)
+                weights_HLL = torch.cat((scores_HLL, sinks_HL1), dim=-1).softmax(-1)[..., :-1]
+            else:
+                weights_HLL = scores_HLL.softmax(-1)
             y_LD = linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
             if gemma:
                 x_LD = x_LD + norm(y_LD, layer + ".post_attention_layernorm")
@@ -409,7 +478,12 @@ def plain_logits(weights, config, inv_freq, amplitude, sequences, margins):
                 continue
             x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
-            x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
+            if mlp + ".router.weight" in weights:
+                x_LD = x_LD + gpt_oss_experts_of(h_LD, mlp)
+            elif mlp + ".gate.weight" in weights:
+                x_LD = x_LD + (deepseek_experts_of if glm else experts_of)(h_LD, mlp)
+            else:
+                x_LD = x_LD + mlp_of(h_LD, mlp)
         tied = "lm_head.weight" not in weights
         logits_LV = norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
         return capped(logits_LV, getattr(config, "final_logit_softcapping", None))
@@ -509,7 +583,7 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
     """Everything golden about the model saved in `folder`: (tensors for golden.safetensors, values for golden.json)."""
     model, sequences = load(folder), split(tokens, cu_seqlens)
     rotary = rotary_of(model)
-    inv_freq = rotary.inv_freq.clone() if rotary else None
+    tables = {kind: turning_of(rotary, kind)[0].clone() for kind in ("full_attention", "sliding_attention")} if rotary else {}
     generated, margin = generate(model, prompts)
     with torch.no_grad():
         logits = hf_logits(model, sequences)
@@ -521,7 +595,7 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
     wide = {name: p.double().requires_grad_() for name, p in start.items()}
     fixed = {name: buffer.double() for name, buffer in stored_buffers(model).items()}
     margins = []
-    plain = lambda s: (plain_logits(wide | fixed, model.config, inv_freq.double(), rotary.attention_scaling, s, margins)
+    plain = lambda s: (plain_logits(wide | fixed, model.config, rotary, s, margins)
                        if rotary else plain_gpt2_logits(wide, model.config, s))
     with torch.no_grad():
         logits_f64 = plain(sequences)
@@ -529,7 +603,9 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
     grads_f64, losses_f64, norms_f64, final_f64 = train(wide, plain, tokens, cu_seqlens, case.optimizer)
 
     tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens, "logits": logits, "logprobs": logprobs}
-    tensors |= {"inv_freq": inv_freq} if rotary else {}
+    tensors |= {"inv_freq": tables["full_attention"]} if rotary else {}
+    if tables and not torch.equal(tables["full_attention"], tables["sliding_attention"]):
+        tensors["inv_freq_window"] = tables["sliding_attention"]
     files = lambda named: as_in_files({name: t.detach() for name, t in named.items()}, model.config)
     grads, grads_f64, after, after_f64, start = map(files, (grads, grads_f64, parameters, wide, start))
     tensors |= {f"grad.{name}": g for name, g in grads.items()}
@@ -586,9 +662,10 @@ def write_case(case, out):
         prompts = [rng.integers(0, case.config.vocab_size, size=n).tolist() for n in PROMPT_LENGTHS]
         save_model(model, folder)
         tensors, values = compute(case, folder, tokens, cu_seqlens, prompts)
-        taken = all(t.any() for name, t in tensors.items() if name.startswith("grad."))  # by each expert some token
+        taken = all((t.flatten(1).any(1).all() if ".experts." in name else t.any())  # by each expert some token
+                    for name, t in tensors.items() if name.startswith("grad."))
         if (taken and values["generation"]["min_margin"] >= MIN_MARGIN
-                and max(values["floors"]["updates"].values()) <= MAX_UPDATE_FLOOR
+                and max(values["floors"]["updates"].values()) <= case.update_floor
                 and values.get("routing", {"min_margin": math.inf})["min_margin"] >= MIN_ROUTING_MARGIN):
             break
     else:

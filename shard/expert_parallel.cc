@@ -26,6 +26,7 @@ void exchange(Emitter& to, const Forward& f, const TensorSharding& s, const std:
               const Tensor& y, const Values& values) {
   Op& op = to.emit(OpKind::all_to_all, s.ep.stream, name, {x, at(values, sent_by_all(f, the_sort(f)))}, {y});
   op.group = s.ep.group;
+  if (s.tp.expert_ranks > 1) with(op, Attr::tp, s.tp.expert_ranks);
   with_count_of_rows(op, f, s, values);
 }
 
@@ -54,8 +55,12 @@ void sort_of_all_ranks(Emitter& to, const Forward& f, const TensorSharding& s, c
   const Dim width{s.width_of(Width::expert_offsets), fixed_extent, 0};
   const auto set = [&](ValueId id, const Tensor& t) { return values[static_cast<std::size_t>(id)] = t; };
   const Tensor sent = to.make(offsets.name + ".sent", DType::i32, {width});
-  to.emit(OpKind::expert_sort, lead_stream, op.name, {choices},
-          {set(op.outputs[0], make_value(to, s, rows, rows.name, DType::i32)), sent});
+  Op& sort = to.emit(OpKind::expert_sort, lead_stream, op.name, {choices},
+                     {set(op.outputs[0], make_value(to, s, rows, rows.name, DType::i32)), sent});
+  if (s.tp.expert_ranks > 1) {  // each of the data ranks' experts are those of all its tensor-parallel places
+    sort.group = s.tp.group;
+    with(with(sort, Attr::tp, s.tp.expert_ranks), Attr::groups, s.ep.ranks);
+  }
   const Tensor all = to.make(offsets.name + ".sent_by_all", DType::i32, {{s.ep.ranks, fixed_extent, 0}, width});
   to.emit(OpKind::all_gather, s.ep.stream, op.name + ".all_gather", {sent}, {all}).group = s.ep.group;
   set(sent_by_all(f, op), all);

@@ -4,6 +4,9 @@
 //   choices   [T,c,H]   of the rank's own tokens, sorted by expert
 //   routed    [R,H]     that have come: of the first rank by expert, then of the next one; R is counted on the device
 //
+// Where the tensor-parallel places have whole experts, a rank sends the rows of those that its place has, of all tokens,
+// to the ranks of its own place.
+//
 // Who sends how many, all ranks know: each says where its experts' rows begin, in one all-gather for each layer.
 #pragma once
 #include <string>

@@ -25,6 +25,9 @@ Op& with_experts(Op& op, const TensorSharding& s) {
   return s.tp.expert_ranks > 1 ? with(op, Attr::tp, s.tp.expert_ranks) : op;
 }
 
+/// Of what works on rows of a rank's own experts among all choices, its share; of rows that came it has all.
+Op& with_share(Op& op, const TensorSharding& s) { return s.ep.ranks > 1 ? op : with_experts(op, s); }
+
 }  // namespace
 
 void ForwardWriter::route(const ForwardOp& op) {
@@ -56,7 +59,7 @@ void ForwardWriter::grouped_linear(const ForwardOp& op) {
   const std::string& name = f_.value(op.outputs[0]).name;
   const bool goes_back = s_.ep.ranks > 1 && leaves_experts(f_, op);
   const Tensor found = goes_back ? make_routed(to_, s_, name + ".routed", y.dtype, y.shape[2]) : y;
-  with_experts(emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {found}), s_);
+  with_share(emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {found}), s_);
   if (goes_back) from_experts(to_, f_, s_, name, found, y, values_);
 }
 
@@ -86,18 +89,18 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   const bool came = f_.value(x).width == Width::routed;
   const auto of_weights = [&] {
     if (!s_.model.trains(op.weights[0].first)) return;
-    with(with_experts(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
-                           {to_.gradient(op.weights[0])}),
-                      s_),
+    with(with_share(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
+                         {to_.gradient(op.weights[0])}),
+                    s_),
          Attr::accumulate, accumulate_);
   };
   const auto of_input = [&] {
     if (came && s_.ep.ranks > 1)
       gradient_of(x) = make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, value(x).shape[1]);
     else make(x);
-    with_experts(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
-                      {gradient(x)}),
-                 s_);
+    with_share(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
+                    {gradient(x)}),
+               s_);
   };
   // What was dispatched is free before its gradient, as large, is there.
   if (came) of_weights();

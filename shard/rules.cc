@@ -42,6 +42,11 @@ Op& with_turned(Op& op, const TensorSharding& s) {
   return with(with(op, Attr::head_dim, s.model.head_dim), Attr::rope_dim, s.model.mla->qk_rope_head_dim);
 }
 
+/// By the table that the forward names, or else the model's.
+Op& with_turn(Op& op, const ForwardOp& forward, const ModelSpec& model) {
+  return forward.attrs.empty() ? with_rope(op, model) : with_attrs(op, forward);
+}
+
 /// The sum that a norm is of.
 ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
 
@@ -139,12 +144,12 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::qk_norm: {
       Op& n = emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1])},
                    {make(op.outputs[0]), make(op.outputs[1])});
-      with(with_heads(n, s_), Attr::eps, s_.model.norm_eps);
+      with_others(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), op);
       return;
     }
     case OpKind::rope: {
       const Tensor& x = at(op.inputs[0]);
-      with_rope(with_turned(emit(op.kind, op.name, {x, to_.positions()}, {x}), s_), s_.model);
+      with_turn(with_turned(emit(op.kind, op.name, {x, to_.positions()}, {x}), s_), op, s_.model);
       return;
     }
     case OpKind::attention:
@@ -274,13 +279,13 @@ void BackwardWriter::write(const ForwardOp& op) {
                    {d});
       if (s_.model.trains(op.weights[0].first))
         for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
-      with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_);
+      with_others(with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_), op);
       gradient_of(op.inputs[0]) = d;
       return;
     }
     case OpKind::rope: {
       const Tensor d = gradient(op.outputs[0]);
-      with_rope(with_turned(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_),
+      with_turn(with_turned(emit(OpKind::rope_backward, op.name + ".backward", {d, to_.positions()}, {d}), s_), op,
                 s_.model);
       return;
     }

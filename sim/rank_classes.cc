@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -44,7 +45,7 @@ class Folder {
 
   /// False: too much would have to be looked at.
   bool split_by_moves() {
-    if (std::ssize(moving_) * plan_.num_ranks() > most_moves) return false;
+    if (evaluations() > most_moves) return false;
     if (moving_.empty()) return true;
     const std::vector<Places> places = all_places(plan_);
     // What an op moves depends on the rank's places in the families that its moves name; few sets of them are named.
@@ -124,13 +125,29 @@ class Folder {
     num_colours_ = numbers.size();
   }
 
-  /// What those of the rank's program move.
+  std::int64_t evaluations() const {
+    std::vector<std::int64_t> ranks(plan_.programs.size());
+    for (const std::int32_t p : plan_.program_of_rank) ++ranks[static_cast<std::size_t>(p)];
+    std::int64_t out = 0;
+    for (const Moving& m : moving_) out += ranks[static_cast<std::size_t>(m.program)];
+    return out;
+  }
+
+  /// What those of the rank's program move. Of several that feed one place in memory, of which a rank has one (of the
+  /// experts that share it its own), it does not matter which: they follow one another on a stream, and what they take
+  /// adds up.
   Signature moved_by_all(Rank r, std::span<const std::size_t> ops, const Places& places) const {
     Signature out;
+    std::map<std::int64_t, std::vector<Signature>> fed;  // by place
     for (const std::size_t i : ops) {
       if (moving_[i].program != plan_.program_of_rank[static_cast<std::size_t>(r)]) continue;
-      const Signature moved = moved_by(r, *moving_[i].op, places);
-      out.insert(out.end(), moved.begin(), moved.end());
+      Signature moved = moved_by(r, *moving_[i].op, places);
+      if (moving_[i].fed < 0) out.insert(out.end(), moved.begin(), moved.end());
+      else fed[moving_[i].fed].push_back(std::move(moved));
+    }
+    for (auto& [place, all] : fed) {
+      std::ranges::sort(all);
+      for (const Signature& moved : all) out.insert(out.end(), moved.begin(), moved.end());
     }
     return out;
   }
@@ -161,17 +178,23 @@ class Folder {
   std::int64_t group_size(GroupId family, Rank r) const { return std::ssize(plan_.group_of(family, r)); }
 
   void look_at_ops() {
+    std::int64_t bodies = 0;
+    Numbers<std::tuple<std::int64_t, BufferId, std::int64_t>> fed;  // a place in memory: body, buffer, first byte
     for (std::size_t p = 0; p < plan_.programs.size(); ++p)
-      for (const Body& body : plan_.programs[p].bodies)
+      for (const Body& body : plan_.programs[p].bodies) {
+        ++bodies;
         for (const Op& op : body.ops) {
           if (!op.moves.empty() || op.kind == OpKind::peer_copy) {
-            moving_.push_back({static_cast<std::int32_t>(p), &op, families_of(op)});
+            const Tensor* const to = op.kind == OpKind::feed ? &op.outputs[0] : nullptr;
+            moving_.push_back({static_cast<std::int32_t>(p), &op, families_of(op),
+                               to ? std::int64_t{fed({bodies, to->buffer, to->offset_bytes})} : -1});
           } else if (is_communication(op.kind)) {
             meeting_[op.group].push_back(&op);
             if (is_pairwise(op.kind)) asked_by_place_.insert(op.group);
             if (op.kind == OpKind::broadcast || op.kind == OpKind::all_reduce) uneven_[op.group].push_back(&op);
           }
         }
+      }
   }
 
   /// What the place in the group says about how much a rank sends: the root of a broadcast, the uneven parts of an
@@ -219,6 +242,7 @@ class Folder {
     std::int32_t program;
     const Op* op;
     std::vector<GroupId> families;
+    std::int64_t fed = -1;  // of a feed: a number for the place in memory that it feeds
   };
   std::vector<Moving> moving_;  // what they do depends on where the rank stands
   std::map<GroupId, std::vector<const Op*>> meeting_;

@@ -1,5 +1,6 @@
 // The architectures that config.json may name, and the family each one is. Of two with one family the first is written.
 #pragma once
+#include <algorithm>
 #include <string_view>
 
 #include "spec/model.h"
@@ -21,11 +22,16 @@ inline constexpr Architecture architectures[] = {
     {"DeepseekV2ForCausalLM", "deepseek_v2", ModelFamily::deepseek_v2},
     {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
     {"Gemma2ForCausalLM", "gemma2", ModelFamily::gemma2},
+    {"Gemma3ForCausalLM", "gemma3_text", ModelFamily::gemma3},
 };
+/// The one that is written.
+inline const Architecture& architecture_of(ModelFamily family) {
+  return *std::ranges::find(architectures, family, &Architecture::family);
+}
+
+inline bool is_gemma(ModelFamily f) { return f == ModelFamily::gemma2 || f == ModelFamily::gemma3; }
 
 /// Whether the layers of a family may differ in whether they have the sliding window.
-inline bool has_layer_types(ModelFamily f) {
-  return f == ModelFamily::qwen2 || f == ModelFamily::qwen3 || f == ModelFamily::gemma2;
-}
+inline bool has_layer_types(ModelFamily f) { return f == ModelFamily::qwen2 || f == ModelFamily::qwen3 || is_gemma(f); }
 
 }  // namespace hotbunk

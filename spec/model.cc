@@ -8,34 +8,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "spec/architectures.h"
 
 namespace hotbunk {
 
-std::string_view name_of(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::llama:
-      return "llama";
-    case ModelFamily::qwen2:
-      return "qwen2";
-    case ModelFamily::qwen3:
-      return "qwen3";
-    case ModelFamily::mistral:
-      return "mistral";
-    case ModelFamily::mixtral:
-      return "mixtral";
-    case ModelFamily::qwen3_moe:
-      return "qwen3_moe";
-    case ModelFamily::deepseek_v2:
-      return "deepseek_v2";
-    case ModelFamily::deepseek_v3:
-      return "deepseek_v3";
-    case ModelFamily::gpt2:
-      return "gpt2";
-    case ModelFamily::gemma2:
-      return "gemma2";
-  }
-  return "?";
-}
+std::string_view name_of(ModelFamily family) { return architecture_of(family).model_type; }
 
 double RopeScaling::score_scale() const {
   if (mscale_all_dim == 0.0 || factor <= 1.0) return 1.0;

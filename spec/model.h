@@ -1,6 +1,7 @@
 // ModelSpec: a decoder-only architecture, as a Hugging Face config.json or the catalogue states it.
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,11 +22,12 @@ enum class ModelFamily : std::uint8_t {
   deepseek_v2,
   deepseek_v3,
   gpt2,
-  gemma2
+  gemma2,
+  gemma3
 };
 std::string_view name_of(ModelFamily);
 
-/// What a parameter is for: decides its unit, its packing and how rollout and tensor parallelism split it.
+/// What a parameter is for. What follows from that is in parameter_roles.h.
 enum class ParamRole : std::uint8_t {
   embedding,
   lm_head,
@@ -66,7 +68,7 @@ enum class ParamRole : std::uint8_t {
   kv_a_norm,
   kv_b_proj,  // multi-head latent attention
   attention_out_norm,
-  mlp_out_norm,  // of what goes back into the residual stream (Gemma-2)
+  mlp_out_norm,  // of what goes back into the residual stream (Gemma)
   // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
   q_lora_a,
   k_lora_a,
@@ -83,6 +85,7 @@ enum class ParamRole : std::uint8_t {
   up_lora_b,
   down_lora_b,
 };
+inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::down_lora_b) + 1;
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
 struct ParamSpec {
@@ -165,7 +168,7 @@ inline constexpr std::array lora_targets = {
     LoraTarget{"gate_proj", ParamRole::gate_proj, ParamRole::gate_lora_a, ParamRole::gate_lora_b},
     LoraTarget{"up_proj", ParamRole::up_proj, ParamRole::up_lora_a, ParamRole::up_lora_b},
     LoraTarget{"down_proj", ParamRole::down_proj, ParamRole::down_lora_a, ParamRole::down_lora_b}};
-constexpr bool is_adapter(ParamRole role) { return role >= ParamRole::q_lora_a && role <= ParamRole::down_lora_b; }
+bool is_adapter(ParamRole);
 /// nullptr: no matrix that may have one.
 const LoraTarget* lora_target(ParamRole base);
 
@@ -176,6 +179,7 @@ struct ModelSpec {
   std::int64_t max_position = 0;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
+  double window_rope_theta = 0.0;  // of layers with the window, without scaling; 0: these turn as the others do
   double norm_eps = 1e-6;
   double init_range = 0.02;  // standard deviation of random initialisation
   bool tie_embeddings = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;

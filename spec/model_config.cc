@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -31,6 +32,32 @@ constexpr long double max_parameters = 1e15L;
 constexpr double least_eps = 1e-12, least_theta = 1e-6, most_theta = 1e12, most_factor = 1e6;
 
 /// By what tells architectures apart: most are called something + "ForCausalLM".
+/// Of families that are not read: what they have that no known one has, and whose sizes give the nearest estimate.
+struct OtherFamily {
+  std::string_view stem, has, estimate;
+};
+constexpr OtherFamily other_families[] = {
+    {"Phi3", "one matrix for q, k and v and one for gate and up, rotary positions on a part of a head", "Llama"},
+    {"PhiMoE", "LayerNorm, sparse-mixer routing", "Mixtral"},
+    {"Phi", "attention and MLP side by side, LayerNorm with biases, an MLP without a gate", "Llama"},
+    {"Llama4", "attention in chunks, layers without rotary positions, a shared expert beside one of many", "Qwen3Moe"},
+    {"Qwen3Next", "linear attention in three of four layers", ""},
+    {"Falcon", "attention and MLP side by side, LayerNorm with biases", "Llama"},
+    {"Mamba", "state spaces in the place of attention", ""},
+    {"Jamba", "state spaces beside attention", ""},
+    {"Granite", "multipliers of residuals, embeddings, attention and logits", "Llama"},
+    {"Olmo", "norms behind attention and MLP, or without weights", "Llama"},
+    {"Cohere", "attention and MLP side by side, LayerNorm without bias", "Llama"},
+    {"Glm4For", "norms on both sides, rotary positions on a part of a head", "Llama"},
+};
+
+/// Whether two names differ in digits alone: another generation of a model, no slip of the pen.
+bool is_other_generation(std::string a, std::string b) {
+  const auto letters = [](std::string& s) { std::erase_if(s, [](unsigned char c) { return std::isdigit(c) != 0; }); };
+  letters(a), letters(b);
+  return a == b;
+}
+
 std::string nearest_architecture(const std::string& found, const std::vector<std::string>& names) {
   const auto stem = [](const std::string& name) {
     return name.substr(0, std::min(name.find("For"), name.find("LMHead")));
@@ -181,8 +208,23 @@ class ConfigReader {
     }
     std::string all;
     for (const auto& n : names) all += (all.empty() ? "" : ", ") + n;
-    const std::string nearest = nearest_architecture(found, names);
-    report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), {"known: " + all},
+    std::string nearest = nearest_architecture(found, names);
+    if (!nearest.empty() && is_other_generation(found, nearest)) nearest.clear();
+    std::vector<std::string> notes = {"known: " + all};
+    const auto other = std::ranges::find_if(
+        other_families, [&](const OtherFamily& o) { return key == "architectures" && found.starts_with(o.stem); });
+    if (other != std::end(other_families)) {
+      notes.insert(notes.begin(),
+                   fmt::format("{} has {}: not read, so neither priced nor executed", other->stem, other->has));
+      report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), std::move(notes),
+             other->estimate.empty()
+                 ? "a known architecture has no like of it: no estimate"
+                 : fmt::format("for an estimate, its sizes in a config.json that says \"{}ForCausalLM\"; "
+                               "what differs is then not counted",
+                               other->estimate));
+      return false;
+    }
+    report("E412", key, fmt::format("architecture \"{}\" is not known", found.substr(0, 100)), std::move(notes),
            nearest.empty() ? "for an estimate, a config.json of its sizes that names one of these; what differs beside "
                              "sizes (norms, windows, biases) is then not counted"
                            : fmt::format("did you mean \"{}\"?", nearest));
@@ -190,14 +232,14 @@ class ConfigReader {
   }
 
   void read_llama_like(ModelSpec& m) {
+    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3;
     m.hidden = integer("hidden_size", {}, 1, max_width);
     m.layers = integer("num_hidden_layers", {}, 1, max_layers);
     m.heads = integer("num_attention_heads", {}, 1, max_heads);
     m.vocab = integer("vocab_size", {}, 1, max_vocab);
     m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
-    m.max_position = integer("max_position_embeddings", 2048, 1, max_tokens);
+    m.max_position = integer("max_position_embeddings", gemma3 ? 131072 : 2048, 1, max_tokens);
     m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
-    const bool gemma = m.family == ModelFamily::gemma2;
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
@@ -214,7 +256,7 @@ class ConfigReader {
     const bool bias = boolean("attention_bias", false);
     m.qkv_bias = m.family == ModelFamily::qwen2 || bias;
     m.o_bias = m.family != ModelFamily::qwen2 && bias;
-    m.qk_norm = qwen3;
+    m.qk_norm = qwen3 || gemma3;
     if (boolean("mlp_bias", false))
       report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
              "no published model of this family has them");
@@ -225,11 +267,11 @@ class ConfigReader {
     if (m.family == ModelFamily::mixtral) read_mixtral(m);
     if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
     if (deepseek) read_deepseek(m);
-    if (m.family == ModelFamily::gemma2) read_gemma(m);
+    if (gemma) read_gemma(m);
   }
 
   void read_activation(ModelSpec& m) {
-    m.geglu = m.family == ModelFamily::gemma2;
+    m.geglu = is_gemma(m.family);
     const char* known = m.geglu ? "gelu_pytorch_tanh" : "silu";
     // Gemma's first configs say gelu in hidden_act, which transformers does not read.
     const char* key = m.geglu ? "hidden_activation" : "hidden_act";
@@ -243,15 +285,20 @@ class ConfigReader {
   void read_window(ModelSpec& m) {
     const bool qwen =
         m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
-    const bool gemma = m.family == ModelFamily::gemma2, mixtral = m.family == ModelFamily::mixtral;
+    const bool gemma = is_gemma(m.family), mixtral = m.family == ModelFamily::mixtral;
     if (!qwen && !gemma && !mixtral && m.family != ModelFamily::mistral) return;
     if (qwen && !boolean("use_sliding_window", false)) return;
     const bool absent = !json_.contains("sliding_window");  // null is no window
     m.sliding_window = integer("sliding_window", absent && !mixtral ? 4096 : 0, 0, max_tokens);
     if (m.sliding_window == 0 || !problems_.empty() || !has_layer_types(m.family)) return;
     const int64_t first = qwen ? integer("max_window_layers", 28, 0, max_layers) : 0;
+    // Of so many layers that follow one another the last has none.
+    const int64_t period = m.family == ModelFamily::gemma3 ? integer("sliding_window_pattern", 6, 1, max_layers)
+                           : gemma                         ? 2
+                                                           : 0;
     std::vector<bool> full;
-    for (int64_t layer = 0; layer < m.layers; ++layer) full.push_back(gemma ? layer % 2 == 1 : layer < first);
+    for (int64_t layer = 0; layer < m.layers; ++layer)
+      full.push_back(period > 0 ? (layer + 1) % period == 0 : layer < first);
     if (find("layer_types") != nullptr) full = layer_types(m.layers);
     if (std::ranges::count(full, false) == 0) m.sliding_window = 0;
     else if (std::ranges::count(full, true) > 0) m.full_layers = std::move(full);
@@ -282,18 +329,36 @@ class ConfigReader {
     const auto cap = [&](const char* key, double otherwise) {
       return json_.contains(key) && find(key) == nullptr ? 0.0 : real(key, otherwise, 1e-3, 1e12);
     };
-    m.attention_softcap = cap("attn_logit_softcapping", 50.0);
-    m.logit_softcap = cap("final_logit_softcapping", 30.0);
+    const bool caps = m.family == ModelFamily::gemma2;
+    m.attention_softcap = cap("attn_logit_softcapping", caps ? 50.0 : 0.0);
+    m.logit_softcap = cap("final_logit_softcapping", caps ? 30.0 : 0.0);
     if (boolean("use_bidirectional_attention", false))
       report("E412", "use_bidirectional_attention", "attention to later tokens is not known");
   }
 
-  /// rope_parameters (transformers 5), or rope_theta and rope_scaling (4).
+  /// What layers with the window turn by.
+  void read_window_rope(ModelSpec& m, const json& by_type) {
+    const auto at = by_type.find("sliding_attention");
+    if (at == by_type.end() || !at->is_object()) return;
+    if (at->contains("rope_theta"))
+      m.window_rope_theta = checked_real((*at)["rope_theta"], "rope_parameters", 1e4, least_theta, most_theta);
+    if (at->value("rope_type", json("default")) != "default")
+      report("E412", "rope_parameters", "a scaled rotation of layers with the window is not known", {},
+             "rope_type of sliding_attention is default in published models");
+  }
+
+  /// rope_parameters (transformers 5), of Gemma-3 by type of layer, or rope_theta and rope_scaling (4).
   void read_rope(ModelSpec& m) {
-    const double theta = real("rope_theta", 10000.0, least_theta, most_theta);
+    const bool by_type = m.family == ModelFamily::gemma3;
+    const double theta = real("rope_theta", by_type ? 1e6 : 10000.0, least_theta, most_theta);
     m.rope_theta = theta;
     const std::string_view key = find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
     const json* rope = find(key);
+    if (by_type) {
+      m.window_rope_theta = real("rope_local_base_freq", 10000.0, least_theta, most_theta);
+      if (key == "rope_parameters" && rope->is_object()) read_window_rope(m, *rope);
+      if (rope != nullptr && rope->contains("full_attention")) rope = &(*rope)["full_attention"];
+    }
     if (rope == nullptr) return;
     if (!rope->is_object()) {
       report("E411", key, fmt::format("config key \"{}\" is {}, expected an object", key, describe_json(*rope)));
@@ -561,6 +626,8 @@ const std::vector<std::string>& config_keys() {
                                                 "sliding_window",
                                                 "use_sliding_window",
                                                 "max_window_layers",
+                                                "sliding_window_pattern",
+                                                "rope_local_base_freq",
                                                 "layer_types",
                                                 "hidden_activation",
                                                 "query_pre_attn_scalar",

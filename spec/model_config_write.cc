@@ -9,12 +9,6 @@ namespace {
 
 using nlohmann::json;
 
-std::string_view class_of(const ModelSpec& m) {
-  for (const auto& known : architectures)
-    if (known.family == m.family) return known.class_name;
-  return "";
-}
-
 std::string_view torch_name(DType t) {
   return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : t == DType::f64 ? "float64" : "float32";
 }
@@ -55,7 +49,7 @@ void add_moe(json& c, const ModelSpec& m) {
   c["topk_method"] = e.router_bias ? "noaux_tc" : v2 && e.groups == 1 ? "greedy" : "group_limited_greedy";
 }
 
-json rope_config(const ModelSpec& m) {
+json full_rope_config(const ModelSpec& m) {
   json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
   if (!m.rope_scaling) return rope;
   rope["rope_type"] = m.rope_scaling->type;
@@ -73,6 +67,13 @@ json rope_config(const ModelSpec& m) {
     if (m.rope_scaling->mscale_all_dim > 0.0) rope["mscale_all_dim"] = m.rope_scaling->mscale_all_dim;
   }
   return rope;
+}
+
+json rope_config(const ModelSpec& m) {
+  json rope = full_rope_config(m);
+  if (m.family != ModelFamily::gemma3) return rope;
+  return {{"full_attention", std::move(rope)},
+          {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", m.window_rope_theta}}}};
 }
 
 void add_window(json& c, const ModelSpec& m) {
@@ -108,8 +109,8 @@ json llama_config(const ModelSpec& m) {
   if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
     c["attention_bias"] = m.qkv_bias;
   if (m.sliding_window > 0) add_window(c, m);
-  else if (m.family == ModelFamily::mistral || m.family == ModelFamily::gemma2) c["sliding_window"] = nullptr;
-  if (m.family == ModelFamily::gemma2) add_gemma(c, m);
+  else if (m.family == ModelFamily::mistral || is_gemma(m.family)) c["sliding_window"] = nullptr;
+  if (is_gemma(m.family)) add_gemma(c, m);
   if (m.mla) {
     c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
     c["kv_lora_rank"] = m.mla->kv_lora_rank;
@@ -128,10 +129,9 @@ json llama_config(const ModelSpec& m) {
 
 json config_of(const ModelSpec& m, DType dtype) {
   json c = m.family == ModelFamily::gpt2 ? gpt2_config(m) : llama_config(m);
-  const std::string class_name(class_of(m));
-  c["architectures"] = {class_name};
-  for (const auto& known : architectures)
-    if (known.class_name == class_name) c["model_type"] = known.model_type;
+  const Architecture& written = architecture_of(m.family);
+  c["architectures"] = {written.class_name};
+  c["model_type"] = written.model_type;
   c["vocab_size"] = m.vocab;
   c["tie_word_embeddings"] = m.tie_embeddings;
   c["initializer_range"] = m.init_range;

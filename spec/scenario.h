@@ -46,6 +46,8 @@ struct TrainLayout {
   std::int64_t token_multiple() const {
     return cp * std::lcm(cp > 1 ? std::int64_t{2} : std::int64_t{1}, ulysses * (sp ? tp : 1));
   }
+  /// Tensor-parallel ranks over which whole experts are spread; 1: each has a part of every expert.
+  std::int64_t expert_tensor_ranks() const { return ep > 1 && etp < tp ? tp / etp : 1; }
   /// What each sharer has of a micro-batch that holds so many tokens.
   std::int64_t share_of(std::int64_t tokens) const { return round_up(tokens, token_multiple()) / sharers(); }
   bool operator==(const TrainLayout&) const = default;

@@ -408,6 +408,10 @@ class Validator {
                {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
+    if (s_.transition == "auto" && problems_.empty())
+      return report("E232", "transition", "adapters are planned only in what is executed",
+                    {"transition auto leaves the order to what is priced, where there are no adapters"},
+                    "set transition to hotbunk, or leave train.lora out");
     if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
       report("E232", "train.lora", "adapters are planned only in what is executed", {reasons.front()},
              "change the setting named, or leave train.lora out");
@@ -586,24 +590,49 @@ bool data_ranks_follow(const TrainLayout& t) {
   return std::ranges::count(axes, 'd') < 2 || axes.find("dd") != std::string::npos;
 }
 
-/// Which ranks may have other experts than their neighbours: tensor-parallel ones, or data ranks of one copy of what is
-/// sharded, where it is.
+/// Whether those come right behind tp.
+bool data_ranks_follow_tensor(const TrainLayout& t) {
+  std::istringstream in(t.order);
+  std::string axes;  // of more than one rank
+  for (std::string axis; std::getline(in, axis, '-');) {
+    const bool data = axis == "cp" || axis == "dp" || axis == "ulysses";
+    const std::int64_t size = axis == "tp"   ? t.tp
+                              : axis == "pp" ? t.pp
+                              : axis == "dp" ? t.dp
+                              : data         ? t.cp * t.ulysses
+                                             : 1;
+    if (size > 1) axes += data ? 'd' : axis == "tp" ? 't' : 'o';
+  }
+  return axes.find("td") != std::string::npos;
+}
+
+/// Which ranks may have other experts than their neighbours: tensor-parallel ones, data ranks of one copy of what is
+/// sharded, where it is, or both.
 template <class Need>
 void executable_experts(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
   if (!s.model.moe) return;
-  need(t.etp == t.tp || (t.etp == 1 && t.ep == t.tp),
+  need(t.etp == t.tp || (t.etp == 1 && t.ep % t.tp == 0),
        "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep over data "
-       "ranks) or have whole ones (ep = tp, etp = 1)",
+       "ranks) or have whole ones (etp = 1, ep a multiple of tp)",
        t.etp, t.ep, t.tp);
-  if (t.ep == 1 || t.etp != t.tp) return;
-  const int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
-                                                         : t.fsdp > 0                       ? t.fsdp
-                                                                                            : data;
-  need(shards == 1 || shards % t.ep == 0,
-       "train.layout.ep {} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
+  if (t.ep == 1 || (t.etp != t.tp && t.ep % t.tp != 0)) return;
+  const std::int64_t holders = t.etp == t.tp ? t.ep : t.ep / t.tp;  // of other experts, among the data ranks
+  if (holders == 1) return;
+  const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                              : t.fsdp > 0                       ? t.fsdp
+                                                                                                 : data;
+  need(shards == 1 || shards % holders == 0,
+       "train.layout.ep {}{} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
        "those",
-       t.ep, shards, shards, t.ep, shards % t.ep);
+       t.ep, holders == t.ep ? "" : fmt::format(" over tp {} and {} data ranks", t.tp, holders), shards, shards,
+       holders, shards % holders);
+  need(t.etp == t.tp || t.sp,
+       "train.layout.ep {} over tp {} and {} data ranks without sequence parallelism: set train.layout.sp to true",
+       t.ep, t.tp, holders);
+  need(t.etp == t.tp || data_ranks_follow_tensor(t),
+       "train.layout.ep {} over tp {} and {} data ranks with order {}: the data ranks do not follow tp in it", t.ep,
+       t.tp, holders, t.order);
   need(data_ranks_follow(t),
        "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
        t.ep, t.order, t.dp, t.cp * t.ulysses);
@@ -625,6 +654,24 @@ void executable_flat(const Scenario& s, const Need& need) {
        "is stepped as a whole; fsdp2 leaves it out");
 }
 
+/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
+/// and a pipeline.
+template <class Need>
+void executable_engines(const Scenario& s, const Need& need) {
+  const RolloutLayout& r = s.rollout.layout;
+  const ModelSpec& m = s.model;
+  need(r.cp == 1, "rollout.layout.cp {}: engines share no sequence's tokens", r.cp);
+  need(r.attention_dp == 1, "rollout.layout.attention_dp {}: the tensor-parallel ranks share all attention",
+       r.attention_dp);
+  need(r.ep == 1 || r.ep == r.tp,
+       "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
+       r.ep, r.tp);
+  need(!m.moe || r.ep > 1 || m.moe->expert_intermediate % r.tp == 0,
+       "rollout.layout.tp {}: the {} columns of an expert do not divide by it; with ep {} ranks have whole ones", r.tp,
+       m.moe ? m.moe->expert_intermediate : 0, r.tp);
+  need(m.layers % r.pp == 0, "rollout.layout.pp {}: {} layers do not divide by it", r.pp, m.layers);
+}
+
 }  // namespace
 
 std::vector<std::string> unsupported_to_execute(const Scenario& s) {
@@ -635,15 +682,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.profile == "hotbunk", "profile {}: hotbunk's own is executed, the rules of others are priced", s.profile);
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
-  const RolloutLayout& r = s.rollout.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  const auto families = {ModelFamily::llama,       ModelFamily::qwen2,      ModelFamily::qwen3,  ModelFamily::mistral,
-                         ModelFamily::mixtral,     ModelFamily::qwen3_moe,  ModelFamily::gemma2, ModelFamily::gpt2,
-                         ModelFamily::deepseek_v2, ModelFamily::deepseek_v3};
-  need(std::ranges::count(families, m.family) > 0,
-       "model family {}: llama, qwen2, qwen3, mistral, mixtral, qwen3_moe, deepseek_v2, deepseek_v3, gemma2 and gpt2 "
-       "are executed",
-       name_of(m.family));
   need(!m.moe || m.moe->balance_loss == 0.0,
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);
@@ -671,21 +710,16 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);
   need(sft || !s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
-  need(s.train.offload != Offload::layerwise, "layer-wise offload");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
-  need(s.optimizer.cpu_fraction == 0, "an optimizer on the CPUs (optimizer.cpu_fraction)");
   need(s.workload.longest() == s.workload.prompt_tokens.max + s.workload.response_tokens.max, "workload.max_tokens");
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {
     need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",
          name_of(s.rollout.engine));
-    need(std::max({r.cp, r.pp, r.ep, r.attention_dp}) == 1, "rollout parallelism other than tp and dp");
-    need(!m.moe || m.moe->expert_intermediate % r.tp == 0,
-         "rollout.layout.tp {}: the {} columns of an expert do not divide by it", r.tp,
-         m.moe ? m.moe->expert_intermediate : 0);
+    executable_engines(s, need);
     need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
   executable_precision(s, need);

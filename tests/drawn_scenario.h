@@ -27,7 +27,7 @@ T one_of(std::vector<T> values) {
 /// nothing they need not.
 struct DrawnModel {
   std::string text;
-  std::int64_t heads = 0, kv_heads = 0;
+  std::int64_t heads = 0, kv_heads = 0, experts = 0;
 };
 inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t layers) {
   const auto type =
@@ -38,8 +38,9 @@ inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_
     if (heads % k == 0 && (k % tp == 0 || tp % k == 0)) kv.push_back(k);
   const std::int64_t kv_heads = one_of(kv);
   std::string routed;
+  std::int64_t number = 0;
   if (experts) {
-    const std::int64_t each = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
+    const std::int64_t each = number = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
     routed = fmt::format(", num_local_experts: {}, num_experts_per_tok: {}", each, in(1, each));
     if (type == "qwen3_moe")
       routed += fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", tp * in(1, 20), yaml_bool(coin()));
@@ -48,7 +49,7 @@ inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_
       "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
       "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}{}}}",
       type, in(3, 40), tp * in(1, 40), layers, heads, kv_heads, 2 * in(1, 6), in(3, 150), yaml_bool(coin()), routed);
-  return {std::move(text), heads, kv_heads};
+  return {std::move(text), heads, kv_heads, number};
 }
 
 /// FSDP1's units: train.wrap.
@@ -102,9 +103,16 @@ inline std::string draw_scenario() {
   const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
   std::vector<std::int64_t> holders{1};          // of other experts each, among the data ranks
   for (std::int64_t k = 2; k <= data; ++k)
-    if (experts && !whole_experts && data % k == 0) holders.push_back(k);
+    if (experts && data % k == 0) holders.push_back(k);
   const std::int64_t spread = one_of(holders);
-  const DrawnModel model = draw_model(tp, experts, whole_experts ? train_tp : spread, layers);
+  const bool over_both = whole_experts && train_tp > 1 && spread > 1;
+  const DrawnModel model = draw_model(tp, experts, (whole_experts ? train_tp : 1) * spread, layers);
+  // An engine's stages, and whole experts on its ranks.
+  std::vector<std::int64_t> engine_stages{1, 1};
+  for (std::int64_t p = 2; p <= engines; ++p)
+    if (engines % p == 0 && layers % p == 0) engine_stages.push_back(p);
+  const std::int64_t rollout_pp = one_of(engine_stages),
+                     rollout_ep = experts && model.experts % tp == 0 && coin() ? tp : 1;
   std::vector<std::int64_t> sharers{1, 1};
   for (std::int64_t u = 2; u <= data; ++u)
     if (data % u == 0 &&
@@ -124,7 +132,7 @@ inline std::string draw_scenario() {
                       : defers ? one_of<std::string>({"ddp", "zero1"})
                                : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
-  const bool sequence = train_tp > 1 && coin();
+  const bool sequence = train_tp > 1 && (over_both || coin());
   std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
@@ -142,7 +150,7 @@ inline std::string draw_scenario() {
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
       "{}{}}}\n",
-      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, whole_experts ? train_tp : spread,
+      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, (whole_experts ? train_tp : 1) * spread,
       experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
@@ -151,12 +159,13 @@ inline std::string draw_scenario() {
       flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
   text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
   text += fmt::format(
-      "rollout: {{engine: hotbunk, layout: {{tp: {}, dp: {}, order: {}}}, dtype: {}, max_running_requests: {}, "
+      "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "
+      "max_running_requests: {}, "
       "max_prefill_tokens: {}, block_tokens: {}, kv_cache_tokens: {}, memory_fraction: {}, sleep: {}, "
       "sleep_level: {}}}\n",
-      tp, engines, one_of<std::string>({"contiguous", "strided", "auto"}), dtype(), in(1, 20), prompt + in(0, 40),
-      block, coin() ? 0 : longest + block + in(0, 30), one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps),
-      level);
+      tp, rollout_ep, rollout_pp, engines / rollout_pp, one_of<std::string>({"contiguous", "strided", "auto"}), dtype(),
+      in(1, 20), prompt + in(0, 40), block, coin() ? 0 : longest + block + in(0, 30),
+      one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps), level);
   text += fmt::format("transition: {}\n", transition);
   text += fmt::format("sync: {{transport: {}, verify: {}, every: {}}}\n", nodes == 1 && coin() ? "ipc" : "collective",
                       yaml_bool(coin()), every);

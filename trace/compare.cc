@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/check.h"
 #include "graph/catalogue.h"
@@ -44,7 +45,10 @@ class Comparer {
     for (const Program& program : plan.programs)
       for (const Body& body : program.bodies)
         for (const Op& op : body.ops)
-          if (is_routed(op)) routing_.insert(op.group);
+          if (is_routed(op)) {
+            routing_.insert(op.group);
+            if (op.has(Attr::tp)) shared_.insert(op.group);
+          }
   }
 
   void memory(Rank rank, const RankMemory& a, const RankMemory& b) {
@@ -73,10 +77,28 @@ class Comparer {
         same([&] { return fmt::format("{} over {}: {}", name_of(key.op), group, unit); }, va, vb);
       };
       line("calls", x.calls, y.calls);
-      line("payload bytes", x.payload_bytes, y.payload_bytes);
+      // Of rows that tensor-parallel ranks share, all ranks' together are known.
+      if (routes(key) && shared_.contains(static_cast<GroupId>(key.group))) {
+        auto& [in_a, in_b] = payloads_of_all_[{common != nullptr, key}];
+        in_a += x.payload_bytes, in_b += y.payload_bytes;
+      } else {
+        line("payload bytes", x.payload_bytes, y.payload_bytes);
+      }
       line("padding bytes", x.padding_bytes, y.padding_bytes);
       // Which rows of experts stay where they are is the routers' affair.
       if (!routes(key)) line("wire bytes", x.wire_bytes, y.wire_bytes);
+    }
+  }
+
+  /// Behind the last rank.
+  void finish() {
+    rank_ = -1;
+    for (const auto& [key, payloads] : payloads_of_all_) {
+      step_ = key.first ? key.second.step : -1;
+      phase_ = name_of_phase(key.second.phase);
+      const std::string& group = plan_.groups[static_cast<std::size_t>(key.second.group)].name;
+      same([&] { return fmt::format("{} over {}: payload bytes of all ranks", name_of(key.second.op), group); },
+           payloads.first, payloads.second);
     }
   }
 
@@ -137,6 +159,9 @@ class Comparer {
   const Plan& plan_;
   Comparison& out_;
   std::set<GroupId> routing_;  // over which rows of experts go
+  std::set<GroupId> shared_;   // of these, where tensor-parallel ranks send those of some experts each
+  std::map<std::pair<bool, TrafficKey>, std::pair<std::int64_t, std::int64_t>>
+      payloads_of_all_;  // by step?, of all ranks
   Rank rank_ = 0;
   std::int32_t step_ = -1;
   std::string phase_;
@@ -303,6 +328,7 @@ Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
     comparer.traffic(static_cast<Rank>(r), a.traffic_totals[r], b.traffic_totals[r], nullptr);
     comparer.traffic(static_cast<Rank>(r), a.traffic[r], b.traffic[r], &common);
   }
+  comparer.finish();
   compare_visits(plan, a, b, common, out);
   compare_ops(plan, a, b, out);
   compare_times(plan, a, b, out);

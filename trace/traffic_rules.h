@@ -10,7 +10,9 @@
 //   all_to_all       what this rank sends,  n / W * (W-1)
 //                    own part included
 //   of rows          its own tokens' rows,  n / W * (W-1) where every expert gets as many; what a rank does send is its
-//                    there or back          routers' affair, and a measured count of it no equal of this one
+//                    there or back; of      routers' affair, and a measured count of it no equal of this one. Nor is n
+//                    those that tp ranks    of rows which tp ranks share, but all ranks' together
+//                    share, an even part
 //   send             what it sends          n
 //   send_recv        what it sends          n; 0 to itself, in a ring of one
 //   recv, barrier    0                      0
@@ -41,7 +43,7 @@ inline std::int64_t communication_bytes(const Op& op, const Sizes& sizes) {
     case OpKind::send_recv:
       return op.inputs.at(0).bytes(sizes);
     case OpKind::all_to_all:
-      return (is_routed(op) ? own_tokens_rows(op) : op.inputs.at(0)).bytes(sizes);
+      return is_routed(op) ? own_rows_bytes(op, sizes) : op.inputs.at(0).bytes(sizes);
     default:
       return 0;
   }

@@ -76,7 +76,8 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
   const auto mode = world.size() > 1 ? StreamThread::Mode::threaded : StreamThread::Mode::inlined;
   const auto need = [&](StreamId id) {
     auto& s = streams_[static_cast<std::size_t>(id)];
-    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, id == lead_stream ? options.compute_threads : 1, mode);
+    const bool computes = id == lead_stream || plan.stream(id).kind == StreamKind::host;
+    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, computes ? options.compute_threads : 1, mode);
   };
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) need(op.stream);
@@ -193,18 +194,14 @@ Status CpuDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work
     const bool timed = record_.keeps(where);
     const auto start = timed ? record_.now() : DeviceRecord::Moment{};
     std::int64_t bytes = -1;
-    try {
+    naming(op, [&] {
       sizes = sizes_now(op, addresses, sizes);
       bytes = work(call);
       if (options_.check_finite)
         if (const std::string bad = bad_output(call, find_nonfinite(s.context)); !bad.empty())
           throw RuntimeFailure(bad);
       if (place) watch_.look(*place, call, find_nonfinite(s.context));
-    } catch (const InternalError& e) {
-      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    } catch (const std::exception& e) {
-      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    }
+    });
     if (timed) record_.note_op(id, op, where, start, sizes, bytes);
     world_.watch().note_finished();
   });

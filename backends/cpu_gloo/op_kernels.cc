@@ -216,12 +216,12 @@ void run_layer_norm_backward(const KernelCall& c) {
 }
 void run_qk_norm(const KernelCall& c) {
   qk_norm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)),
-                  data<float>(c, out(c, 1)), extent(c, in(c, 0), 0), heads(c), eps(c));
+                  data<float>(c, out(c, 1)), extent(c, in(c, 0), 0), heads(c), eps(c), offset(c));
 }
 void run_qk_norm_backward(const KernelCall& c) {
   qk_norm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)),
                    matrix(c, in(c, 0)), matrix(c, out(c, 0)), weight_gradient(c, 1), weight_gradient(c, 2),
-                   write_mode(c), extent(c, in(c, 1), 0), heads(c));
+                   write_mode(c), extent(c, in(c, 1), 0), heads(c), offset(c));
 }
 
 void run_rope_in(const KernelCall& c, RopeDirection direction) {
@@ -422,9 +422,9 @@ void run_route_backward(const KernelCall& c) {
                  data<const float>(c, in(c, 1)), data<const std::int32_t>(c, in(c, 2)), matrix(c, out(c, 0)));
 }
 void run_expert_sort(const KernelCall& c) {
-  const Range own = own_experts(c.op, c.places);
+  const OwnPart own = own_experts(c.op, c.places);
   expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
-              OwnExperts{own.begin, own.size(), own.size() * c.op.integer(Attr::tp, 1)},
+              OwnExperts{own.first, own.count, own.count * c.op.integer(Attr::tp, 1), own.groups},
               data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
 void run_expert_arrivals(const KernelCall& c) {

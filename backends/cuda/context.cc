@@ -178,7 +178,8 @@ DeviceBlock::DeviceBlock(const Context& context, std::int64_t bytes)
 DeviceBlock::~DeviceBlock() {
   if (bytes_ == 0) return;
   const Driver& d = context_.driver();
-  d.cuMemUnmap(address_, static_cast<std::size_t>(bytes_));
+  // Addresses at which memory stayed are not given back: freeing them is an error of the whole context.
+  if (d.cuMemUnmap(address_, static_cast<std::size_t>(bytes_)) != CUDA_SUCCESS) return;
   d.cuMemAddressFree(address_, static_cast<std::size_t>(bytes_));
 }
 

@@ -36,6 +36,12 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
         .where = {},
         .notes = {},
         .help = fmt::format("launch {} ranks, or change train.layout", plan.num_ranks())});
+  if (world_.over_processes() && world_.size() > 1 && reads_peers(plan))
+    return fail(Diagnostic{.code = "E706",
+                           .message = "ranks of several processes cannot read each other's device memory",
+                           .where = {},
+                           .notes = {"sync.transport is ipc, whose ranks read weights where their peers keep them"},
+                           .help = "set sync.transport to collective"});
   try {
     world_.context().make_current();
     auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_);

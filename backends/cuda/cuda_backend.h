@@ -17,6 +17,7 @@ class DeviceArena;
 
 struct CudaOptions {
   std::int32_t span_steps = 2;  // iterations whose spans and memory events are kept
+  bool graphs = true;           // of what a driven phase launches again and again; false: op by op, to compare with
   bool check_order = false;     // name accesses of the same bytes that no event orders, as the plan asks for them
   std::string scope;            // tells apart the plans that one world executes in turn; part of communicators' names
 };
@@ -29,6 +30,7 @@ class CudaBackend final : public RankBackend {
   ~CudaBackend() override;
 
   Capability supports(const Op&) const override;
+  bool computes_on_host() const override { return false; }
   /// `local` is this thread's rank. Every rank of the world calls it. E602 when memory or a peer
   /// cannot be had.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;

@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "backends/cuda/cuda_device_stream.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
 #include "runtime/guarded.h"
@@ -46,44 +47,7 @@ std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program
   return arena;
 }
 
-CUdeviceptr address_of(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
-
 }  // namespace
-
-/// An op between two events of the device.
-struct CudaDevice::Timed {
-  BoundOp op;
-  DeviceRecord::Where where;
-  Sizes sizes;
-  std::int64_t bytes = -1;
-  PooledEvent start, end;
-};
-
-struct CudaDevice::Stream {
-  Stream(const Context& context, std::string name, std::int64_t scratch_bytes)
-      : owner(context),
-        launch(context, owner.handle()),
-        staging(context, owner.handle()),
-        scratch(context, scratch_bytes) {
-    queue = std::make_unique<StreamThread>(std::move(name));
-    queue->enqueue([&context] { context.make_current(); });
-  }
-  ~Stream() {
-    queue.reset();
-    launch.driver().cuStreamSynchronize(owner.handle());  // an error has been said by now
-  }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
-  void synchronize() const { HB_CUDA(launch.driver(), cuStreamSynchronize(launch.stream())); }
-
-  OwnedStream owner;
-  Launcher launch;
-  Staging staging;
-  DeviceBlock scratch;
-  std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
-  std::unique_ptr<StreamThread> queue;
-};
 
 CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::Driver* driver,
                        const CudaOptions& options)
@@ -112,7 +76,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
   if (options.check_order) order_.emplace(plan, program_);
 }
 
-CudaDevice::~CudaDevice() { world_.device_ends(); }
+CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
 
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
@@ -130,7 +94,7 @@ void CudaDevice::make_streams() {
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
   for (std::size_t s = 0; s < used.size(); ++s)
     if (used[s])
-      streams_[s] = std::make_unique<Stream>(context_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
+      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
 }
 
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
@@ -215,6 +179,7 @@ Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addre
 }
 
 Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
+  drained_ = false;
   record_.note_enqueued(id);
   const Sizes before = sizes_before(op, args.sizes);
   if (auto s = check_order(op, before); !s) return s;
@@ -225,7 +190,7 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
     const BoundAddresses addresses(memory_, op);
     const CudaCall call{{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()};
     std::optional<Timed> timed;
-    try {
+    naming(op, [&] {
       sizes = sizes_now(s, op, addresses, sizes);
       if (record_.keeps(where)) {
         timed = {op, where, sizes, -1, events_.take(true), events_.take(true)};
@@ -238,14 +203,67 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
         s.timed.push_back(std::move(*timed));
       }
       if (place) watch_.look(*place, call, [&](const OpCall& c, const Tensor& t) { return nonfinite_in(s, c, t); });
-    } catch (const InternalError& e) {
-      throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    } catch (const std::exception& e) {
-      throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
-    }
+    });
     world_.watch().note_finished();
   });
   return {};
+}
+
+Status CudaDevice::play(const Program& program, const Block& block, const Args& args) {
+  const auto& where = record_.where();
+  // Where every op has a span or its numbers are looked at, each is launched by itself.
+  if (!options_.graphs || !plan_.phases[static_cast<std::size_t>(where.phase)].driven || record_.keeps(where) ||
+      watch_.watching())
+    return Device::play(program, block, args);
+  HB_CHECK(args.times == 1, "this device plays a block once, not {} times together", args.times);
+  Status done;
+  for (const Call& call : block.calls) {
+    const auto [known, first] = graph_runs_.try_emplace(&call);
+    if (first) known->second = graph_runs(program, call);
+    auto run = known->second.begin();
+    const auto runs_end = known->second.end();
+    std::size_t index = 0;
+    std::vector<BoundOp> launches;
+    each_step(
+        program, block, call,
+        [&](const BoundOp& op) {
+          const std::size_t i = index++;
+          if (!done) return;
+          if (run == runs_end || i < run->begin || op->kind == OpKind::alloc || op->kind == OpKind::free) {
+            done = dispatch(*this, op, args);
+            return;
+          }
+          record_.note_enqueued(op->stream);
+          done = check_order(op, args.sizes);
+          launches.push_back(op);
+          if (i + 1 < run->end) return;
+          if (done) enqueue_run(call, *run, std::exchange(launches, {}), args.sizes);
+          ++run;
+        },
+        [&](const Mark& m) {
+          if (done) done = m.kind == OpKind::record ? record(m.stream, m.event) : wait(m.stream, m.event);
+        });
+  }
+  return done;
+}
+
+void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<BoundOp> ops, const Sizes& sizes) {
+  drained_ = false;
+  Stream& s = stream(ops.front()->stream);
+  s.queue->enqueue([this, &s, key = OpGraphs::key_of(call, run, sizes), ops = std::move(ops), sizes] {
+    const auto launch_all = [&] {
+      for (const BoundOp& op : ops) {
+        world_.watch().set_op(op.call->name, op->name);
+        const BoundAddresses addresses(memory_, op);
+        naming(op, [&] {
+          op_launch(op->kind)({{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()});
+        });
+      }
+    };
+    world_.watch().set_op(ops.front().call->name, ops.front()->name);
+    s.graphs.run(key, ops.front(), launch_all);
+    for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
+  });
 }
 
 Status CudaDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
@@ -284,100 +302,6 @@ NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& 
   }
   s.synchronize();
   return nonfinite_of(at, t.dtype, t.elements(call.sizes));
-}
-
-Status CudaDevice::copy(StreamId id, const BoundOp& op, const Args& args) {
-  switch (op->kind) {
-    case OpKind::feed:
-      return enqueue(id, op, args, [this, args](Stream& s, const CudaCall& call) { return feed(s, call, args); });
-    case OpKind::fetch:
-      return enqueue(id, op, args, [this, args](Stream& s, const CudaCall& call) { return fetch(s, call, args); });
-    case OpKind::peer_copy:
-      return enqueue(id, op, args, [this, phase = record_.where().phase](Stream& s, const CudaCall& call) {
-        return peer_copy(s, call, phase);
-      });
-    default:
-      return enqueue(id, op, args, [this](Stream& s, const CudaCall& call) { return copy_between(s, call); });
-  }
-}
-
-std::int64_t CudaDevice::feed(Stream& s, const CudaCall& call, const Args& args) {
-  const Tensor& t = call.op.outputs[0];
-  const std::int64_t bytes = t.bytes(call.sizes);
-  const auto size = static_cast<std::size_t>(bytes);
-  std::byte* to = call.addresses.address(t);
-  if (space_of(call.bound, t) == Space::host) {
-    s.synchronize();
-    driver_->feed(rank_, call.bound, args, {to, size});
-    return -1;
-  }
-  std::byte* staged = s.staging.take(bytes);
-  // A driver need not fill all of it: elements that pad a shard are zeros, whatever passed through here before.
-  std::memset(staged, 0, size);
-  if (call.op.integer(Attr::accumulate, 0) != 0 && bytes > 0) {  // what it does not fill stays
-    HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(staged, address_of(to), size, s.launch.stream()));
-    s.synchronize();
-  }
-  driver_->feed(rank_, call.bound, args, {staged, size});
-  if (bytes == 0) return -1;
-  HB_CUDA(s.launch.driver(), cuMemcpyHtoDAsync(address_of(to), staged, size, s.launch.stream()));
-  s.staging.in_use();
-  return -1;
-}
-
-std::int64_t CudaDevice::fetch(Stream& s, const CudaCall& call, const Args& args) {
-  const Tensor& t = call.op.inputs[0];
-  const std::int64_t bytes = t.bytes(call.sizes);
-  const auto size = static_cast<std::size_t>(bytes);
-  std::byte* from = call.addresses.address(t);
-  if (space_of(call.bound, t) == Space::device) {
-    std::byte* staged = s.staging.take(bytes);
-    if (bytes > 0) HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(staged, address_of(from), size, s.launch.stream()));
-    from = staged;
-  }
-  s.synchronize();
-  driver_->fetch(rank_, call.bound, args, {from, size});
-  return -1;
-}
-
-std::int64_t CudaDevice::copy_between(Stream& s, const CudaCall& call) {
-  const Tensor &from = call.op.inputs[0], &to = call.op.outputs[0];
-  const std::int64_t bytes = from.bytes(call.sizes);
-  if (bytes == 0) return -1;
-  const auto size = static_cast<std::size_t>(bytes);
-  std::byte *source = call.addresses.address(from), *target = call.addresses.address(to);
-  const bool from_host = space_of(call.bound, from) == Space::host, to_host = space_of(call.bound, to) == Space::host;
-  const Driver& d = s.launch.driver();
-  if (from_host && to_host) {
-    s.synchronize();
-    std::memmove(target, source, size);
-  } else if (from_host) {
-    HB_CUDA(d, cuMemcpyHtoDAsync(address_of(target), source, size, s.launch.stream()));
-  } else if (to_host) {
-    HB_CUDA(d, cuMemcpyDtoHAsync(target, address_of(source), size, s.launch.stream()));
-  } else {
-    s.launch.copy(address_of(target), address_of(source), bytes);
-  }
-  return -1;
-}
-
-std::int64_t CudaDevice::peer_copy(Stream& s, const CudaCall& call, std::int16_t phase) {
-  const DType dtype = call.op.inputs[0].dtype;
-  const std::span<const BoxRun> runs = tables_.boxes(call.op);
-  std::size_t run = 0;
-  std::int64_t in_run = 0;
-  return communicators_->peer_copy(
-      call, phase,
-      [this](int peer, std::int64_t offset) -> const std::byte* {
-        const std::byte* base = world_.local().arena(options_.scope, peer);
-        return base == nullptr ? nullptr : base + offset;
-      },
-      [&](const std::byte* from, const Box& b) {  // in the order of the tables
-        const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
-        copy_boxes(s.launch, address_of(from), dtype, address_of(call.addresses.address(to)), to.dtype, runs[run],
-                   in_run, 1);
-        if (++in_run == runs[run].boxes) ++run, in_run = 0;
-      });
 }
 
 Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
@@ -420,6 +344,7 @@ Status CudaDevice::drain() {
                    for (auto& s : streams_)
                      if (s) s->synchronize();
                    note_timed();
+                   drained_ = true;
                    if (order_) order_->join();
                    const Driver& d = context_.driver();
                    if (d.host_knows == nullptr) return;

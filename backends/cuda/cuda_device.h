@@ -7,6 +7,7 @@
 #pragma once
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/device_arena.h"
 #include "backends/cuda/event_pool.h"
+#include "backends/cuda/op_graphs.h"
 #include "backends/cuda/op_launches.h"
 #include "backends/cuda/staging.h"
 #include "runtime/access_order.h"
@@ -42,6 +44,7 @@ class CudaDevice final : public Device {
   Status collective(StreamId, const BoundOp&, const Args&) override;
   Status record(StreamId, EventId) override;
   Status wait(StreamId, EventId) override;
+  Status play(const Program&, const Block&, const Args&) override;
   Status sync() override;
   void watch_numbers(std::int64_t block) override { watch_.begin(block); }
   std::optional<BadOutput> first_bad_output() override;
@@ -54,13 +57,15 @@ class CudaDevice final : public Device {
   Trace take_trace();
 
  private:
-  struct Stream;
+  struct Stream;  // cuda_device_stream.h
   struct Timed;
   using Work = std::function<std::int64_t(Stream&, const CudaCall&)>;  // bytes for the span; < 0: the catalogue's
 
   Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
   void make_streams();
   Status enqueue(StreamId, const BoundOp&, const Args&, Work);
+  /// Launches of one run of ops (graph_runs), as a graph from the second time on.
+  void enqueue_run(const Call&, const GraphRun&, std::vector<BoundOp>, const Sizes&);
   /// What is known when the op is asked for: nothing of what the device counts, whatever the driver expects.
   Sizes sizes_before(const BoundOp&, const Sizes&) const;
   /// When the op's turn comes: with the counts that are its inputs. Throws RuntimeFailure.
@@ -97,9 +102,11 @@ class CudaDevice final : public Device {
   std::optional<PlanCommunicators> communicators_;  // made on the streams
   std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
   std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
+  std::map<const Call*, std::vector<GraphRun>> graph_runs_;
   NumberWatch watch_;
   std::optional<AccessOrder> order_;                          // with check_order
   PooledEvent base_;                                          // of the device's clock since the last sync
+  bool drained_ = true;                                       // nothing was enqueued since all streams were waited for
   std::int64_t base_ns_ = 0;                                  // the same moment on the host's
   std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on
 };

@@ -2,22 +2,29 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "backends/cuda/context.h"
 #include "backends/cuda/local_communicator.h"
+#include "backends/cuda/nccl_communicator.h"
 #include "runtime/world.h"
 
 namespace hotbunk::cuda {
 
-/// One rank, a thread of this process. All ranks of the world are threads of it and share one device.
+/// One rank. Either all ranks of the world are threads of this process and share one device (the local transport), or
+/// each is a process with a device of its own (NCCL).
 class CudaWorld final : public World {
  public:
   /// A world of one rank.
   CudaWorld(std::shared_ptr<Context>, std::shared_ptr<LocalRanks>, const WorldOptions& = {});
   /// Meets the other ranks, as World does.
   CudaWorld(std::shared_ptr<Context>, std::shared_ptr<LocalRanks>, const LaunchEnv&, const WorldOptions& = {});
+
+  /// Ranks that are processes. RuntimeFailure when two of them are on one device, which NCCL refuses.
+  CudaWorld(std::shared_ptr<Context>, const Nccl&, const LaunchEnv&, const WorldOptions& = {});
+  ~CudaWorld() override;
 
   const Context& context() const { return *context_; }
   LocalRanks& local() const { return *local_; }
@@ -27,16 +34,28 @@ class CudaWorld final : public World {
   /// Over device memory, on a stream of this rank.
   std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name, CUstream);
 
-  /// A device of this rank begins, or ends: then no stream of its waits for other ranks any longer.
+  /// Whether a rank's memory is not this process's.
+  bool over_processes() const { return nccl_ != nullptr; }
+
+  /// Waits for a stream of this rank. Over NCCL it looks meanwhile at this rank's communicators and at who died:
+  /// RuntimeFailure, with all communicators aborted.
+  void synchronize(CUstream);
+
+  /// A device of this rank begins, or ends: then no stream of its waits for other ranks any longer. `done`: nothing of
+  /// it runs.
   void device_begins() { stopped_ = false; }
-  void device_ends() { stopped_ = true; }
+  void device_ends(bool done);
 
  private:
+  void watch_own_device();
   std::unique_ptr<Communicator> make(std::span<const int> ranks, std::string_view name, std::optional<Launcher>);
+  void one_rank_per_device();
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<LocalRanks> local_;
+  std::unique_ptr<NcclRank> nccl_;  // where ranks are processes
   std::atomic<bool> stopped_ = false;
+  std::optional<StallWatch::Wait> own_device_;  // of a rank that nobody else waits for
 };
 
 }  // namespace hotbunk::cuda

@@ -26,9 +26,11 @@ DeviceArena::DeviceArena(const Context& context, BookOptions options, const std:
 DeviceArena::~DeviceArena() {
   if (base_ == 0) return;
   const Driver& d = context_.driver();
+  bool empty = true;
   for (const Piece& p : pieces_)
-    if (p.used > 0) d.cuMemUnmap(at(p.begin), static_cast<std::size_t>(p.end - p.begin));
-  d.cuMemAddressFree(base_, static_cast<std::size_t>(reserved_bytes_));
+    if (p.used > 0) empty &= d.cuMemUnmap(at(p.begin), static_cast<std::size_t>(p.end - p.begin)) == CUDA_SUCCESS;
+  // Addresses at which memory stayed are not given back: freeing them is an error of the whole context.
+  if (empty) d.cuMemAddressFree(base_, static_cast<std::size_t>(reserved_bytes_));
 }
 
 std::int64_t DeviceArena::physical_bytes() const {

@@ -8,13 +8,13 @@
 #include <cstring>
 #include <utility>
 
+#include "backends/cuda/rank_sums.h"
 #include "base/check.h"
 
 namespace hotbunk::cuda {
 namespace {
 
 constexpr std::chrono::milliseconds slice{100};  // how late a death may be noticed here
-constexpr int reduce_threads = 256;
 
 CUdeviceptr device(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
 
@@ -93,14 +93,7 @@ void LocalCommunicator::copy(std::byte* to, const std::byte* from, std::int64_t 
 void LocalCommunicator::reduce(std::byte* to, std::span<const std::byte* const> from, std::int64_t count,
                                const Call& call) const {
   HB_CHECK(launch_, "group {} is over host memory, where nothing is reduced", name());
-  if (from.size() == 1) return copy(to, from[0], count * size_of(call.dtype));
-  struct Sources {
-    CUdeviceptr rank[most_ranks] = {};
-  } sources;
-  for (std::size_t r = 0; r < from.size(); ++r) sources.rank[r] = device(from[r]);
-  const int num = static_cast<int>(from.size());
-  (*launch_)(fmt::format("{}_ranks_{}", call.reduce == ReduceOp::sum ? "sum" : "max", kernel_dtype(call.dtype)),
-             {walking_blocks_of(count, reduce_threads)}, reduce_threads, sources, num, device(to), count);
+  reduce_ranks(*launch_, to, from, count, call.dtype, call.reduce);
 }
 
 void LocalCommunicator::record(CUevent e) const {

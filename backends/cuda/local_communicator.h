@@ -24,7 +24,7 @@ namespace hotbunk::cuda {
 class LocalCommunicator final : public Communicator {
  public:
   class Group;
-  static constexpr int most_ranks = 32;  // kernels/elementwise.cu
+  static constexpr int most_ranks = 32;  // of one device
 
   /// Over device memory on this stream; without a launcher over host memory, done on return, and nothing is reduced.
   /// `stopped`: this rank's device ends, so that its streams wait for nobody any more.

@@ -108,7 +108,15 @@ void render_node(const CostNode& n, int depth, bool bytes, double whole, std::st
 /// Why what fits may not: what is reserved, the error, and how often a micro-batch is too long.
 std::string verdict_lines(const FitVerdict& v, double capacity) {
   std::string out;
-  if (v.verdict == Verdict::tight)
+  if (v.verdict == Verdict::tight && v.asleep_bytes > capacity)
+    out +=
+        fmt::format("  tight: beside the engine PyTorch may keep so much of the sleeping trainer that it is {} of {}\n",
+                    format_bytes(v.asleep_bytes), format_bytes(capacity));
+  if (v.verdict == Verdict::tight && v.host_bytes > v.host_limit_bytes)
+    out +=
+        fmt::format("  tight: of the host, with the error and a rank's part of what a node holds besides, {} of {}\n",
+                    format_bytes(v.host_bytes), format_bytes(v.host_limit_bytes));
+  if (v.verdict == Verdict::tight && v.reserved_bytes * (1.0 + v.error) > capacity)
     out +=
         fmt::format("  tight: with what PyTorch reserves {}, with the error of such predictions ({:.0f} %) {} of {}\n",
                     format_bytes(v.reserved_bytes), 100.0 * v.error, format_bytes(v.reserved_bytes * (1.0 + v.error)),
@@ -286,6 +294,9 @@ std::string to_json(const Explanation& e) {
   doc["verdict"] = name_of(e.verdict.verdict);
   doc["memory_error"] = e.verdict.error;
   doc["reserved_bytes"] = e.verdict.reserved_bytes;
+  if (e.verdict.host_limit_bytes > 0)
+    doc.update({{"host_in_use_bytes", e.verdict.host_bytes}, {"host_limit_bytes", e.verdict.host_limit_bytes}});
+  if (e.verdict.asleep_bytes > 0) doc["asleep_bytes"] = e.verdict.asleep_bytes;
   if (e.verdict.random)
     doc["load"] = {{"mean_tokens", e.verdict.load.mean},
                    {"charged_tokens", e.verdict.load.charged},

@@ -134,7 +134,13 @@ class Linter {
           e_.remedy);
       return;
     }
-    if (e_.verdict.verdict == Verdict::tight)
+    if (e_.verdict.verdict == Verdict::tight && e_.verdict.asleep_bytes > e_.capacity_bytes)
+      add("L13", LintLevel::warning,
+          fmt::format("it fits, but not with the most that PyTorch keeps of a sleeping trainer: {} of {}",
+                      format_bytes(e_.verdict.asleep_bytes), format_bytes(e_.capacity_bytes)),
+          "");
+    else if (e_.verdict.verdict == Verdict::tight &&
+             e_.verdict.reserved_bytes * (1.0 + e_.verdict.error) > e_.capacity_bytes)
       add("L13", LintLevel::warning,
           fmt::format("it fits, but not with the error of such predictions: {} reserved x {:.2f} of {}",
                       format_bytes(e_.verdict.reserved_bytes), 1.0 + e_.verdict.error, format_bytes(e_.capacity_bytes)),
@@ -177,13 +183,35 @@ class Linter {
                       format_bytes(bytes), format_bytes(free)),
           fmt::format("train.loss_chunk_tokens: {}",
                       std::max<std::int64_t>(1, scenario_.train.micro_batch_tokens / 8)));
+    scored_logits();
+  }
+
+  /// Of log-prob passes that have micro-batches of their own.
+  void scored_logits() {
+    const RlSetting& set = s_.rl().setting();
+    if (!samples() || (set.logprob_tokens <= 0.0 && set.logprob_sequences <= 0.0)) return;
+    const TrainPoint& p = e_.point.train;
+    const RlModel::Scoring by = s_.rl().scoring(p, s_.train().layers(p));
+    const TrainSide train = s_.rl().parts(e_.point).train;
+    const double bytes = by.model->scored_logits_bytes(by.layers);
+    const double free = e_.capacity_bytes - train.persistent() - std::max(train.reference_work, train.old_work) + bytes;
+    if (bytes <= 0.5 * free) return;
+    const std::string half =
+        set.logprob_tokens > 0.0
+            ? fmt::format("train.logprob_micro_batch_tokens: {}", scenario_.train.logprob_micro_batch_tokens / 2)
+            : fmt::format("train.logprob_micro_batch_sequences: {}",
+                          std::max<std::int64_t>(1, scenario_.train.logprob_micro_batch_sequences / 2));
+    add("L06", LintLevel::warning,
+        fmt::format("logits of a log-prob batch and their copies take {} of the {} that its other bytes leave",
+                    format_bytes(bytes), format_bytes(free)),
+        half);
   }
 
   void host() {
     if (e_.host_capacity_bytes <= 0 || !e_.price.fits) return;
     const double share = e_.price.host_bytes / e_.host_capacity_bytes;
     const auto ranks = static_cast<double>(scenario_.cluster.ranks_per_node());
-    if (share > 0.8)
+    if (share > 0.8 || e_.verdict.host_bytes > e_.verdict.host_limit_bytes)
       add("L07", LintLevel::warning,
           fmt::format("{} of a node's {} are pinned or in use; Ray kills at 95 %",
                       format_bytes(ranks * e_.price.host_bytes), format_bytes(ranks * e_.host_capacity_bytes)),

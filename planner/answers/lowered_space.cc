@@ -78,7 +78,7 @@ constexpr PartKind part_of(PlanPhase p) {
 struct PartKey {
   PartKind kind{};
   TrainPoint train;
-  std::int64_t rollout_tp = 1;
+  std::int64_t rollout_tp = 1, rollout_ep = 1;
   bool strided = false;  // of a sync, and of engines that cross nodes
   double bucket_bytes = 0;
   bool from_host = false;        // of a sync
@@ -96,8 +96,9 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
   key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  key.train.optimizer_on_host = p.train.optimizer_on_host;
   if (kind == PartKind::saves) return key;
-  key.rollout_tp = p.rollout.tp;
+  key.rollout_tp = p.rollout.tp, key.rollout_ep = p.rollout.ep;
   if (kind == PartKind::sync || (kind == PartKind::rollout && p.rollout.ranks() > node_ranks))
     key.strided = p.rollout.strided;
   if (kind == PartKind::moves) key.transition = p.transition;
@@ -153,7 +154,7 @@ class PlanAnswers {
     if (!executes(there)) return 0.0;
     const JobPhases phases(there);
     const Part& moves = part(key_of(PartKind::moves, p, phases, node_ranks_), there);
-    const auto blocks = kv_pool_blocks(there, moves.weight_bytes);
+    const auto blocks = kv_pool_blocks(there, moves.weight_bytes, there.model.layers);
     return blocks ? rollout_seconds(p, there, phases, *blocks) : 0.0;
   }
 
@@ -233,8 +234,9 @@ class PlanAnswers {
   };
 
   bool executes(const Scenario& there) const {
+    const RolloutLayout& engines = there.rollout.layout;
     return unsupported_to_execute(there).empty() &&
-           (!samples() || why_not_rollout_tp(there.model, there.rollout.layout.tp).empty());
+           (!samples() || (engines.pp == 1 && why_not_rollout_tp(there.model, engines.tp, engines.ep > 1).empty()));
   }
   static bool holds_a_sample(const Scenario& there) {  // E217
     return micro_batch_capacity(there) >= max_sample_tokens(there);
@@ -251,7 +253,7 @@ class PlanAnswers {
     const Part& moves = part(key_of(PartKind::moves, p, out.phases, node_ranks_), there);
     out.chunk_bytes = moves.chunk_bytes;
     if (samples()) {
-      const auto blocks = kv_pool_blocks(there, moves.weight_bytes);
+      const auto blocks = kv_pool_blocks(there, moves.weight_bytes, there.model.layers);
       if (!blocks) return std::nullopt;
       out.pool_bytes = *blocks * kv_block_bytes(there);
       out.rollout_seconds = rollout_seconds(p, there, out.phases, *blocks);
@@ -386,7 +388,6 @@ PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
   t.etp = {1};
-  t.optimizer_on_host = {false};
   // Tensor-parallel ranks share each expert, which data ranks may spread, or have whole ones.
   t.etp_as_tp = s.model.moe.has_value();
   // 1F1B has GPipe's bubble in less memory.
@@ -398,7 +399,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
   space.rollout_pp = space.rollout_cp = {1};
   space.attention_dp = {1};
-  space.whole_experts = {false};
+  if (!s.model.moe) space.whole_experts = {false};
   space.sync = {bucketed};
   // Any legal order executes; tried are ours, in which each part sleeps as soon as the sync allows, and the scenario's.
   const TransitionOrder own = rl_point_of(s).transition;

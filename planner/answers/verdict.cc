@@ -39,9 +39,16 @@ FitVerdict verdict_of(const ScenarioPricer& s, const RlPoint& p, const RlPrice& 
   out.error = by_plan ? 0.0 : model.framework().memory_error.value;
   const double unused = static_cast<double>(torch.reserved - torch.allocated);
   out.reserved_bytes = std::max(price.peak_bytes(), price.train_bytes + unused);
-  out.verdict = !price.fits                                         ? Verdict::no
-                : out.reserved_bytes * (1.0 + out.error) > capacity ? Verdict::tight
-                                                                    : Verdict::fits;
+  if (const double kept = model.framework().asleep_reserved_bytes.value; kept > 0.0 && !by_plan && p.sleeps())
+    out.asleep_bytes = std::max({price.rollout_bytes, price.sync_bytes, price.wake_bytes}) + kept;
+  if (const FrameworkProfile& f = model.framework(); f.host_node_bytes.value > 0.0 && !by_plan) {
+    const auto ranks = static_cast<double>(std::max<std::int64_t>(s.scenario().cluster.ranks_per_node(), 1));
+    out.host_bytes = price.host_bytes * (1.0 + out.error) + f.host_node_bytes.value / ranks;
+    out.host_limit_bytes = f.host_share.value * s.rl().setting().host_bytes;
+  }
+  const bool host_tight = out.host_bytes > out.host_limit_bytes;
+  const double most = std::max(out.reserved_bytes * (1.0 + out.error), out.asleep_bytes);
+  out.verdict = !price.fits ? Verdict::no : most > capacity || host_tight ? Verdict::tight : Verdict::fits;
   out.random = model.load_follows_batch() && price.iteration_seconds > 0.0;
   if (!out.random) return out;
   out.load.mean = static_cast<double>(p.train.micro_batch) * static_cast<double>(model.setting().sequence);

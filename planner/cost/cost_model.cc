@@ -35,25 +35,6 @@ std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
   return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
 }
 
-/// The product of an adapter's op, in the same order; nothing of other ops.
-std::optional<std::array<double, 3>> lora_size(const Op& op, const Sizes& s) {
-  const auto extent = [&](const Tensor& t, std::size_t d) { return static_cast<double>(t.shape[d].actual(s)); };
-  const auto in = [&](std::size_t i, std::size_t d) { return extent(op.inputs[i], d); };
-  switch (op.kind) {
-    case OpKind::lora_down:
-    case OpKind::lora_up:
-      return std::array{in(0, 0), in(1, 0), in(0, 1)};
-    case OpKind::lora_up_dgrad:
-      return std::array{in(0, 0), in(1, 1), in(1, 0)};
-    case OpKind::lora_up_wgrad:
-      return std::array{extent(op.outputs[0], 0), in(1, 1), in(0, 0)};
-    case OpKind::lora_merge:
-      return std::array{in(0, 0), in(0, 1), in(1, 1)};
-    default:
-      return std::nullopt;
-  }
-}
-
 /// Output tiles that GEMM libraries choose among and the fraction of the large tile's rate that each sustains: a
 /// smaller tile reads each operand more often. Rates are stated, after CUTLASS's published tile sweeps.
 struct Tile {
@@ -177,7 +158,8 @@ double CostModel::gemm_seconds(double m, double n, double k, double peak, double
   if (m <= 0.0 || n <= 0.0 || k <= 0.0) return 0.0;
   const GemmModel& g = hardware_.gemm;
   const double fill = g.units.value > 0.0 ? tile_fill(m, n, g.units.value) : 1.0;
-  const double rate = std::max(peak, 1.0) * g.efficiency.value * fill * k / (k + g.half_k.value);
+  const double reached = g.efficiency.value * hardware_.sustained_clock.value;
+  const double rate = std::max(peak, 1.0) * reached * fill * k / (k + g.half_k.value);
   return std::max(2.0 * m * n * k / rate * share_, memory_seconds(bytes));
 }
 
@@ -199,7 +181,8 @@ double CostModel::attention_seconds(double flops, double keys, double bytes, boo
                                     AttentionKernel kernel) const {
   const bool flash2 = kernel == AttentionKernel::flash2 && hardware_.flash2.forward.value > 0.0;
   const AttentionModel& a = flash2 ? hardware_.flash2 : hardware_.attention;
-  const double efficiency = (backward ? a.backward : a.forward).value * keys / (keys + a.half_keys.value);
+  const double reached = (backward ? a.backward : a.forward).value * hardware_.sustained_clock.value;
+  const double efficiency = reached * keys / (keys + a.half_keys.value);
   if (flops <= 0.0) return memory_seconds(bytes);
   return std::max(flops / (std::max(peak, 1.0) * std::max(efficiency, 1e-6)) * share_, memory_seconds(bytes));
 }
@@ -228,9 +211,12 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
   }
   const DType dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
-  if (const auto size = lora_size(op, s))
-    return gemm_seconds((*size)[0], (*size)[1], (*size)[2], peak_flops(op.inputs[1].dtype), bytes) *
+  if (const auto product = lora_product(op)) {
+    const auto extent = [&](const Dim& d) { return static_cast<double>(d.actual(s)); };
+    return gemm_seconds(extent(product->rows), extent(product->columns), extent(product->depth),
+                        peak_flops(op.inputs[1].dtype), bytes) *
            correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
+  }
   const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
   const auto keys_of_query = [&] { return std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0); };
   if (is_grouped(op.kind) || op.kind == OpKind::latent_attention) {
@@ -287,6 +273,8 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
                                      priced_bytes(op, s, places));
       } else if (plan.crosses_spaces(op)) {
         seconds = host_copy_seconds(static_cast<double>(op.outputs[0].bytes(s)));
+      } else if (plan.stream(op.stream).kind == StreamKind::host && hardware_.cores.value <= 0.0) {
+        seconds = host_memory_seconds(static_cast<double>(op_bytes(op, s, places)));
       } else {
         seconds = hardware_.kernel_overhead.value + compute_seconds(op, s, places);
       }

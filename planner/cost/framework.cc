@@ -45,7 +45,8 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"dummy_weight_grads", &f.dummy_weight_grads},
           {"sleeps_gradients", &f.sleeps_gradients},
           {"rebuilds_communicators", &f.rebuilds_communicators},
-          {"sleeps_graphs", &f.sleeps_graphs}};
+          {"sleeps_graphs", &f.sleeps_graphs},
+          {"engine_first", &f.engine_first}};
 }
 
 std::vector<Number> numbers_of(FrameworkProfile& f) {
@@ -72,9 +73,12 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
           {"iteration_seconds", &f.iteration_seconds},
+          {"asleep_reserved_bytes", &f.asleep_reserved_bytes},
           {"host_weight_copies", &f.host_weight_copies},
           {"host_process_bytes", &f.host_process_bytes},
           {"load_copies", &f.load_copies},
+          {"host_node_bytes", &f.host_node_bytes},
+          {"host_share", &f.host_share},
           {"broadcast_ports", &f.broadcast_ports},
           {"memory_error", &f.memory_error},
           {"step_seconds", &f.step_seconds}};

@@ -123,9 +123,17 @@ struct FrameworkProfile {
   bool sleeps_gradients = false;  // gradients' buffers go to the host with the rest and come back
   // Training's communicators go when its parameters do; they are there again with them, and for a weight update.
   bool rebuilds_communicators = false;
-  bool sleeps_graphs = false;               // the engine's captured graphs go and come back with its KV cache
+  bool sleeps_graphs = false;  // the engine's captured graphs go and come back with its KV cache
+  // The engine starts on an empty device, before the trainer: its share of the device is whole, and what the trainer
+  // keeps while it sleeps comes on top.
+  bool engine_first = false;
+  // The most that PyTorch was seen to keep reserved of a trainer that sleeps, beyond its tensors: blocks that a tensor
+  // which stays, however small, holds. Of the device; in verdicts, not in prices.
+  Sourced asleep_reserved_bytes{0.0, "none: segments that shrink, or a pool that is unmapped"};
   Sourced host_weight_copies{0.0, "none"};  // pinned copies of a rank's low-precision weights that stay
   Sourced host_process_bytes{0.0, "none"};  // of the processes of a rank: interpreter, libraries, driver
+  Sourced host_node_bytes{0.0, "none"};     // of a node beside its ranks: object store, drivers, engines' processes
+  Sourced host_share{1.0, "all of it"};     // of a node's memory that may be in use before its workers are killed
   // Whole models, in low precision, that a rank has in host memory while it loads its own; of a node in one process.
   Sourced load_copies{0.0, "none"};
   // GPUs whose network ports carry a weight update between two sets of GPUs.

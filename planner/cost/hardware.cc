@@ -134,6 +134,7 @@ void inherit(Hardware& h, const Hardware& fitted, const Hardware& their_sheet) {
   h.launch = fitted.launch;
   h.kernel_overhead = fitted.kernel_overhead;
   h.overlap_slowdown = fitted.overlap_slowdown;
+  h.sustained_clock = fitted.sustained_clock;
   share_links(h, fitted, their_sheet);
 }
 

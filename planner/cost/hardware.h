@@ -64,23 +64,25 @@ struct Hardware {
   Sourced memory_efficiency;           // fraction of it that streaming kernels reach
   GemmModel gemm;
   AttentionModel attention, flash2;  // the library's kernel, FlashAttention-2's
-  LinkModel intra, inter;            // inside a node, between nodes
-  Sourced nvls_gain;                 // all-reduce bandwidth inside a node relative to the ring, 1: no NVLS
-  bool shared_transport = false;     // ranks of a node share intra.bandwidth (host memory)
-  Sourced host_bandwidth;            // bytes/s one way between device and pinned host memory
-  Sourced host_latency;              // s per copy
-  Sourced host_memory_bandwidth;     // bytes/s that a node's CPUs reach on their memory, all its ranks together
-  Sourced map_bandwidth;             // bytes/s of giving memory to the arena or back (map, unmap)
-  Sourced cores;                     // that all threads of a node's ranks share; 0: streams are hardware
-  Sourced wake;                      // s until a sleeping thread works on an idle core; with cores
-  Sourced thread_switch;             // s until it works on a core that another thread leaves; with cores
-  Sourced call;                      // s of a rank's host thread per op, record or wait; with cores
-  Sourced decision;                  // s of a rank's host thread per block of a phase; with cores
-  Sourced first_use;                 // s more that a rank's first product of a size takes; with cores
-  Sourced time_slice;                // s that a thread runs while others wait for its core; with cores
-  Sourced launch;                    // s of the host's time per kernel; a floor under eager execution
-  Sourced kernel_overhead;           // s that a kernel occupies the device beyond its roofline
-  Sourced overlap_slowdown;          // fraction by which compute slows while a collective runs beside it
+  // Share of the clock of a microbenchmark that the power limit leaves in work that goes on: of products and attention.
+  Sourced sustained_clock{1.0, "as in the microbenchmarks"};
+  LinkModel intra, inter;         // inside a node, between nodes
+  Sourced nvls_gain;              // all-reduce bandwidth inside a node relative to the ring, 1: no NVLS
+  bool shared_transport = false;  // ranks of a node share intra.bandwidth (host memory)
+  Sourced host_bandwidth;         // bytes/s one way between device and pinned host memory
+  Sourced host_latency;           // s per copy
+  Sourced host_memory_bandwidth;  // bytes/s that a node's CPUs reach on their memory, all its ranks together
+  Sourced map_bandwidth;          // bytes/s of giving memory to the arena or back (map, unmap)
+  Sourced cores;                  // that all threads of a node's ranks share; 0: streams are hardware
+  Sourced wake;                   // s until a sleeping thread works on an idle core; with cores
+  Sourced thread_switch;          // s until it works on a core that another thread leaves; with cores
+  Sourced call;                   // s of a rank's host thread per op, record or wait; with cores
+  Sourced decision;               // s of a rank's host thread per block of a phase; with cores
+  Sourced first_use;              // s more that a rank's first product of a size takes; with cores
+  Sourced time_slice;             // s that a thread runs while others wait for its core; with cores
+  Sourced launch;                 // s of the host's time per kernel; a floor under eager execution
+  Sourced kernel_overhead;        // s that a kernel occupies the device beyond its roofline
+  Sourced overlap_slowdown;       // fraction by which compute slows while a collective runs beside it
   std::int64_t measured_ranks_per_device = 1;  // ranks that worked at the same time when `measurements` were taken
   std::vector<Measurement> measurements;
 

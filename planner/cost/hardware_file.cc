@@ -53,6 +53,7 @@ std::vector<Field> fields_of(Hardware& h) {
       {"time_slice", &h.time_slice, 1e-6, 1.0},
       {"launch", &h.launch, 0.0, 1.0},
       {"kernel_overhead", &h.kernel_overhead, 0.0, 1.0},
+      {"sustained_clock", &h.sustained_clock, 0.05, 1.0},
       {"overlap_slowdown", &h.overlap_slowdown, 0.0, 1.0},
   };
 }
@@ -105,6 +106,9 @@ bool known_op(const std::string& op) {
   return false;
 }
 
+/// Of what an op works on, bytes and ranks too: products of three such numbers stay finite.
+constexpr double most_extent = 1e18;
+
 void read_measurement(const YamlNode& node, Hardware& h, Diagnostics& errors) {
   Measurement m;
   const YamlNode* op = node.find("op");
@@ -127,6 +131,9 @@ void read_measurement(const YamlNode& node, Hardware& h, Diagnostics& errors) {
                                                                 entry.key, m.op, entry.value.describe())));
     } else if (entry.key == "seconds") {
       m.seconds = value;
+    } else if (at != keys.end() && value > most_extent) {
+      errors.push_back(profile_mistake(entry.value, fmt::format("{} of {} is {:g}: no op is larger than {:g}",
+                                                                entry.key, m.op, value, most_extent)));
     } else if (at != keys.end()) {
       m.at[static_cast<std::size_t>(at - keys.begin())] = value;
     } else {

@@ -164,8 +164,8 @@ std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan, std::size_t 
           if (op.kind == OpKind::map || op.kind == OpKind::unmap)
             shift.section = op.section, shift.space = program.section(op.section).space,
             shift.bytes = op.map_end - op.map_begin;
-          else if (plan.crosses_spaces(op)) shift.bytes = op.outputs[0].capacity_bytes();
-          else continue;
+          else if (plan.crosses_spaces(op) && !is_training(phase.phase)) shift.bytes = op.outputs[0].capacity_bytes();
+          else continue;  // what training copies goes on beside what it computes, and has its price there
           const bool again = shift.kind == OpKind::copy && !out.empty() && out.back().kind == OpKind::copy &&
                              out.back().bytes == shift.bytes && out.back().phase == shift.phase;
           if (again) ++out.back().count;

@@ -11,6 +11,7 @@
 #include "graph/clock.h"
 #include "layout/pipeline_turns.h"
 #include "layout/shard.h"
+#include "layout/train_mesh.h"
 #include "lowering/builder.h"
 #include "lowering/places.h"
 #include "lowering/rollout.h"
@@ -26,8 +27,14 @@ double RolloutSeconds::total() const {
 }
 
 Rank PlanBlocks::first_rank() const {
-  const auto at = std::ranges::find(plan_->program_of_rank, static_cast<std::int32_t>(stage_));
+  const auto at = std::ranges::find(plan_->program_of_rank, static_cast<std::int32_t>(program_));
   return static_cast<Rank>(at - plan_->program_of_rank.begin());
+}
+
+PlanBlocks PlanBlocks::of_rank(Rank rank) const {
+  PlanBlocks out = *this;
+  out.program_ = static_cast<std::size_t>(plan_->program_of_rank[static_cast<std::size_t>(rank)]);
+  return out;
 }
 
 bool PlanBlocks::has(PlanPhase phase) const { return plan_->phase_index(name_of(phase)) >= 0; }
@@ -39,19 +46,19 @@ BlockStreams PlanBlocks::block(PlanPhase phase, std::string_view name) const {
     HB_CHECK(found != blocks.end(), "phase {} has no block {}", name_of(phase), name);
     return BlockStreams(*plan_, source, *found);
   };
-  if (part_ != nullptr) return made(part_->drafts[stage_], part_->drafts[stage_].phases.at(index));
-  return made(plan_->programs[stage_], plan_->programs[stage_].phases.at(index));
+  if (part_ != nullptr) return made(part_->drafts[program_], part_->drafts[program_].phases.at(index));
+  return made(plan_->programs[program_], plan_->programs[program_].phases.at(index));
 }
 
 std::vector<BlockStreams> PlanBlocks::blocks(PlanPhase phase) const {
   std::vector<BlockStreams> out;
   const auto index = static_cast<std::size_t>(plan_->phase_index(name_of(phase)));
   if (part_ != nullptr)
-    for (const DraftBlock& b : part_->drafts[stage_].phases.at(index))
-      out.emplace_back(*plan_, part_->drafts[stage_], b);
+    for (const DraftBlock& b : part_->drafts[program_].phases.at(index))
+      out.emplace_back(*plan_, part_->drafts[program_], b);
   else
-    for (const Block& b : plan_->programs[stage_].phases.at(index))
-      out.emplace_back(*plan_, plan_->programs[stage_], b);
+    for (const Block& b : plan_->programs[program_].phases.at(index))
+      out.emplace_back(*plan_, plan_->programs[program_], b);
   return out;
 }
 
@@ -91,7 +98,10 @@ namespace {
 class PipelineSeconds {
  public:
   PipelineSeconds(const Scenario& s, const PlanBlocks& plan, const CostModel& cost)
-      : scenario_(s), plan_(plan), cost_(cost), sharing_(device_sharing(cost, s.cluster)), pipeline_(pipeline_of(s)) {}
+      : scenario_(s), plan_(plan), cost_(cost), sharing_(device_sharing(cost, s.cluster)), pipeline_(pipeline_of(s)) {
+    for (std::int64_t stage = 0; stage < pipeline_.stages; ++stage)
+      first_ranks_.push_back(static_cast<Rank>(data_ranks(s.train.layout, stage).front().front()));
+  }
 
   /// Forward passes alone: what a stage sends, the next one takes when it is done with the micro-batch before.
   StreamSeconds passes(PlanPhase phase, const std::vector<Sizes>& micro_batches) {
@@ -164,7 +174,7 @@ class PipelineSeconds {
   const StreamSeconds& seconds(PlanPhase phase, const std::string& block, std::size_t stage, const Sizes& sizes) {
     auto& known = known_[{phase, block, stage, sizes.tokens, sizes.attention_pairs}];
     if (!known) {
-      const PlanBlocks of = plan_.of_stage(stage);
+      const PlanBlocks of = plan_.of_rank(first_ranks_[stage]);
       const RankPlace place = cost_.place_of(plan_.plan(), of.first_rank());
       known = of.block(phase, block).seconds(cost_, sharing_, {&place, 1}, sizes);
     }
@@ -185,6 +195,7 @@ class PipelineSeconds {
   const CostModel& cost_;
   const DeviceSharing sharing_;
   const Pipeline pipeline_;
+  std::vector<Rank> first_ranks_;  // of each stage
   using Key = std::tuple<PlanPhase, std::string, std::size_t, std::int64_t, std::int64_t>;
   std::map<Key, std::optional<StreamSeconds>> known_;
 };
@@ -236,10 +247,18 @@ TrainingSeconds training_seconds(const Scenario& s, const TrainPoint& p, const P
 
 EngineBlocks::EngineBlocks(const Scenario& s, const PlanBlocks& plan, const CostModel& cost)
     : sharing_(device_sharing(cost, s.cluster)),
-      place_(cost.place_of(plan.plan(), 0)),
-      prefill_(plan.block(PlanPhase::rollout, "prefill")),
-      decode_(plan.block(PlanPhase::rollout, "decode")),
-      exchange_(plan.block(PlanPhase::exchange, "exchange").seconds(cost, sharing_, {&place_, 1}, {})) {}
+      stages_([&] {
+        std::vector<Stage> out;
+        for (std::int64_t stage = 0; stage < s.rollout.layout.pp; ++stage) {
+          const auto rank =
+              static_cast<Rank>(rank_of_seat(s.rollout.layout, {.engine = 0, .place = stage * s.rollout.layout.tp}));
+          const PlanBlocks of = plan.of_rank(rank);
+          out.push_back({cost.place_of(plan.plan(), rank), of.block(PlanPhase::rollout, "prefill"),
+                         of.block(PlanPhase::rollout, "decode")});
+        }
+        return out;
+      }()),
+      exchange_(plan.block(PlanPhase::exchange, "exchange").seconds(cost, sharing_, {&stages_[0].place, 1}, {})) {}
 
 RolloutSeconds EngineBlocks::seconds(const Scenario& s, double pool_tokens, const CostModel& cost) const {
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
@@ -256,15 +275,16 @@ RolloutSeconds EngineBlocks::seconds(const Scenario& s, double pool_tokens, cons
                        .prompt_tokens = prompt.mean,
                        .max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens),
                        .responses = response});
-  const auto take = [&](const BlockStreams& block, const Sizes& sizes, double steps, RolloutSeconds::Part& part) {
-    part.seconds.add(block.seconds(cost, sharing_, {&place_, 1}, sizes), steps);
+  const auto take = [&](BlockStreams Stage::*block, const Sizes& sizes, double steps, RolloutSeconds::Part& part) {
+    for (const Stage& stage : stages_)
+      part.seconds.add((stage.*block).seconds(cost, sharing_, {&stage.place, 1}, sizes), steps);
     part.steps += steps, part.tokens += steps * static_cast<double>(sizes.tokens);
     part.sequences += steps * static_cast<double>(sizes.seqs);
   };
   const double keys = 0.5 * (mean_square(prompt) / std::max(prompt.mean, 1.0) + 1.0);
   for (const std::vector<EngineSchedule::Prefill>* steps : {&schedule.first, &schedule.later})
     for (const EngineSchedule::Prefill& p : *steps)
-      take(prefill_,
+      take(&Stage::prefill,
            {.tokens = std::llround(p.tokens),
             .seqs = std::max<std::int64_t>(1, std::llround(p.sequences)),
             .attention_pairs = std::llround(p.tokens * keys)},
@@ -272,8 +292,9 @@ RolloutSeconds EngineBlocks::seconds(const Scenario& s, double pool_tokens, cons
   const auto decode = [&](const EngineSchedule::Decode& d, RolloutSeconds::Part& part) {
     if (d.steps <= 0.0) return;
     const std::int64_t n = std::max<std::int64_t>(1, std::llround(d.sequences));
-    take(decode_, {.tokens = n, .seqs = n, .attention_pairs = std::llround(static_cast<double>(n) * out.context)},
-         d.steps, part);
+    take(&Stage::decode,
+         {.tokens = n, .seqs = n, .attention_pairs = std::llround(static_cast<double>(n) * out.context)}, d.steps,
+         part);
   };
   decode(schedule.full, out.decode);
   for (const EngineSchedule::Decode& d : schedule.tail) decode(d, out.tail);
@@ -313,8 +334,11 @@ PlanSeconds plan_seconds(const Scenario& s, const TrainPoint& point, const Plan&
   std::int64_t pool = 0;
   for (const Buffer& b : plan.programs[0].buffers)
     if (b.section == sections::kv_cache) pool += b.bytes();
+  const auto player = std::ranges::find(plan.program_of_rank, 0) - plan.program_of_rank.begin();
+  const std::int64_t held =
+      engine_stage_layers(s, engine_seat(s.rollout.layout, player).place / s.rollout.layout.tp).size();
   const double tokens =
-      static_cast<double>(pool / std::max<std::int64_t>(kv_block_bytes(s), 1) * s.rollout.block_tokens);
+      static_cast<double>(pool / std::max<std::int64_t>(kv_block_bytes(s, held), 1) * s.rollout.block_tokens);
   out.rollout = EngineBlocks(s, blocks, cost).seconds(s, tokens, cost);
   out.sync = sync_seconds(s, plan, cost);
   return out;

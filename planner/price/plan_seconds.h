@@ -41,19 +41,15 @@ struct PlanSeconds {
   StreamSeconds sync;  // of one; without memory taken for its buckets
 };
 
-/// The blocks of a plan, or of a part of one as it is written, on the ranks of one stage. Both outlive it.
+/// The blocks of a plan, or of a part of one as it is written, on the ranks of one program. Both outlive it.
 class PlanBlocks {
  public:
-  explicit PlanBlocks(const Plan& plan, std::size_t stage = 0) : plan_(&plan), stage_(stage) {}
-  explicit PlanBlocks(const WrittenPart& part, std::size_t stage = 0)
-      : plan_(&part.plan), part_(&part), stage_(stage) {}
+  explicit PlanBlocks(const Plan& plan, std::size_t program = 0) : plan_(&plan), program_(program) {}
+  explicit PlanBlocks(const WrittenPart& part, std::size_t program = 0)
+      : plan_(&part.plan), part_(&part), program_(program) {}
   const Plan& plan() const { return *plan_; }
-  /// The same of another stage.
-  PlanBlocks of_stage(std::size_t stage) const {
-    PlanBlocks out = *this;
-    out.stage_ = stage;
-    return out;
-  }
+  /// The same of the program that a rank plays.
+  PlanBlocks of_rank(Rank) const;
   Rank first_rank() const;
   bool has(PlanPhase) const;
   /// Of a phase that has such a block.
@@ -64,7 +60,7 @@ class PlanBlocks {
  private:
   const Plan* plan_;
   const WrittenPart* part_ = nullptr;
-  std::size_t stage_ = 0;
+  std::size_t program_ = 0;
 };
 
 /// Mean tokens of a sample where context-parallel ranks fill its chunks up: of lengths that vary, by half a multiple.
@@ -76,7 +72,8 @@ Sizes micro_batch_sizes(const Scenario&, double sequences);
 /// Of the phases of training that the plan has, at the scenario's own micro-batches: those of `point`.
 TrainingSeconds training_seconds(const Scenario&, const TrainPoint& point, const PlanBlocks&, const CostModel&);
 
-/// An engine's steps, ready to be priced for any number of sequences.
+/// An engine's steps, ready to be priced for any number of sequences. The stages of its pipeline follow one another: a
+/// step takes as long as all of them, and a message as on both of its sides.
 class EngineBlocks {
  public:
   EngineBlocks(const Scenario&, const PlanBlocks&, const CostModel&);
@@ -85,8 +82,11 @@ class EngineBlocks {
 
  private:
   DeviceSharing sharing_;
-  RankPlace place_;
-  BlockStreams prefill_, decode_;
+  struct Stage {
+    RankPlace place;
+    BlockStreams prefill, decode;
+  };
+  std::vector<Stage> stages_;
   StreamSeconds exchange_;
 };
 

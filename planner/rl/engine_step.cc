@@ -155,7 +155,8 @@ double EngineStep::hops_seconds(double local, double sequences) const {
 
 /// Of products that are known by their FLOPs and the bytes of their weights alone.
 double EngineStep::lumped_seconds(double flops, double bytes) const {
-  const double rate = rl_.product_peak() * cost_.hardware().gemm.efficiency.value;
+  const double rate =
+      rl_.product_peak() * cost_.hardware().gemm.efficiency.value * cost_.hardware().sustained_clock.value;
   return std::max(cost_.memory_seconds(bytes), flops / std::max(rate, 1.0));
 }
 

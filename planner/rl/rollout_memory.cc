@@ -123,14 +123,16 @@ double RlModel::least_rollout_bytes(const RolloutPoint& p, const RolloutPrice& a
                                     double overhead) const {
   const double bytes = alone.slim_bytes + communicators(p) + graphs();
   const double leftovers = rest + std::max(0.0, overhead - train_.framework().context_bytes.value);
-  const double shrinks = setting_.engine == RolloutEngine::hotbunk  ? 0.0
+  const double shrinks = setting_.engine == RolloutEngine::hotbunk || train_.framework().engine_first ? 0.0
                          : setting_.engine == RolloutEngine::sglang ? p.memory_fraction
                                                                     : 1.0;
   return bytes + rest + overhead - shrinks * leftovers;
 }
 
 double RlModel::leftovers(const RlPoint& p, const ShiftShape& shape, const TrainSide& train) const {
-  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated) return 0.0;
+  if (setting_.engine == RolloutEngine::hotbunk || p.placement != PlacementMode::colocated ||
+      train_.framework().engine_first)
+    return 0.0;
   const ShiftBytes training{.params = train.params, .optimizer = train.optimizer + train.critic + train.reference};
   return shape.price(training).rollout_rest +
          std::max(0.0, train.overhead_bytes - train_.framework().context_bytes.value);

@@ -225,12 +225,15 @@ ScoringBytes TrainModel::scoring_bytes(const TrainPoint& p, const Layers& l, std
   // A layer's input, and the tensors whose gradients make its backward's fullest moment (LayerCost::transient_bytes).
   for (const auto& [layer, count] : {std::pair(&l.dense, held.dense), std::pair(&l.moe, held.moe)})
     if (count > 0) out.activations = std::max(out.activations, layer->kept_full_bytes + layer->transient_bytes);
-  // Logits as at the loss, but for their gradient in the activations' dtype.
-  const double without_gradient = 1.0 - std::min(1.0, setting_.element_bytes / framework_.loss_bytes.value);
-  if (stage == p.pp - 1)
-    out.activations = std::max(out.activations, l.head.kept_full_bytes + without_gradient * l.head.transient_bytes);
+  if (stage == p.pp - 1) out.activations = std::max(out.activations, l.head.kept_full_bytes + scored_logits_bytes(l));
   out.communication = (p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0) + sequence_bytes(p);
   return out;
+}
+
+/// Logits as at the loss, but for their gradient in the activations' dtype.
+double TrainModel::scored_logits_bytes(const Layers& l) const {
+  const double without_gradient = 1.0 - std::min(1.0, setting_.element_bytes / framework_.loss_bytes.value);
+  return without_gradient * l.head.transient_bytes;
 }
 
 ScoringBytes TrainModel::scoring_bytes(const TrainPoint& p, const Layers& l) const {

@@ -129,7 +129,7 @@ double TrainModel::micro_batch_multiple(const TrainPoint& p) const {
 double TrainModel::padding_tokens(const TrainPoint& p) const {
   if (!setting_.ragged) return 0.0;
   const auto count = static_cast<double>(p.micro_batch), chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1);
-  const double each = chunks * (framework_.pads_sequences && p.sp ? static_cast<double>(p.tp) : 1.0);
+  const double each = chunks * (framework_.pads_sequences ? static_cast<double>(p.tp) : 1.0);
   const double all = micro_batch_multiple(p);
   // Of lengths that vary what is left over is as likely one number as another.
   const auto filled = [&](double tokens, double multiple) {

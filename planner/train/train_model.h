@@ -384,6 +384,8 @@ class TrainModel {
   /// Of the stage, or of the fullest one. Without a backward pass a layer's tensors go as the next ones come.
   ScoringBytes scoring_bytes(const TrainPoint&, const Layers&, std::int64_t stage) const;
   ScoringBytes scoring_bytes(const TrainPoint&, const Layers&) const;
+  /// Of a pass that only scores: logits and their copies.
+  double scored_logits_bytes(const Layers&) const;
   /// `whole`: the price of the point.
   StagePrice stage_price(const TrainPoint&, const Layers&, std::int64_t stage, const TrainPrice& whole) const;
   /// Sending one micro-batch from a stage to the next: seconds and payload of the message, and of the gather that the

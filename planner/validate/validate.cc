@@ -110,6 +110,8 @@ Result<Validation> validate_published(const std::filesystem::path& data, Validat
       {"rl_iterations", validate_rl_iterations},
       {"rl_phase_seconds",
        [&](const CsvTable& t, ValidationContext& c) { return validate_rl_phase_seconds(t, c, data / "launches"); }},
+      {"rl_launch_memory",
+       [&](const CsvTable& t, ValidationContext& c) { return validate_rl_launch_memory(t, c, data / "launches"); }},
   };
   Validation out;
   for (const auto& [name, check] : checks) {

@@ -1,7 +1,8 @@
-// Phases of whole launches that a source gives seconds of: the launch is a scenario beside the table.
+// Whole launches of which a source gives seconds of phases or bytes: each is a scenario beside the table.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "planner/answers/answers.h"
 #include "planner/validate/validate_tables.h"
@@ -10,8 +11,11 @@
 namespace hotbunk {
 namespace {
 
-/// Launches whose scenario states lengths that no source gives: what is predicted of them shows the plumbing alone.
-constexpr const char* lengths_unknown[] = {"verl-qwen2.5-math-7b-32xh20-async"};
+/// Launches whose lengths no source gives, nor how they spread: what would be predicted of them are the lengths that
+/// somebody makes up.
+constexpr const char* lengths_unknown[] = {"verl-qwen2.5-math-7b-32xh20-async", "verl-qwen2.5-math-7b-32xh20",
+                                           "verl-qwen2.5-math-7b-64xh20", "verl-qwen2.5-math-7b-128xh20",
+                                           "verl-qwen3-30b-a3b-128xh20"};
 
 /// Seconds of the phase, or of all; below 0: no such phase.
 double seconds_of_phase(const RlPrice& price, const std::string& phase) {
@@ -21,22 +25,22 @@ double seconds_of_phase(const RlPrice& price, const std::string& phase) {
   return -1.0;
 }
 
-}  // namespace
+/// A rank's, in GiB: of the device's fullest moment, of the host; below 0: no such memory.
+double gib_of(const RlPrice& price, const std::string& memory) {
+  constexpr double unit = 1024.0 * 1024.0 * 1024.0;
+  return memory == "device" ? price.peak_bytes() / unit : memory == "host" ? price.host_bytes / unit : -1.0;
+}
 
-TableResult validate_rl_phase_seconds(const CsvTable& csv, ValidationContext& context,
-                                      const std::filesystem::path& launches) {
-  ValidationTable out{"rl_phase_seconds",
-                      "seconds of a phase",
-                      "s",
-                      "the launch's own script as a scenario; prompts a quarter of the longest",
-                      {},
-                      {},
-                      {}};
-  if (auto has = csv.require({"launch", "phase", "seconds"}); !has) return fail(has.error());
+/// Every row of a table whose column `what` names what is measured in column `unit`: `of` finds it in the launch's
+/// price.
+TableResult launch_rows(const CsvTable& csv, ValidationContext& context, const std::filesystem::path& launches,
+                        ValidationTable out, const char* what, const char* unit,
+                        const std::function<double(const RlPrice&, const std::string&)>& of) {
+  if (auto has = csv.require({"launch", what, unit}); !has) return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
     CellReader cells(csv.row(i));
-    const std::string &launch = cells.text("launch"), &phase = cells.text("phase");
-    double seconds = 0.0;
+    const std::string &launch = cells.text("launch"), &name = cells.text(what);
+    double predicted = 0.0;
     const bool plain = !launch.empty() && launch.find_first_of("/\\") == std::string::npos;
     const std::filesystem::path file = launches / (launch + ".yaml");
     std::error_code ignored;
@@ -49,13 +53,41 @@ TableResult validate_rl_phase_seconds(const CsvTable& csv, ValidationContext& co
     } else if (auto pricer = ScenarioPricer::make(*scenario, context.catalogue()); !pricer) {
       cells.refuse(pricer.error().front().message);
     } else {
-      seconds = seconds_of_phase((*pricer)->price((*pricer)->point()), phase);
-      if (seconds < 0.0) cells.refuse(fmt::format("no phase '{}'", phase));
-      else if (seconds == 0.0) cells.refuse("the launch has no price");
+      predicted = of((*pricer)->price((*pricer)->point()), name);
+      if (predicted < 0.0) cells.refuse(fmt::format("no {} '{}'", what, name));
+      else if (predicted == 0.0) cells.refuse("the launch has no price");
     }
-    put(out, fmt::format("{} {}", launch, phase), cells, "seconds", seconds);
+    put(out, fmt::format("{} {}", launch, name), cells, unit, predicted);
   }
   return std::vector<ValidationTable>{out};
+}
+
+}  // namespace
+
+TableResult validate_rl_phase_seconds(const CsvTable& csv, ValidationContext& context,
+                                      const std::filesystem::path& launches) {
+  return launch_rows(csv, context, launches,
+                     {"rl_phase_seconds",
+                      "seconds of a phase",
+                      "s",
+                      "the launch's own script as a scenario; prompts a quarter of the longest",
+                      {},
+                      {},
+                      {}},
+                     "phase", "seconds", seconds_of_phase);
+}
+
+TableResult validate_rl_launch_memory(const CsvTable& csv, ValidationContext& context,
+                                      const std::filesystem::path& launches) {
+  return launch_rows(csv, context, launches,
+                     {"rl_launch_memory",
+                      "memory of a rank",
+                      "GiB",
+                      "the launch's own script as a scenario; of a host what its ranks hold, not what its node does",
+                      {},
+                      {},
+                      {}},
+                     "memory", "gib", gib_of);
 }
 
 }  // namespace hotbunk

@@ -93,5 +93,6 @@ TableResult validate_rl_iterations(const CsvTable&, ValidationContext&);
 TableResult validate_rl_phases(const CsvTable&, ValidationContext&);
 /// `launches`: the folder with the launches' scenarios.
 TableResult validate_rl_phase_seconds(const CsvTable&, ValidationContext&, const std::filesystem::path& launches);
+TableResult validate_rl_launch_memory(const CsvTable&, ValidationContext&, const std::filesystem::path& launches);
 
 }  // namespace hotbunk

@@ -56,7 +56,7 @@ void check(OpKind kind, std::vector<std::pair<Attr, AttrValue>> attrs, std::int6
   const Script script{.feeds = {{"feed x@0", floats(p, x, x_values.rank0)},
                                 {"feed x@1", floats(p, x, x_values.rank1)},
                                 {"feed y", floats(p, y, std::vector<float>(static_cast<std::size_t>(y_size)))}}};
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     INFO(subject->name() << ", " << name_of(kind));
     const Played played = play(*subject, on_two_ranks(p), script);
     REQUIRE_THAT(played.failure(), Catch::Equals(""));
@@ -123,7 +123,7 @@ TEST_CASE(
                                   {"feed own@1", floats(p, own, back ? std::vector<float>(6) : own1)},
                                   {"feed came@0", floats(p, came, back ? came0 : nothing)},
                                   {"feed came@1", floats(p, came, back ? came1 : nothing)}}};
-    for (const auto& subject : subjects()) {
+    for (const auto& subject : subjects_of_collectives()) {
       INFO(subject->name() << ", " << (back ? "back" : "there"));
       const Played played = play(*subject, on_two_ranks(p), script);
       if (subject->lacks(OpKind::expert_arrivals)) {
@@ -215,7 +215,7 @@ void check_messages(const std::vector<Receives>& ranks) {
           bytes(std::vector<float>(static_cast<std::size_t>(ranks[r].received), -1.0F));
   }
   const Plan plan = plan_of(programs);
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     INFO(subject->name());
     const Played played = play(*subject, plan, script);
     REQUIRE_THAT(played.failure(), Catch::Equals(""));
@@ -317,7 +317,7 @@ TEST_CASE("send_recv: rounds follow each other in order, on two streams at once"
       const auto v = static_cast<float>(10 * r);
       script.feeds[fmt::format("feed {}@{}", name, r)] = floats(p, x, {v, v + 1, v + 2});
     }
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     INFO(subject->name());
     const Played played = play(*subject, plan_of({program, program, program}), script);
     REQUIRE_THAT(played.failure(), Catch::Equals(""));
@@ -343,7 +343,7 @@ TEST_CASE("traffic is counted by step, phase, family and kind, by the sizes of t
   const Script script{.feeds = {{"feed x", floats(p, x, std::vector<float>(100, 1.0F))}},
                       .sizes = {.tokens = 6, .seqs = 0, .attention_pairs = 0},
                       .steps = 2};
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     INFO(subject->name());
     const Played played = play(*subject, on_two_ranks(p), script);
     REQUIRE_THAT(played.failure(), Catch::Equals(""));
@@ -365,7 +365,7 @@ TEST_CASE("ranks that disagree about a collective all learn of it, with op and s
   op.inputs[0].shape[0] = op.outputs[0].shape[0] = {6};
   other.add(op);
   const Script script{.feeds = {{"feed x", floats(p, x, std::vector<float>(8, 1.0F))}}};
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     const Played played = play(*subject, plan_of({p.program(), other.program()}), script);
     for (const std::string& failure : played.failures) {
       INFO(subject->name() << ": " << failure);
@@ -381,7 +381,7 @@ TEST_CASE("an op that fails comes back from sync, with rank, phase and op, and t
   p.feed(x);
   p.fetch(x);
   const Script script{.feeds = {}, .failing_feed = "feed x"};
-  for (const auto& subject : subjects()) {
+  for (const auto& subject : subjects_of_collectives()) {
     if (!subject->has_values()) continue;  // nothing that a driver does can fail there
     const Played played = play(*subject, on_two_ranks(p), script);
     REQUIRE(played.failures.size() == 2);

@@ -34,5 +34,7 @@ class Subject {
 };
 
 const std::vector<std::unique_ptr<Subject>>& subjects();
+/// Those, and transports that differ from one of them in nothing but collectives.
+std::vector<const Subject*> subjects_of_collectives();
 
 }  // namespace hotbunk::conformance

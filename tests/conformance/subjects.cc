@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "base/check.h"
 #include "base/file.h"
 #include "runtime/launch.h"
 #include "sim/sim_backend.h"
@@ -15,6 +16,7 @@
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/fake/fake_nccl.h"
 #endif
 
 namespace hotbunk::conformance {
@@ -42,6 +44,32 @@ class Simulator final : public Subject {
   }
 };
 
+/// A rank that failed says no goodbye.
+void leave(World& world) {
+  try {
+    world.leave();
+  } catch (const RuntimeFailure&) {
+  }
+}
+
+/// Runs `rank` in a process of its own for each; what it returns, by rank, "lost: …" of one that came to no end.
+std::vector<std::string> in_processes(int ranks, const std::function<std::string(const LaunchEnv&)>& rank) {
+  namespace fs = std::filesystem;
+  static int runs = 0;
+  const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk-conformance-{}-{}", getpid(), runs++);
+  fs::create_directories(folder);
+  const auto file_of = [&](int r) { return folder / fmt::format("{}", r); };
+  const LaunchResult ended =
+      fork_ranks(ranks, [&](const LaunchEnv& env) { return write_file_atomic(file_of(env.rank), rank(env)) ? 0 : 4; });
+  std::vector<std::string> out;
+  for (int r = 0; r < ranks; ++r) {
+    const auto said = read_file(file_of(r));
+    out.push_back(said ? *said : "lost: " + ended.message);
+  }
+  fs::remove_all(folder);
+  return out;
+}
+
 /// A process per rank.
 class CpuGloo final : public Subject {
  public:
@@ -50,12 +78,7 @@ class CpuGloo final : public Subject {
   bool has_values() const override { return true; }
 
   std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
-    namespace fs = std::filesystem;
-    static int runs = 0;
-    const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk-conformance-{}-{}", getpid(), runs++);
-    fs::create_directories(folder);
-    const auto file_of = [&](int rank) { return folder / fmt::format("{}", rank); };
-    const LaunchResult ended = fork_ranks(ranks, [&](const LaunchEnv& env) {
+    return in_processes(ranks, [&](const LaunchEnv& env) {
       std::vector<std::unique_ptr<CpuBackend>> kept;  // the world's communicators know their arenas
       CpuWorld world(env, {.check_collectives = true});
       Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
@@ -65,18 +88,10 @@ class CpuGloo final : public Subject {
                         if (ranks > 1) options.transport = transport_;
                         return *kept.emplace_back(std::make_unique<CpuBackend>(world, driver, options));
                       }};
-      const std::string said = work(process);
-      if (!write_file_atomic(file_of(env.rank), said)) return 4;
-      world.leave();
-      return 0;
+      std::string said = work(process);
+      leave(world);
+      return said;
     });
-    std::vector<std::string> out;
-    for (int r = 0; r < ranks; ++r) {
-      const auto said = read_file(file_of(r));
-      out.push_back(said ? *said : "lost: " + ended.message);
-    }
-    fs::remove_all(folder);
-    return out;
   }
 
  private:
@@ -132,6 +147,36 @@ class CudaFake final : public Cuda {
   }
 };
 
+/// A process per rank, each with a device of its own, over the double of NCCL.
+class CudaFakeNccl final : public Cuda {
+ public:
+  std::string name() const override { return "cuda over NCCL's double"; }
+  std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
+    static std::uint64_t seed = 0;
+    ++seed;
+    return in_processes(ranks, [&](const LaunchEnv& env) {
+      cuda::FakeDriver fake({.seed = seed + static_cast<std::uint64_t>(env.rank)});
+      cuda::FakeNccl nccl(fake);
+      std::string said;
+      {
+        std::vector<std::unique_ptr<cuda::CudaBackend>> kept;
+        cuda::CudaWorld world(std::make_shared<cuda::Context>(fake.table()), nccl.table(), env,
+                              {.check_collectives = true});
+        Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
+                          cuda::CudaOptions options;
+                          options.check_order = true;
+                          options.scope = fmt::format("{}.", kept.size());
+                          return *kept.emplace_back(std::make_unique<cuda::CudaBackend>(world, driver, options));
+                        }};
+        said = work(process);
+        leave(world);
+      }
+      for (const std::string& finding : fake.findings()) said = "lost: " + finding;
+      return said;
+    });
+  }
+};
+
 class CudaDriver final : public Cuda {
  public:
   explicit CudaDriver(const cuda::Driver& table) : table_(table) {}
@@ -169,6 +214,16 @@ const std::vector<std::unique_ptr<Subject>>& subjects() {
 #endif
     return list;
   }();
+  return all;
+}
+
+std::vector<const Subject*> subjects_of_collectives() {
+  std::vector<const Subject*> all;
+  for (const auto& subject : subjects()) all.push_back(subject.get());
+#ifdef HOTBUNK_CUDA
+  static const CudaFakeNccl nccl;
+  if (std::getenv("HOTBUNK_CONFORMANCE") == nullptr) all.push_back(&nccl);
+#endif
   return all;
 }
 

@@ -66,7 +66,8 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
     }
     auto driver = make_training_driver(plan, scenario, listening);
     if (!driver) return render(driver.error());
-    cuda::CudaBackend backend(world, **driver, {.span_steps = 0, .check_order = setting.check_order, .scope = ""});
+    cuda::CudaBackend backend(
+        world, **driver, {.span_steps = 0, .graphs = setting.graphs, .check_order = setting.check_order, .scope = ""});
     const auto trace =
         execute(plan, backend, **driver,
                 {.steps = static_cast<std::int32_t>(scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}});

@@ -34,6 +34,7 @@ struct Setting {
   std::uint64_t seed = 1;
   std::int64_t memory_bytes = std::int64_t{64} << 20;
   bool check_order = false;
+  bool graphs = true;
   std::function<void(cuda::FakeDriver&)> prepare{};  // before the first call
   std::function<void(cuda::Driver&)> tamper{};       // with the table
 };

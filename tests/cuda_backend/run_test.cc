@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
@@ -41,12 +42,14 @@ class Folder {
   ~Folder() { fs::remove_all(root); }
   const fs::path root = fs::temp_directory_path() / fmt::format("hotbunk_cuda_run_test.{}", ::getpid());
 
-  Ended run(const std::string& name, const std::string& options) const {
-    const fs::path out = root / (name + ".out"), err = root / (name + ".err");
+  /// `launch`: what stands before the command; `node`: behind the names of what it says.
+  Ended run(const std::string& name, const std::string& options, const std::string& launch = "",
+            const std::string& node = "") const {
+    const fs::path out = root / (name + node + ".out"), err = root / (name + node + ".err");
     const auto start = std::chrono::steady_clock::now();
     const int status =
-        std::system(fmt::format("cd {} && {} run {} --out {} > {} 2> {} < /dev/null", source_folder, program_file,
-                                options, (root / name).string(), out.string(), err.string())
+        std::system(fmt::format("cd {} && {}{} run {} --out {} > {} 2> {} < /dev/null", source_folder, launch,
+                                program_file, options, (root / name).string(), out.string(), err.string())
                         .c_str());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(out).value_or(""), read_file(err).value_or(""),
@@ -138,6 +141,82 @@ TEST_CASE("a call of the driver that fails, or never returns, ends the run with 
   CHECK_THAT(fails("cuMemCreate:20").err, Catch::Contains("CUDA_ERROR_OUT_OF_MEMORY"));
   const Ended stuck = fails("cuStreamWaitEvent:300:hang", "--set run.timeout_s=2");
   CHECK(stuck.seconds < 40);  // this machine may be busy; the limits are 2 s without work and 5 s to unwind
+}
+
+TEST_CASE(
+    "a rank that is alone ends too when a call of the driver never returns, within 10 s, with rank, phase and op") {
+  const Folder folder;
+  const std::string alone = fmt::format(
+      "{} --overwrite --backend cuda-fake --set cluster.ranks_per_device=1 --set cluster.device_memory_mib=16 --set "
+      "train.layout.dp=1 --set rollout.layout.tp=1 --set rollout.layout.dp=1 --set run.timeout_s=1 --fake-fault ",
+      short_demo);
+  // On the thread of a stream; on the calling thread, while it maps and while it waits.
+  std::vector<std::future<Ended>> runs;
+  for (const char* fault : {"cuLaunchKernel:300:hang", "cuMemSetAccess:12:hang", "cuStreamSynchronize:60:hang"})
+    runs.push_back(
+        std::async(std::launch::async, [&folder, &alone, fault] { return folder.run(fault, alone + fault); }));
+  for (auto& run : runs) {
+    const Ended e = run.get();
+    INFO(e.err);
+    CHECK(e.code == 3);
+    CHECK(e.seconds < 10);  // 1 s without work, 5 s to unwind
+    CHECK_THAT(e.err, Catch::Contains("rank 0") && Catch::Contains("phase ") && Catch::Contains(", op ") &&
+                          Catch::Contains("run.timeout_s"));
+  }
+}
+
+TEST_CASE(
+    "ranks as processes, a device each, over NCCL's double: the run that threads of one process make, to the bit") {
+  const Folder folder;
+  const std::string demo = fmt::format("{} --backend cuda-fake --set sync.transport=collective", short_demo);
+  /// Two nodes of two GPUs, on this host. `more`: of rank 1.
+  const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port) {
+    std::vector<std::future<Ended>> runs;
+    for (int node = 0; node < 2; ++node)
+      runs.push_back(std::async(std::launch::async, [&, node] {
+        const std::string launch = fmt::format(
+            "NODE_RANK={} NODES=2 GPUS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} scripts/launch_node bash -c '[ $RANK != "
+            "1 "
+            "] || more=\"{}\"; exec \"$@\" $more' - ",
+            node, port, more);
+        return folder.run(name, options, launch, fmt::format(".{}", node));
+      }));
+    std::vector<Ended> ended;
+    for (auto& run : runs) ended.push_back(run.get());
+    return ended;
+  };
+  const int port = 20000 + ::getpid() % 10000;
+  const Ended threads = folder.run("threads", demo);
+  INFO(threads.err);
+  REQUIRE(threads.code == 0);
+  const auto ended = launched("processes", demo, "", port);
+  for (const Ended& e : ended) {
+    INFO(e.err);
+    REQUIRE(e.code == 0);
+  }
+  CHECK(json_from<Json>(ended[0].out)["equal"] == true);  // P1, P2
+  for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+    CHECK(folder.lines("processes", file) == folder.lines("threads", file));
+  const auto weights = [&](const std::string& run) {
+    return read_file(folder.root / run / "checkpoints/final/model.safetensors").value_or("");
+  };
+  CHECK(!weights("threads").empty());
+  CHECK(weights("processes") == weights("threads"));
+
+  // A rank that fails takes the others with it, and each names it.
+  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", port + 1);
+  for (std::size_t r = 0; r < failed.size(); ++r) {
+    INFO(r << ": " << failed[r].err);
+    CHECK(failed[r].code == 3);
+    CHECK_THAT(failed[r].err, Catch::Contains("rank 1") && Catch::Contains("phase train") &&
+                                  Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
+  }
+  // Nobody else's device memory is there to be read.
+  for (const Ended& e : launched("refused", fmt::format("{} --backend cuda-fake", short_demo), "", port + 2)) {
+    INFO(e.err);
+    CHECK(e.code != 0);
+    CHECK_THAT(e.err, Catch::Contains("E706"));
+  }
 }
 
 TEST_CASE("what a backend has not is refused before anything runs") {

@@ -213,6 +213,123 @@ TEST_CASE("a staging buffer that is written again too early gives other numbers 
   CHECK(wrong > 10);
 }
 
+namespace {
+
+/// x doubled by a graph of two kernels, which is launched behind a copy; with one of these between the launches.
+enum class Between { nothing, sleep, unmap, destroy, another_stream };
+
+struct Replayed {
+  CUresult status = CUDA_SUCCESS;
+  float first = 0;
+  std::int64_t kernels = 0;  // that were launched, not captured
+};
+
+Replayed replay(FakeDriver& fake, Between between) {
+  const Driver d = fake.table();
+  Replayed out;
+  const auto check = [&](CUresult r) {
+    if (out.status == CUDA_SUCCESS) out.status = r;
+  };
+  CUdeviceptr x = 0;
+  void* host = nullptr;
+  CUstream s = nullptr, other = nullptr;
+  CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  const auto map = [&] {
+    CUmemGenericAllocationHandle physical{};
+    check(d.cuMemCreate(&physical, chunk, nullptr, 0));
+    check(d.cuMemMap(x, chunk, 0, physical, 0));
+    check(d.cuMemRelease(physical));
+    check(d.cuMemSetAccess(x, chunk, nullptr, 0));
+  };
+  check(d.cuMemAddressReserve(&x, chunk, 0, 0, 0));
+  map();
+  check(d.cuMemHostAlloc(&host, n * sizeof(float), 0));
+  auto* const numbers = static_cast<float*>(host);
+  for (CUstream* made : {&s, &other}) check(d.cuStreamCreate(made, CU_STREAM_NON_BLOCKING));
+  check(d.cuLibraryLoadData(&library, doubling, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  check(d.cuLibraryGetKernel(&kernel, library, "doubling"));
+  check(d.cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  for (int twice = 0; twice < 2; ++twice) {
+    int count = n;
+    void* parameters[] = {&x, &x, &count};
+    check(d.cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 8, 1, 1, 128, 1, 1, 0, s, parameters, nullptr));
+  }
+  check(d.cuStreamEndCapture(s, &graph));
+  check(d.cuGraphInstantiate(&exec, graph, 0));
+  check(d.cuGraphDestroy(graph));
+  CHECK(fake.tasks_run() == 0);  // what is captured does not run
+  const auto launch = [&] {
+    std::fill_n(numbers, n, 1.0f);
+    check(d.cuMemcpyHtoDAsync(x, host, n * sizeof(float), s));
+    check(d.cuGraphLaunch(exec, s));
+  };
+  launch();
+  check(d.cuStreamSynchronize(s));
+  if (between == Between::sleep || between == Between::unmap) check(d.cuMemUnmap(x, chunk));
+  if (between == Between::sleep) map();
+  if (between == Between::unmap) {
+    check(d.cuGraphLaunch(exec, s));
+    check(d.cuStreamSynchronize(s));
+    return out;
+  }
+  if (between == Between::destroy) check(d.cuGraphExecDestroy(exec));
+  launch();
+  if (between == Between::another_stream) check(d.cuGraphLaunch(exec, other));
+  check(d.cuMemcpyDtoHAsync(host, x, n * sizeof(float), s));
+  check(d.cuCtxSynchronize());
+  out.first = numbers[0];
+  out.kernels = fake.tasks_run();
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a graph is launched again and again, asleep in between or not", "[driver]") {
+  for (const Between between : {Between::nothing, Between::sleep})
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      FakeDriver fake(with_seed(seed));
+      const Replayed r = replay(fake, between);
+      INFO(seed << (fake.findings().empty() ? "" : ": " + fake.findings().front()));
+      CHECK(r.status == CUDA_SUCCESS);
+      CHECK(r.first == 4.0f);  // twice doubled
+      CHECK(r.kernels == 7);   // two copies to the device, two kernels each time, a copy back
+    }
+}
+
+TEST_CASE("a graph launched wrongly is found: after an unmap, when it is gone, beside itself", "[driver]") {
+  const auto [between, says] = GENERATE(table<Between, const char*>({
+      {Between::unmap, "doubling (of a graph, 1 of 2)"},
+      {Between::destroy, "cuGraphLaunch: no such graph, or it was destroyed"},
+      {Between::another_stream, "with no order between them"},
+  }));
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    FakeDriver fake(with_seed(seed));
+    CHECK(replay(fake, between).status == CUDA_ERROR_LAUNCH_FAILED);
+    REQUIRE(!fake.findings().empty());
+    CHECK_THAT(fake.findings().front(), Catch::Contains(says));
+  }
+}
+
+TEST_CASE("a stream that captures is not waited for, and no event is recorded there", "[driver]") {
+  for (const int wrong : {0, 1, 2}) {
+    FakeDriver fake(with_seed(1));
+    const Driver d = fake.table();
+    CUstream s = nullptr;
+    CUevent e = nullptr;
+    REQUIRE(d.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(d.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    REQUIRE(d.cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
+    CHECK((wrong == 0   ? d.cuStreamSynchronize(s)
+           : wrong == 1 ? d.cuEventRecord(e, s)
+                        : d.cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)) == CUDA_ERROR_LAUNCH_FAILED);
+    REQUIRE(fake.findings().size() == 1);
+    CHECK_THAT(fake.findings().front(), Catch::Contains("stream 0 is capturing a graph"));
+  }
+}
+
 TEST_CASE("more than the device has is refused, and errors stick", "[driver]") {
   FakeDriver fake(with_seed(1));
   Program program(fake.table(), Bug::capacity);

@@ -108,7 +108,7 @@ TEST_CASE("ranks of one engine are neighbours, or strided when the scenario says
   const auto seats = [&] {
     const auto driver = LengthDriver::create(plan, s);
     std::vector<std::pair<std::int64_t, std::int64_t>> all;
-    for (Rank r = 0; r < 4; ++r) all.emplace_back((*driver)->engine_of(r), (*driver)->tp_index_of(r));
+    for (Rank r = 0; r < 4; ++r) all.emplace_back((*driver)->engine_of(r), (*driver)->place_of(r));
     return all;
   };
   using Seats = std::vector<std::pair<std::int64_t, std::int64_t>>;

@@ -53,6 +53,24 @@ TEST_CASE("A rank of an engine has its columns of every expert, expert by expert
   CHECK(down.sources[3].piece == Piece{0, 24, 5, 10, 3 * 24 * 5, 5});
   CHECK(down.sources[3].step == TensorStep{.cols = 5});
   CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4) == "expert intermediate size 10 does not divide over tp 4");
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4, true).empty());
+}
+
+TEST_CASE("A rank of an engine with whole experts has some of them, in places that other ranks' have as well") {
+  // E = 4 over 2 ranks: place 0 is expert 0's and 2's, place 1 expert 1's and 3's. The second of two stages: layer 1,
+  // no embedding.
+  const EngineCut cut{.tp = 2, .experts = 2, .stage = {.layers = {{1, 2}}, .first = false}};
+  const std::vector<LocalWeight> all = rollout_weights(test::tiny_mixtral(), cut, 0);
+  CHECK(std::ranges::none_of(all, [](const LocalWeight& w) { return w.name == "embedding" || w.layer == 0; }));
+  CHECK((all.back().name == "lm_head" && all.front().layer == 1));
+  const LocalWeight gate_up = weight(all, "layers.1.experts_gate_up"), down = weight(all, "layers.1.experts_down");
+  CHECK((gate_up.rows == 2 * 2 * 10 && gate_up.cols == 24 && down.rows == 2 * 24 && down.cols == 10));
+  REQUIRE((gate_up.sources.size() == 8 && down.sources.size() == 4));
+  CHECK(gate_up.sources[7].parameter == "model.layers.1.block_sparse_moe.experts.3.w3.weight");
+  CHECK((gate_up.sources[7].holder == 1 && gate_up.sources[3].holder == 0));
+  CHECK(gate_up.sources[7].piece == gate_up.sources[3].piece);
+  CHECK(gate_up.sources[7].piece == Piece{0, 10, 0, 24, 3 * 10 * 24, 24});
+  CHECK((down.sources[2].holder == 1 && down.sources[2].piece == Piece{0, 24, 0, 10, 0, 10}));
 }
 
 TEST_CASE("A rank of an engine has its rows of learned positions, and of an MLP without a gate, by hand") {
@@ -166,7 +184,7 @@ TEST_CASE("Rollout ranks hold every element as often as its kind says, and fill 
     for (std::int64_t rank = 0; rank < tp; ++rank) {
       for (const LocalWeight& w : rollout_weights(model, tp, rank)) {
         std::vector<int> filled(static_cast<std::size_t>(w.elements()), 0);
-        for (const auto& [parameter, piece, step] : w.sources) {
+        for (const auto& [parameter, piece, step, holder] : w.sources) {
           const LocalWeight& first = weight(of_first, w.name);
           RC_ASSERT(follows(piece, first, parameter, rank, specs.at(parameter)->shape[0]));
           const ParamSpec& spec = *specs.at(parameter);

@@ -9,6 +9,7 @@
 
 #include "graph/boxes.h"
 #include "layout/rollout_weights.h"
+#include "layout/scenario_layout.h"
 #include "layout/train_weights.h"
 #include "lowering/rollout.h"
 #include "tiny.h"
@@ -138,17 +139,41 @@ std::map<std::string, Values> wanted(const Scenario& s, int rank) {
   std::map<std::string, std::int64_t> cols;
   for (const ParamSpec& p : parameters_of(s.model)) cols[p.name] = p.shape.size() == 2 ? p.shape[1] : 1;
   std::map<std::string, Values> out;
+  const std::int64_t tp = s.rollout.layout.tp, place = engine_seat(s.rollout.layout, rank).place;
   for (const LocalWeight& w :
-       rollout_weights(s.model, s.rollout.layout.tp, engine_seat(s.rollout.layout, rank).place)) {
+       rollout_weights(s.model, engine_cuts(s)[static_cast<std::size_t>(place / tp)], place % tp)) {
     Values& v = out["rollout." + w.name];
     v.assign(static_cast<std::size_t>(w.elements()), padding);
-    for (const auto& [parameter, p, step] : w.sources)
-      for (std::int64_t r = p.row_begin; r < p.row_end; ++r)
+    for (const auto& [parameter, p, step, holder] : w.sources)
+      for (std::int64_t r = p.row_begin; r < p.row_end && (holder < 0 || holder == place % tp); ++r)
         for (std::int64_t c = p.col_begin; c < p.col_end; ++c)
           v.at(static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)) =
               bases.of.at(parameter) + r * cols.at(parameter) + c;
   }
   return out;
+}
+
+}  // namespace
+
+namespace {
+
+void check_arrivals(const Scenario& s) {
+  const std::vector<Synced> synced = evaluate(lowered(s), s.model);
+  std::int64_t hashed_shards = 0;
+  for (int r = 0; r < static_cast<int>(synced.size()); ++r) {
+    const Synced& mine = synced[static_cast<std::size_t>(r)];
+    const auto expected = wanted(s, r);
+    CHECK(mine.weights == expected);
+    CHECK(mine.writes_too_many == 0);
+    // The check at run time looks at every element that a parameter fills.
+    std::int64_t filled = 0;
+    for (const auto& [name, values] : expected)
+      filled += std::count_if(values.begin(), values.end(), [](auto v) { return v != padding; });
+    CHECK(mine.hashed == filled);
+    CHECK(mine.mismatches == 0);
+    hashed_shards += mine.hashed_shard;
+  }
+  CHECK(hashed_shards == parameter_count(s.model));
 }
 
 }  // namespace
@@ -159,26 +184,30 @@ TEST_CASE("Every element of every rollout weight arrives once, from the shard th
       for (const char* order : {"contiguous", "strided"})
         for (const char* bucket : {"0.001", "0.008", "1"}) {
           INFO(world << " ranks, tp " << tp << ", " << transport << ", " << order << ", bucket " << bucket << " MiB");
-          const Scenario s =
-              tiny(world, tp,
-                   {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
-                    fmt::format("rollout.layout.order={}", order), "sync.verify=true"});
-          const std::vector<Synced> synced = evaluate(lowered(s), s.model);
-          std::int64_t hashed_shards = 0;
-          for (int r = 0; r < world; ++r) {
-            const Synced& mine = synced[static_cast<std::size_t>(r)];
-            const auto expected = wanted(s, r);
-            CHECK(mine.weights == expected);
-            CHECK(mine.writes_too_many == 0);
-            // The check at run time looks at every element that a parameter fills.
-            std::int64_t filled = 0;
-            for (const auto& [name, values] : expected)
-              filled += std::count_if(values.begin(), values.end(), [](auto v) { return v != padding; });
-            CHECK(mine.hashed == filled);
-            CHECK(mine.mismatches == 0);
-            hashed_shards += mine.hashed_shard;
-          }
-          CHECK(hashed_shards == parameter_count(s.model));
+          check_arrivals(tiny(world, tp,
+                              {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
+                               fmt::format("rollout.layout.order={}", order), "sync.verify=true"}));
+        }
+}
+
+TEST_CASE("and so where engines have whole experts, stages, or both") {
+  struct Way {
+    int tp, ep, pp;
+    bool tied = false;
+  };
+  for (const Way way : {Way{2, 2, 1}, {4, 4, 1}, {1, 1, 3}, {2, 1, 3, true}, {2, 2, 3}})
+    for (const char* transport : {"ipc", "collective"})
+      for (const char* order : {"contiguous", "strided"})
+        for (const char* bucket : {"0.001", "1"}) {
+          CAPTURE(way.tp, way.ep, way.pp, transport, order, bucket);
+          const int world = way.tp * way.pp * 2;
+          check_arrivals(tiny(world, way.tp,
+                              {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
+                               fmt::format("rollout.layout.order={}", order), "sync.verify=true",
+                               fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
+                               "rollout.layout.dp=2", fmt::format("model.tie_word_embeddings={}", way.tied),
+                               "cluster.device_memory_mib=2", "model.model_type=mixtral", "model.num_local_experts=4",
+                               "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
         }
 }
 

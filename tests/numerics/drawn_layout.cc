@@ -14,7 +14,7 @@
 namespace hotbunk::test {
 namespace {
 
-/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, or none.
+/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, both, or none.
 void draw_experts(Scenario& s, std::mt19937_64& random) {
   TrainLayout& l = s.train.layout;
   const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
@@ -27,6 +27,8 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
              whole = !spreads && s.model.moe->experts % l.tp == 0 && random() % 2 == 0;
   l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
   l.etp = whole ? 1 : l.tp;
+  // Over both, wherever it may be.
+  if (spreads && l.sp && s.model.moe->experts % (l.ep * l.tp) == 0) l.ep *= l.tp, l.etp = 1;
 }
 
 }  // namespace
@@ -75,18 +77,21 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
   s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
+  const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
+  if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
   return s;
 }
 
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} sp {} fsdp {} engine {} wrap {} {} "
-      "recompute {} reshard {} prefetch {} chunks {} tokens {}",
+      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
+      "{} {} recompute {} reshard {} prefetch {} chunks {} tokens {} offload {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
-      fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.sp, l.fsdp, static_cast<int>(s.train.engine),
-      static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
-      s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens, s.train.micro_batch_tokens);
+      fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
+      static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
+      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens,
+      s.train.micro_batch_tokens, name_of(s.train.offload));
 }
 
 }  // namespace hotbunk::test

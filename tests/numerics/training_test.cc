@@ -107,7 +107,7 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
   for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
-                           "mistral-window", "gemma2-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+                           "mistral-window", "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -217,6 +217,7 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"mistral-window", 2, 2},
                         {"gemma2-tiny", 2, 2},
                         {"gemma2-tiny", 4, 1, TrainEngine::ddp},
+                        {"gemma3-tiny", 4, 2},
                         {"gpt2-tiny", 2, 1},
                         {"gpt2-tiny", 2, 2, TrainEngine::zero1},
                         {"gpt2-tiny", 4, 1},
@@ -271,7 +272,7 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"llama3-rope", {1, 1}, 1, 4, TrainEngine::fsdp2, "gpipe", 2},
                          {"llama-yarn-bias", {1, 1}, 2, 1},
                          {"mistral-window", {1, 1}, 1, 2},
-                         {"gemma2-tiny", {1, 2}, 1, 2},
+                         {"gemma3-tiny", {1, 2}, 1, 2},
                          {"gemma2-tiny", {1, 1, 1}, 2, 1, TrainEngine::zero1},
                          {"gpt2-tiny", {2, 1}, 1, 2},
                          {"gpt2-tiny", {1, 2}, 2, 1},
@@ -522,6 +523,7 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     TrainEngine engine = TrainEngine::fsdp2;
     std::int64_t group = -1;
     const char* order = "tp-cp-ep-dp-pp";
+    bool whole = false;  // and over the tensor-parallel ranks
   };
   for (const Way& way : {Way{"mixtral-tiny", 2, 2},
                          {"mixtral-tiny", 4, 4},
@@ -546,7 +548,10 @@ TEST_CASE("experts over data ranks compute what transformers does") {
                          {"deepseek-v2-tiny", 2, 2, 2},
                          {"deepseek-v3-tiny", 4, 4, 1, 1, 1, TrainEngine::ddp},
                          {"deepseek-v3-tiny", 2, 4, 1, 1, 1, TrainEngine::zero1, 2},
-                         {"deepseek-v3-tiny", 2, 2, 2, 1, 2}})
+                         {"deepseek-v3-tiny", 2, 2, 2, 1, 2},
+                         {"mixtral-tiny", 4, 2, 2, 1, 1, TrainEngine::fsdp2, -1, "tp-cp-ep-dp-pp", true},
+                         {"qwen3-moe-tiny", 4, 4, 2, 1, 1, TrainEngine::zero1, 2, "tp-cp-ep-dp-pp", true},
+                         {"deepseek-v3-tiny", 4, 2, 2, 1, 2, TrainEngine::ddp, -1, "pp-tp-cp-ep-dp", true}})
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       const bool several = recompute != Recompute::selective;
       CAPTURE(way.model, way.ep, way.dp, way.tp, way.ulysses, way.pp, static_cast<int>(way.engine), way.group,
@@ -555,9 +560,9 @@ TEST_CASE("experts over data ranks compute what transformers does") {
       Scenario s = golden_scenario(g, way.ulysses * way.tp * way.dp * way.pp);
       s.train.engine = way.engine;
       TrainLayout& l = s.train.layout;
-      l.ep = way.ep, l.etp = way.tp;
+      l.ep = way.ep, l.etp = way.whole ? 1 : way.tp;
       l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
-      l.sp = several && way.tp > 1;
+      l.sp = (several || way.whole) && way.tp > 1;
       if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
       s.train.recompute = recompute;
       s.train.micro_batch_tokens =

@@ -138,6 +138,8 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
 TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 2 rank(s)") {
   CHECK(run_cases(2,
                   {{"sharded training", tiny_scenario(2, 1)},
+                   {"engines in two stages",
+                    tiny_scenario(2, 1, {"rollout.layout.pp=2", "rollout.layout.dp=1", "model.num_hidden_layers=4"})},
                    {"old log-probs, small micro-batches",
                     tiny_scenario(
                         2, 1, {"algorithm.old_logprobs=true", "train.micro_batch_tokens=32", "train.recompute=full"})}},

@@ -277,6 +277,7 @@ TEST_CASE("and so with experts") {
     bool sequence = false;
     int ep = 1, pp = 1, etp = 0;  // 0: experts over tensor-parallel ranks, as many as ep
     const char* transport = "ipc";
+    int rollout_ep = 1, rollout_pp = 1;
   };
   std::vector<Case> cases;
   for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
@@ -301,19 +302,31 @@ TEST_CASE("and so with experts") {
                          {mixtral, "ddp", -1, 2, 2, 2, "none", "bf16", true, 2, 1, 2, "collective"},
                          {mixtral, "fsdp2", -1, 2, 2, 4, "selective", "fp32", true, 2, 1, 2},
                          {mixtral, "zero1", -1, 2, 2, 1, "full", "fp32", false, 2, 1, 2},
-                         {mixtral, "fsdp2", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1}}) {
+                         {mixtral, "fsdp2", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1},
+                         {mixtral, "fsdp2", -1, 2, 2, 2, "selective", "bf16", true, 4, 1, 1, "collective", 2},
+                         {mixtral, "ddp", -1, 2, 2, 4, "none", "fp32", true, 4, 1, 1, "ipc", 4},
+                         {mixtral, "zero1", -1, 2, 2, 2, "full", "bf16", true, 2, 1, 2, "ipc", 2},
+                         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
+                         {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
+                         {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2}}) {
     std::vector<std::string> sets = way.model;
-    sets.insert(sets.end(),
-                {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
-                 fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
-                 fmt::format("train.layout.ep={}", way.ep),
-                 fmt::format("train.layout.etp={}", way.etp > 0 ? way.etp : way.tp / way.ep),
-                 fmt::format("sync.transport={}", way.transport), fmt::format("train.layout.pp={}", way.pp),
-                 way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
-                 fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
-                 fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
-    cases.push_back({fmt::format("{}: {}, dp {} tp {} ep {}, engines of {}", way.model.front(), way.engine, way.dp,
-                                 way.tp, way.ep, way.rollout_tp),
+    sets.insert(
+        sets.end(),
+        {fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
+         fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
+         fmt::format("train.layout.ep={}", way.ep),
+         fmt::format("train.layout.etp={}", way.etp > 0 ? way.etp : way.tp / way.ep),
+         fmt::format("sync.transport={}", way.transport), fmt::format("train.layout.pp={}", way.pp),
+         way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
+         fmt::format("rollout.layout.ep={}", way.rollout_ep), fmt::format("rollout.layout.pp={}", way.rollout_pp),
+         fmt::format("rollout.layout.dp={}", 4 / way.rollout_tp / way.rollout_pp),
+         fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
+         fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
+    if (way.rollout_pp > 1)
+      sets.insert(sets.end(), {"model.num_hidden_layers=4",
+                               way.pp > 1 ? "train.pipeline_split=[1, 3]" : "train.pipeline_split=[]"});
+    cases.push_back({fmt::format("{}: {}, dp {} tp {} ep {}, engines of tp {} ep {} pp {}", way.model.front(),
+                                 way.engine, way.dp, way.tp, way.ep, way.rollout_tp, way.rollout_ep, way.rollout_pp),
                      tiny_scenario(4, way.rollout_tp, sets)});
   }
   CHECK(run_cases(4, cases, same_plan) == "");

@@ -300,8 +300,10 @@ TEST_CASE("SFT searches training alone, and its rows load") {
   }
   const auto small = smallest_cluster((*pricer)->scenario(), catalog_root(), {.keep = 1}, 1);
   REQUIRE(small.has_value());
-  CHECK(small->gpus >= 2);
-  CHECK(small->gpus <= 4);
+  // 16 B of each of 7.6e9 parameters lie in host memory, whose share of a rank is larger than a GPU.
+  CHECK(small->gpus == 1);
+  REQUIRE_FALSE(small->search.best.empty());
+  CHECK(small->search.best[0].point.train.optimizer_on_host);
 }
 
 TEST_CASE("SFT is explained under every engine's key: no engine is there to price") {

@@ -170,7 +170,7 @@ TEST_CASE("an engine with pipeline stages is priced, ranked and selected by its 
   CHECK(there->point() == p);
   CHECK(there->price(p).iteration_seconds == pricer->price(p).iteration_seconds);
   // What is not executed says so; more stages than layers have no price.
-  CHECK_THAT(json_text(nlohmann::json(unsupported_to_execute(s))), Catch::Contains("rollout parallelism"));
+  CHECK_THAT(json_text(nlohmann::json(unsupported_to_execute(s))), Catch::Contains("rollout.engine sglang"));
   p.rollout.pp = 56;
   CHECK(pricer->why_unpriced(p)->code == "E263");
 }

@@ -178,6 +178,8 @@ TEST_CASE("a profile's mistakes name the key and the line") {
   CHECK_THAT(wrong("measurements:\n  - {op: liner, m: 1, n: 1, k: 1, seconds: 1}\n"), Catch::Contains("no known op"));
   CHECK_THAT(wrong("measurements:\n  - {op: rms_norm, bytes: 778, seconds: 1e308}\n"),
              Catch::Contains("no time of an op"));
+  CHECK_THAT(wrong("measurements:\n  - {op: linear_wgrad, m: 48, n: 9, k: 1e308, seconds: 7e-6}\n"),
+             Catch::Contains("no op is larger"));
   CHECK_THAT(wrong("measurements:\n  - {op: linear, m: 1, n: 1, k: 1}\n"), Catch::Contains("no seconds"));
 }
 

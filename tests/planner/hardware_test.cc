@@ -253,7 +253,7 @@ TEST_CASE("a chip that has more of every rate is slower in no phase, within an a
 }
 
 TEST_CASE("what an eager front end leaves between kernels is the framework's, and no engine's decode pays it") {
-  const auto framework = framework_named("megatron-te", catalog_root());
+  const auto framework = framework_named("megatron-bridge", catalog_root());
   REQUIRE(framework.has_value());
   const Scenario s = loaded("{gpu: b200-sxm-180gb, nodes: 2, gpus_per_node: 8}", {"train.micro_batch_tokens=4096"});
   const auto hardware = hardware_for(s, catalog_root());

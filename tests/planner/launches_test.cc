@@ -25,6 +25,34 @@ TEST_CASE("launches that run every day are not told no") {
   }
 }
 
+// grpo_math_8B_megatron.yaml ran out of memory at 0.8 and runs at 0.6 (NVIDIA-NeMo/RL pull request 687).
+TEST_CASE("NeMo-RL's engines start first: what PyTorch keeps of the sleeping trainer comes on top of their share") {
+  const Explanation before = explained("nemo-llama3.1-8b-8xh100", {"rollout.memory_fraction=0.8"}),
+                    after = explained("nemo-llama3.1-8b-8xh100");
+  CHECK(before.verdict.verdict == Verdict::tight);
+  CHECK(after.verdict.verdict == Verdict::fits);
+  CHECK_THAT(render(before),
+             Catch::Contains("tight: beside the engine PyTorch may keep so much of the sleeping trainer"));
+  // The share of the device is whole, the trainer's communicators are beside it.
+  CHECK(before.price.rollout_bytes > 0.8 * before.capacity_bytes + 1e9);
+  CHECK(before.verdict.asleep_bytes == Approx(before.price.rollout_bytes + 1.575e10).epsilon(1e-6));
+  // Nothing sleeps apart.
+  CHECK(explained("verl-7b-2xh800-min").verdict.asleep_bytes == 0.0);
+}
+
+// THUDM/slime issue 1851: eight actors of 102 GiB on a node of 1,007 GiB, in use 999.9, killed.
+TEST_CASE("a host that holds its ranks and not what its node holds besides is tight") {
+  const Explanation slime = explained("slime-qwen3-30b-a3b-8xh100");
+  CHECK(slime.price.fits);
+  CHECK(slime.verdict.verdict == Verdict::tight);
+  CHECK(slime.verdict.host_bytes * 8.0 == Approx(999.9 * 1024 * 1024 * 1024).epsilon(0.05));
+  CHECK_THAT(render(slime), Catch::Contains("tight: of the host"));
+  CHECK(explained("slime-qwen3-30b-a3b-8xh100", {"cluster.host_memory_gib=2048"}).verdict.verdict == Verdict::fits);
+  // Without the CPUs' optimizer the device is too small, as slime's documentation says.
+  CHECK(explained("slime-qwen3-30b-a3b-8xh100", {"optimizer.cpu_fraction=0"}).verdict.verdict == Verdict::no);
+  CHECK(explained("verl-dsv3-671b-96xh20").verdict.verdict == Verdict::fits);
+}
+
 TEST_CASE("a verdict has three words") {
   // Room to spare, less than what is reserved, less than what tensors take: the device shrinks.
   const Explanation roomy = explained("verl-7b-2xh800-min");

@@ -141,6 +141,8 @@ TEST_CASE("micro-batches are filled up as the framework fills them") {
   // Two sequences, each to a multiple of 4 (tp), or of 16 beside cp 2: 1.5 and 7.5 on average.
   CHECK(padding("verl-megatron", "{dp: 2, tp: 4, sp: true}", varied) == 2 * 1.5);
   CHECK(padding("verl-megatron", "{dp: 1, tp: 4, cp: 2, sp: true}", varied) == 4 * 7.5);
+  // verl's align_size asks for tp whether or not activations are cut (verl/models/mcore/util.py).
+  CHECK(padding("verl-megatron", "{dp: 2, tp: 4, sp: false}", varied) == 2 * 1.5);
   // slime fills the micro-batch up to 4 x 128 tokens instead.
   CHECK(padding("slime-megatron", "{dp: 2, tp: 4, sp: true}", varied) == 255.5);
   // A fixed sample of 2,000 tokens in twos: 4,000 to 4,096.

@@ -237,6 +237,7 @@ TEST_CASE("lint finds by rule what its rules are for") {
                     "rollout, sleep_rollout, wake_train]"}));
   CHECK(has("L05", {"algorithm.mini_batches=64", "train.micro_batch_tokens=204800"}));
   CHECK(has("L06", {"train.micro_batch_tokens=81920"}));
+  CHECK(has("L06", {"train.logprob_micro_batch_tokens=163840"}));
   CHECK(has("L07", {"cluster.host_memory_gib=128"}));
   CHECK(has("L08", {"model=llama-3.1-70b", "cluster.nodes=2", "train.layout.dp=16", "rollout.layout={tp: 16, dp: 1}"}));
   CHECK(has("L09", {"rollout.memory_fraction=0.98"}));

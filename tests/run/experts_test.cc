@@ -88,12 +88,20 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
   };
   refused("--set train.layout.etp=1",
           "the tensor-parallel ranks share each expert (etp = tp, ep over data ranks) or have whole ones");
+  refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
+          "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: set train.layout.sp to true");
+  refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
+          "the data ranks do not follow tp in it");
+  refused(
+      "--set rollout.layout.tp=4 --set rollout.layout.dp=1 --set rollout.layout.ep=2 --set model.num_attention_heads=8 "
+      "--set model.num_key_value_heads=4",
+      "rollout.layout.ep 2 with tp 4: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)");
+  refused("--set rollout.layout.tp=1 --set rollout.layout.pp=2", "rollout.layout.pp 2: 3 layers do not divide by it");
   refused(
       "--set train.layout.tp=1 --set train.layout.etp=1 --set train.layout.sp=false --set train.layout.dp=4 "
       "--set train.layout.ep=4 --set train.layout.fsdp=2",
       "train.layout.ep 4 with what 2 data ranks shard: 2 % 4 = 2; ranks that spread experts have to be among those");
   refused("--set train.layout.ep=4 --set train.layout.etp=2", "the expert mesh does not fit over the dense mesh");
-  refused("--set train.layout.ep=4 --set train.layout.etp=1", "train.layout.etp 1 and ep 4 with tp 2");
   refused(
       "--set model.moe_intermediate_size=33 --set train.layout.etp=1 --set train.layout.tp=1 --set train.layout.dp=4 "
       "--set train.layout.sp=false",

@@ -1,4 +1,9 @@
 // The small scenarios that are shipped, one for each kind of layout, as a user tries them.
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -20,4 +25,26 @@ TEST_CASE("each small scenario is planned and run, and what ran is what was simu
     ++tried;
   }
   CHECK(tried >= 2);
+}
+
+TEST_CASE("DeepSeek-V3 on 1,024 GPUs is simulated as it would run, with the memory of each stage") {
+  const std::string scenario = (fs::path(source_folder) / "scenarios/deepseek-v3-1024.yaml").string();
+  const Result2 layout = hotbunk_command("layout " + scenario);
+  CHECK(layout.code == 0);
+  CHECK_THAT(layout.out, Catch::Contains("stage 15"));
+  const Result2 simulated = hotbunk_command("simulate --json " + scenario);
+  INFO(simulated.err);
+  REQUIRE(simulated.code == 0);
+  const auto document = json_from<nlohmann::json>(simulated.out);
+  CHECK(document.at("fits") == true);
+  std::map<std::int64_t, std::int64_t> kept;  // most activations of the first rank of each stage
+  for (const auto& rank : document.at("memory").at("by_rank"))
+    if (const auto number = rank.at("rank").get<std::int64_t>(); number % 64 == 0)
+      kept[number / 64] = rank.at("category_peaks").at("activations").get<std::int64_t>();
+  REQUIRE(kept.size() == 16);
+  // 1F1B: stage p keeps the inputs of 16 - p micro-batches, 4096 / 8 rows of 7168 in bf16 for each of its 4 layers.
+  for (std::int64_t stage = 0; stage + 2 < 16; ++stage)
+    CHECK(kept[stage] - kept[stage + 1] == std::int64_t{4} * 4096 / 8 * 7168 * 2);
+  // Ranks that are alike are played by one: whoever has other experts alone is.
+  CHECK(document.at("memory").at("by_rank").size() < 256);
 }

@@ -77,6 +77,8 @@ TEST_CASE("adapters that cannot be are refused by name, with what could be") {
   check_refused({"train.lora={targets: [q_proj]}"}, "E227", "train.lora.rank 0 has none");
   check_refused({"train.lora={rank: 3}", "train.engine=fsdp1"}, "E232", "no units of FSDP1");
   check_refused({"train.lora={rank: 3}", "train.engine=megatron"}, "E232", "train.engine megatron");
+  // `plan` refuses it too: it is no way to find an order.
+  check_refused({"train.lora={rank: 3}", "transition=auto"}, "E232", "set transition to hotbunk");
   check_refused({"train.lora={rank: 3}",
                  "model={model_type: mixtral, hidden_size: 24, intermediate_size: 40, "
                  "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, "

@@ -343,11 +343,13 @@ TEST_CASE("what today's backends execute, and why not") {
   CHECK(unsupported_to_execute(loaded(tiny)).empty());
   const auto reasons = unsupported_to_execute(loaded(design_example));
   CHECK(reasons.size() == 1);  // rollout.engine sglang
-  for (const char* change : {"train.engine=megatron", "train.offload=layerwise", "sync.mode=direct",
-                             "algorithm.name=ppo", "profile=verl-fsdp", "rollout.engine=vllm", "optimizer.name=muon"}) {
+  for (const char* change : {"train.engine=megatron", "sync.mode=direct", "algorithm.name=ppo", "profile=verl-fsdp",
+                             "rollout.engine=vllm", "optimizer.name=muon"}) {
     INFO(change);
     CHECK(unsupported_to_execute(loaded(tiny, {change})).size() == 1);
   }
+  CHECK(unsupported_to_execute(loaded(tiny, {"train.offload=layerwise"})).empty());
+  CHECK(unsupported_to_execute(loaded(tiny, {"train.engine=zero1", "optimizer.cpu_fraction=0.5"})).empty());
 }
 
 TEST_CASE("docs/scenario.md holds the table of keys") {

@@ -187,8 +187,9 @@ void route_backward(KernelContext& ctx, const Routing& r, const float* d_weights
 void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, std::int32_t* rows,
                  std::int32_t* offsets) {
   std::vector<std::int32_t> next(static_cast<std::size_t>(own.count) + 1);
-  const auto is_own = [&](std::int64_t e) { return e >= own.first && e < own.first + own.count; };
-  const auto place = [&](std::int64_t e) { return static_cast<std::size_t>(e - own.first); };
+  const std::int64_t group = own.all / own.groups, each = own.count / own.groups;
+  const auto is_own = [&](std::int64_t e) { return e % group >= own.first && e % group < own.first + each; };
+  const auto place = [&](std::int64_t e) { return static_cast<std::size_t>(e / group * each + e % group - own.first); };
   for (const std::int32_t e : chosen) {
     HB_CHECK(e >= 0 && e < own.all, "expert {} of {}", e, own.all);
     if (is_own(e)) ++next[place(e) + 1];

@@ -30,9 +30,9 @@ void route(KernelContext&, const Routing&, const float* logits, float* weights, 
 void route_backward(KernelContext&, const Routing&, const float* d_weights, const float* logits,
                     const std::int32_t* chosen, Matrix d_logits);
 
-/// Experts [first, first + count), those of this rank, of `all`.
+/// Of `all` experts, in so many equal groups, those of this rank, `count`: in each group as many, from the `first` on.
 struct OwnExperts {
-  std::int64_t first = 0, count = 0, all = 0;
+  std::int64_t first = 0, count = 0, all = 0, groups = 1;
 };
 /// rows[i] of choice i (of T·c, tokens in order): its place when those of own experts are sorted by expert, of one
 /// expert in order; -1 for a choice of another. offsets[e]: where the e-th own expert's begin; offsets[count]: how many

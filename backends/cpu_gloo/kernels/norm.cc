@@ -224,7 +224,7 @@ void layernorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const 
 }
 
 void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, Matrix out,
-                     float* rstd, std::int64_t T, HeadShape shape, float eps) {
+                     float* rstd, std::int64_t T, HeadShape shape, float eps, float offset) {
   HB_CHECK(qkv.dtype == out.dtype && q_norm.dtype == k_norm.dtype, "qk_norm: mixed dtypes");
   const std::int64_t d = shape.head_dim, heads = shape.num_heads + shape.num_kv_heads;
   with_float_type(qkv.dtype, [&](auto tag) {
@@ -239,7 +239,7 @@ void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, Co
             const auto* w = static_cast<const W*>(i < shape.num_heads ? q_norm.data : k_norm.data);
             float& r = rstd[t * heads + i];
             r = inverse_rms(x + i * d, d, eps);
-            normalize(x + i * d, w, 0.0f, r, y + i * d, d);
+            normalize(x + i * d, w, offset, r, y + i * d, d);
           }
           if (x != y) std::copy_n(x + shape.v_offset(), shape.num_kv_heads * d, y + shape.v_offset());
         }
@@ -250,7 +250,7 @@ void qk_norm_forward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, Co
 
 void qk_norm_backward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, const float* rstd,
                       ConstMatrix dout, Matrix dqkv, float* dq_norm, float* dk_norm, Write dw_write, std::int64_t T,
-                      HeadShape shape) {
+                      HeadShape shape, float offset) {
   HB_CHECK(qkv.dtype == dout.dtype && qkv.dtype == dqkv.dtype && q_norm.dtype == k_norm.dtype,
            "qk_norm_backward: mixed dtypes");
   const std::int64_t d = shape.head_dim, heads = shape.num_heads + shape.num_kv_heads;
@@ -267,7 +267,7 @@ void qk_norm_backward(KernelContext& ctx, ConstMatrix qkv, ConstVector q_norm, C
           for (std::int64_t i = 0; i < heads; ++i) {
             const bool is_q = i < shape.num_heads;
             const auto* w = static_cast<const W*>(is_q ? q_norm.data : k_norm.data);
-            backward_row(x + i * d, w, 0.0f, rstd[t * heads + i], dy + i * d, dx + i * d, false, is_q ? sum : sum + d,
+            backward_row(x + i * d, w, offset, rstd[t * heads + i], dy + i * d, dx + i * d, false, is_q ? sum : sum + d,
                          d);
           }
           if (dy != dx) std::copy_n(dy + shape.v_offset(), shape.num_kv_heads * d, dx + shape.v_offset());

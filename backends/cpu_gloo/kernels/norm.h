@@ -33,12 +33,12 @@ void layernorm_backward(KernelContext&, ConstMatrix x, ConstVector w, const floa
 /// RMSNorm of every q head (weight q_norm[d]) and k head (k_norm[d]) of packed rows qkv[T, (a+2k)·d], to `out` of the
 /// same shape, v copied; out may be qkv. rstd: fp32 [T, a+k].
 void qk_norm_forward(KernelContext&, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, Matrix out, float* rstd,
-                     std::int64_t T, HeadShape, float eps);
+                     std::int64_t T, HeadShape, float eps, float offset = 0.0f);
 
 /// dqkv = gradient at the norm's input from dout at its output (v copied); dqkv may be dout. qkv is the norm's *input*.
 /// dq_norm, dk_norm: fp32 [d], accumulated or written as `dw_write` says; nullptr = frozen weight.
 void qk_norm_backward(KernelContext&, ConstMatrix qkv, ConstVector q_norm, ConstVector k_norm, const float* rstd,
                       ConstMatrix dout, Matrix dqkv, float* dq_norm, float* dk_norm, Write dw_write, std::int64_t T,
-                      HeadShape);
+                      HeadShape, float offset = 0.0f);
 
 }  // namespace hotbunk::kernels

@@ -8,6 +8,8 @@
 //   order      every copy, fill and kernel has a vector clock; two that touch the same bytes, one of them writing, must
 //              be ordered by streams, events or the waiting of a host thread, whatever order they ran in. Each host
 //              thread knows what it has waited for, and what another one has told it (Driver::host_knows)
+//   graphs     a stream that captures runs nothing; a graph's launch enqueues what was captured, in its order, and is
+//              checked when it runs as all else is: memory that was unmapped meanwhile is no device memory
 //   faults     a chosen call of an entry point returns an error, or never returns
 //
 // A finding makes the call that met it return CUDA_ERROR_LAUNCH_FAILED, and every later one: errors of a context stick.
@@ -74,17 +76,29 @@ class FakeDriver {
 
   struct Entries;  // the entry points (fake_entries.cc)
 
- private:
-  friend struct Entries;
-
   /// Bytes that a task reads or writes.
   struct Touch {
     std::uint64_t begin = 0, end = 0;
     bool write = false;
   };
+  /// Enqueues what waits for other processes: `ready` is asked, at the head of the stream, until it says so; then `run`
+  /// does the rest. For the double of NCCL. Both are called with this double locked; what they throw is a finding.
+  CUresult enqueue_exchange(CUstream, const std::string& name, std::function<bool()> ready,
+                            std::function<std::vector<Touch>()> run);
+  /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
+  /// would compute with bytes that never came.
+  void give_up();
+  /// For them: "" or why [begin, begin + bytes) is no device memory; and the double knows that it was written.
+  std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
+  void mark_written(CUdeviceptr begin, std::size_t bytes);
+
+ private:
+  friend struct Entries;
+
   struct Task {
     std::int32_t name = 0;
     std::function<std::vector<Touch>()> run;  // none: an event's record or wait
+    std::function<bool()> ready;              // none: at once
     std::int64_t sequence = 0;                // in its stream
     Clock clock;                              // what is done before it
     std::int64_t event = 0, version = 0;      // of a record or a wait
@@ -94,8 +108,15 @@ class FakeDriver {
     std::int32_t number = 0;  // its place in a clock
     std::deque<Task> queue;
     std::int64_t issued = 0;
-    Clock clock;  // of the next task
+    Clock clock;                // of the next task
+    std::int64_t captures = 0;  // the graph that takes what is enqueued; 0: none, it will run
   };
+  /// What was captured, in order. A kernel's parameters are those of the capture.
+  struct Node {
+    std::string name;
+    std::function<std::vector<Touch>()> run;
+  };
+  using Graph = std::vector<Node>;
   struct Event {
     std::int64_t issued = 0, done = 0;  // records
     Clock clock;                        // of the last one
@@ -135,28 +156,36 @@ class FakeDriver {
   CUresult host_unregister(void*);
   void destroy_if_unused(CUmemGenericAllocationHandle);
   bool is_pinned(const void*, std::size_t) const;
-  /// Empty when [begin, begin + bytes) is mapped device memory.
-  std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   // streams (fake_streams.cc)
   Stream* stream(CUstream);
-  CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
+  /// Or into the graph that the stream captures.
+  CUresult enqueue(CUstream, const std::string& name, std::function<std::vector<Touch>()> run,
+                   std::function<bool()> ready = {});
   CUresult record(CUevent, CUstream);
   CUresult wait(CUstream, CUevent);
   CUresult drain(const std::function<bool()>& done);
   bool run_one();
-  bool ready(const Stream&) const;
+  bool ready(const Stream&);
   void note(const Stream&, const Task&, const std::vector<Touch>&);
   Clock& host() { return hosts_[std::this_thread::get_id()]; }
   CUresult synchronize(std::int64_t stream);
+  CUresult query(std::int64_t stream);
   CUresult synchronize_event(std::int64_t event);
   /// Runs a random few of what could run: a driver may begin at any time.
   void let_some_run();
   std::vector<Touch> launched(const KernelHandle&, const ptx::Launch&);
+  // graphs (fake_graphs.cc)
+  CUresult begin_capture(CUstream);
+  CUresult end_capture(CUstream, CUgraph*);
+  CUresult instantiate(CUgraphExec*, CUgraph);
+  CUresult launch_graph(CUgraphExec, CUstream);
+  /// A finding where the stream captures: what only a stream that runs can do.
+  bool captures(const Stream&, const char* call);
 
   FakeOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable gone_;  // for calls that never return
-  bool going_ = false;
+  bool going_ = false, gave_up_ = false;
   std::int64_t hanging_ = 0;
   std::uint64_t draws_ = 0;
   CUresult sticky_ = CUDA_SUCCESS;
@@ -182,6 +211,7 @@ class FakeDriver {
   std::map<std::int64_t, Event> events_;
   std::map<std::int64_t, Library> libraries_;
   std::map<std::int64_t, KernelHandle> kernels_;
+  std::map<std::int64_t, Graph> graphs_, instances_;
   TouchedBytes touched_;
   std::int32_t num_streams_ = 0;  // ever
   std::map<std::thread::id, Clock> hosts_;

@@ -1,5 +1,6 @@
 // The entry points of the double, as C calls them: handles become objects, faults are injected, errors stick.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -76,6 +77,13 @@ struct FakeDriver::Entries {
   }
   static CUresult device_name(char* out, int n, CUdevice) {
     std::snprintf(out, static_cast<std::size_t>(n), "hotbunk driver double");
+    return CUDA_SUCCESS;
+  }
+  /// Each process has a device of its own.
+  static CUresult device_uuid(CUuuid* out, CUdevice) {
+    const auto process = static_cast<std::int64_t>(::getpid());
+    std::memset(out->bytes, 0, sizeof out->bytes);
+    std::memcpy(out->bytes, &process, sizeof process);
     return CUDA_SUCCESS;
   }
   static CUresult device_attribute(int* out, CUdevice_attribute which, CUdevice) {
@@ -179,16 +187,8 @@ struct FakeDriver::Entries {
       if (const std::string why = d.why_no_device_memory(at, bytes); !why.empty()) throw RuntimeFailure(why);
     }
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    if (to_device) mark(d, to, bytes);
+    if (to_device) d.mark_written(to, bytes);
     return {{from, from + bytes, false}, {to, to + bytes, true}};
-  }
-  static void mark(FakeDriver& d, CUdeviceptr at, std::size_t bytes) {
-    for (const CUdeviceptr end = at + bytes; at < end;) {
-      const auto* r = d.memory_.find(at);
-      const CUdeviceptr stop = std::min<CUdeviceptr>(end, r->begin + static_cast<CUdeviceptr>(r->bytes));
-      d.memory_.mark_written(at, static_cast<std::int64_t>(stop - at));
-      at = stop;
-    }
   }
   static CUresult host_to_device(CUdeviceptr to, const void* from, std::size_t bytes, CUstream s) {
     return call("cuMemcpyHtoDAsync", [&](auto& d) {
@@ -216,7 +216,7 @@ struct FakeDriver::Entries {
       return d.enqueue(s, "fill", [&d, to, value, bytes]() -> std::vector<Touch> {
         if (const std::string why = d.why_no_device_memory(to, bytes); !why.empty()) throw RuntimeFailure(why);
         std::memset(reinterpret_cast<void*>(to), value, bytes);
-        mark(d, to, bytes);
+        d.mark_written(to, bytes);
         return {{to, to + bytes, true}};
       });
     });
@@ -243,6 +243,11 @@ struct FakeDriver::Entries {
   static CUresult stream_synchronize(CUstream s) {
     return call("cuStreamSynchronize", [&](auto& d) {
       return d.stream(s) == nullptr ? d.found("cuStreamSynchronize: no such stream") : d.synchronize(id_of(s));
+    });
+  }
+  static CUresult stream_query(CUstream s) {
+    return call("cuStreamQuery", [&](auto& d) {
+      return d.stream(s) == nullptr ? d.found("cuStreamQuery: no such stream") : d.query(id_of(s));
     });
   }
   static CUresult stream_wait(CUstream s, CUevent e, unsigned) {
@@ -357,14 +362,30 @@ struct FakeDriver::Entries {
       });
     });
   }
-};
 
-std::shared_ptr<const ptx::Module> PtxModules::parsed(const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  auto& known = modules_[text];
-  if (!known) known = std::make_shared<const ptx::Module>(ptx::parse(text));
-  return known;
-}
+  static CUresult capture_begin(CUstream s, CUstreamCaptureMode) {
+    return call("cuStreamBeginCapture", [&](auto& d) { return d.begin_capture(s); });
+  }
+  static CUresult capture_end(CUstream s, CUgraph* out) {
+    return call("cuStreamEndCapture", [&](auto& d) { return d.end_capture(s, out); });
+  }
+  static CUresult graph_instantiate(CUgraphExec* out, CUgraph g, unsigned long long) {
+    return call("cuGraphInstantiate", [&](auto& d) { return d.instantiate(out, g); });
+  }
+  static CUresult graph_launch(CUgraphExec g, CUstream s) {
+    return call("cuGraphLaunch", [&](auto& d) { return d.launch_graph(g, s); });
+  }
+  static CUresult graph_destroy(CUgraph g) {
+    return call("cuGraphDestroy", [&](auto& d) {
+      return d.graphs_.erase(id_of(g)) == 1 ? CUDA_SUCCESS : d.found("cuGraphDestroy: no such graph");
+    });
+  }
+  static CUresult graph_exec_destroy(CUgraphExec g) {
+    return call("cuGraphExecDestroy", [&](auto& d) {
+      return d.instances_.erase(id_of(g)) == 1 ? CUDA_SUCCESS : d.found("cuGraphExecDestroy: no such graph");
+    });
+  }
+};
 
 FakeDriver::FakeDriver(FakeOptions options) : options_(std::move(options)) {
   FakeDriver* none = nullptr;
@@ -393,53 +414,6 @@ FakeDriver::~FakeDriver() {
   alive.store(nullptr);
 }
 
-CUresult FakeDriver::found(std::string what) {
-  findings_.push_back(std::move(what));
-  return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
-}
-
-std::vector<std::string> FakeDriver::findings() const {
-  const std::lock_guard lock(mutex_);
-  return findings_;
-}
-
-std::int64_t FakeDriver::faults_met() const {
-  const std::lock_guard lock(mutex_);
-  return faults_met_;
-}
-
-std::map<std::string, std::int64_t> FakeDriver::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
-void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
-  const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {error, false};
-}
-
-void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
-  const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
-}
-
-std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
-  const auto library = libraries_.find(kernel.library);
-  if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");
-  library->second.machine->launch(kernel.name, launch);
-  std::vector<Touch> out;
-  for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
-  return out;
-}
-
-bool FakeDriver::has_entry(const std::string& name) {
-#define HB_CUDA_NAMED(entry) \
-  if (name == #entry) return true;
-  HB_CUDA_ENTRIES(HB_CUDA_NAMED)
-#undef HB_CUDA_NAMED
-  return false;
-}
-
 Driver FakeDriver::table() const {
   using E = Entries;
   Driver t;
@@ -456,6 +430,7 @@ Driver FakeDriver::table() const {
   t.cuMemcpyDtoHAsync = E::device_to_host, t.cuMemcpyDtoDAsync = E::device_to_device;
   t.cuMemsetD8Async = E::fill, t.cuStreamCreate = E::stream_create, t.cuStreamDestroy = E::stream_destroy;
   t.cuStreamSynchronize = E::stream_synchronize, t.cuStreamWaitEvent = E::stream_wait;
+  t.cuStreamQuery = E::stream_query, t.cuDeviceGetUuid = E::device_uuid;
   t.cuEventCreate = E::event_create, t.cuEventDestroy = E::event_destroy, t.cuEventRecord = E::event_record;
   t.cuEventSynchronize = E::event_synchronize, t.cuLibraryLoadData = E::library_load;
   t.cuLibraryUnload = E::library_unload, t.cuLibraryGetKernel = E::get_kernel, t.cuLaunchKernel = E::launch;
@@ -463,6 +438,9 @@ Driver FakeDriver::table() const {
   t.cuEventElapsedTime = E::event_elapsed;
   t.cuMemHostRegister = E::host_register;
   t.cuMemHostUnregister = E::host_unregister;
+  t.cuStreamBeginCapture = E::capture_begin, t.cuStreamEndCapture = E::capture_end;
+  t.cuGraphInstantiate = E::graph_instantiate, t.cuGraphLaunch = E::graph_launch;
+  t.cuGraphDestroy = E::graph_destroy, t.cuGraphExecDestroy = E::graph_exec_destroy;
   t.host_knows = E::host_knows, t.host_learns = E::host_learns;
 #define HB_CUDA_IS_THERE(name) HB_CHECK(t.name != nullptr, "the double has no " #name);
   HB_CUDA_ENTRIES(HB_CUDA_IS_THERE)

@@ -189,4 +189,13 @@ std::string FakeDriver::why_no_device_memory(CUdeviceptr begin, std::size_t byte
   return "";
 }
 
+void FakeDriver::mark_written(CUdeviceptr begin, std::size_t bytes) {
+  for (CUdeviceptr at = begin; at < begin + bytes;) {
+    const auto* r = memory_.find(at);
+    const CUdeviceptr stop = std::min<CUdeviceptr>(begin + bytes, r->begin + static_cast<CUdeviceptr>(r->bytes));
+    memory_.mark_written(at, static_cast<std::int64_t>(stop - at));
+    at = stop;
+  }
+}
+
 }  // namespace hotbunk::cuda

@@ -29,12 +29,31 @@ FakeDriver::Stream* FakeDriver::stream(CUstream handle) {
   return it == streams_.end() ? nullptr : &it->second;
 }
 
-CUresult FakeDriver::enqueue(CUstream handle, const std::string& name, std::function<std::vector<Touch>()> run) {
+CUresult FakeDriver::enqueue_exchange(CUstream handle, const std::string& name, std::function<bool()> ready,
+                                      std::function<std::vector<Touch>()> run) {
+  const std::lock_guard lock(mutex_);
+  if (sticky_ != CUDA_SUCCESS) return sticky_;
+  if (const Stream* s = stream(handle); s != nullptr && captures(*s, name.c_str())) return sticky_;
+  return enqueue(handle, name, std::move(run), std::move(ready));
+}
+
+void FakeDriver::give_up() {
+  const std::lock_guard lock(mutex_);
+  gave_up_ = true;
+}
+
+CUresult FakeDriver::enqueue(CUstream handle, const std::string& name, std::function<std::vector<Touch>()> run,
+                             std::function<bool()> ready) {
   Stream* s = stream(handle);
   if (s == nullptr) return found(fmt::format("{}: no such stream", name));
+  if (s->captures != 0) {
+    graphs_.at(s->captures).push_back({name, std::move(run)});
+    return sticky_;
+  }
   Task t;
   t.name = touched_.number_of(name);
   t.run = std::move(run);
+  t.ready = std::move(ready);
   merge(s->clock, host());  // the thread issues it after all that it has seen
   t.sequence = ++s->issued;
   t.clock = s->clock;
@@ -48,6 +67,7 @@ CUresult FakeDriver::record(CUevent event, CUstream handle) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuEventRecord: no such event or stream");
+  if (captures(*s, "cuEventRecord")) return sticky_;
   Event& e = it->second;
   merge(s->clock, host());
   e.clock = s->clock;
@@ -63,6 +83,7 @@ CUresult FakeDriver::wait(CUstream handle, CUevent event) {
   Stream* s = stream(handle);
   const auto it = events_.find(reinterpret_cast<std::int64_t>(event));
   if (s == nullptr || it == events_.end()) return found("cuStreamWaitEvent: no such event or stream");
+  if (captures(*s, "cuStreamWaitEvent")) return sticky_;
   const Event& e = it->second;
   if (e.issued == 0) return sticky_;  // never recorded: no wait, as CUDA has it
   merge(s->clock, e.clock);
@@ -75,9 +96,17 @@ CUresult FakeDriver::wait(CUstream handle, CUevent event) {
   return sticky_;
 }
 
-bool FakeDriver::ready(const Stream& s) const {
+bool FakeDriver::ready(const Stream& s) {
   if (s.queue.empty()) return false;
   const Task& t = s.queue.front();
+  if (t.ready && !gave_up_) {
+    try {
+      return t.ready();
+    } catch (const std::exception& e) {
+      found(fmt::format("{}: {}", touched_.name_of(t.name), e.what()));
+      return false;
+    }
+  }
   if (!t.waits) return true;
   const auto it = events_.find(t.event);
   return it == events_.end() || it->second.done >= t.version;  // a destroyed event has been recorded or never will
@@ -92,6 +121,7 @@ bool FakeDriver::run_one() {
   Stream& s = *could[draw % could.size()];
   Task t = std::move(s.queue.front());
   s.queue.pop_front();
+  if (t.run && gave_up_) return true;
   if (t.run) {
     try {
       note(s, t, t.run());
@@ -116,16 +146,36 @@ void FakeDriver::let_some_run() {
 }
 
 CUresult FakeDriver::drain(const std::function<bool()>& done) {
-  while (!done())
-    if (!run_one())
+  const auto waits_for_others = [](const auto& s) { return !s.second.queue.empty() && s.second.queue.front().ready; };
+  while (!done()) {
+    if (run_one()) continue;
+    if (sticky_ != CUDA_SUCCESS) break;
+    if (!std::ranges::any_of(streams_, waits_for_others))
       return found("the host waits for what can never run: a wait for an event whose record is behind it");
+    // Other processes go on meanwhile, and so do other threads of this one.
+    mutex_.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    mutex_.lock();
+    if (going_) return CUDA_ERROR_DEINITIALIZED;
+  }
   return sticky_;
 }
 
 CUresult FakeDriver::synchronize(std::int64_t id) {
+  if (captures(streams_.at(id), "cuStreamSynchronize")) return sticky_;
   const CUresult result = drain([&] { return streams_.at(id).queue.empty(); });
   merge(host(), streams_.at(id).clock);
   return result;
+}
+
+CUresult FakeDriver::query(std::int64_t id) {
+  Stream& s = streams_.at(id);
+  if (captures(s, "cuStreamQuery")) return sticky_;
+  if (!s.queue.empty()) run_one();  // the device has been going on
+  if (sticky_ != CUDA_SUCCESS) return sticky_;
+  if (!s.queue.empty()) return CUDA_ERROR_NOT_READY;
+  merge(host(), s.clock);
+  return CUDA_SUCCESS;
 }
 
 CUresult FakeDriver::synchronize_event(std::int64_t id) {

@@ -1,0 +1,54 @@
+// One stream of a CudaDevice: the driver's, the host thread that enqueues there, and what it works with. Internal to
+// cuda_device*.cc.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/cuda_device.h"
+#include "backends/cuda/op_graphs.h"
+
+namespace hotbunk::cuda {
+
+inline CUdeviceptr address_of(const std::byte* p) { return reinterpret_cast<CUdeviceptr>(p); }
+
+/// An op between two events of the device.
+struct CudaDevice::Timed {
+  BoundOp op;
+  DeviceRecord::Where where;
+  Sizes sizes;
+  std::int64_t bytes = -1;
+  PooledEvent start, end;
+};
+
+struct CudaDevice::Stream {
+  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes)
+      : world(in),
+        owner(in.context()),
+        launch(in.context(), owner.handle()),
+        staging(in.context(), owner.handle()),
+        scratch(in.context(), scratch_bytes),
+        graphs(launch) {
+    queue = std::make_unique<StreamThread>(std::move(name));
+    queue->enqueue([this] { world.context().make_current(); });
+  }
+  ~Stream() {
+    queue.reset();
+    launch.driver().cuStreamSynchronize(owner.handle());  // an error has been said by now
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  void synchronize() const { world.synchronize(launch.stream()); }
+
+  CudaWorld& world;
+  OwnedStream owner;
+  Launcher launch;
+  Staging staging;
+  DeviceBlock scratch;
+  OpGraphs graphs;
+  std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
+  std::unique_ptr<StreamThread> queue;
+};
+
+}  // namespace hotbunk::cuda

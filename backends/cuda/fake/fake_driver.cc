@@ -1,0 +1,62 @@
+// What the double knows of itself: findings, faults, calls, modules.
+#include "backends/cuda/fake/fake_driver.h"
+
+#include "base/check.h"
+
+namespace hotbunk::cuda {
+
+std::shared_ptr<const ptx::Module> PtxModules::parsed(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  auto& known = modules_[text];
+  if (!known) known = std::make_shared<const ptx::Module>(ptx::parse(text));
+  return known;
+}
+
+CUresult FakeDriver::found(std::string what) {
+  findings_.push_back(std::move(what));
+  return sticky_ = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+std::vector<std::string> FakeDriver::findings() const {
+  const std::lock_guard lock(mutex_);
+  return findings_;
+}
+
+std::int64_t FakeDriver::faults_met() const {
+  const std::lock_guard lock(mutex_);
+  return faults_met_;
+}
+
+std::map<std::string, std::int64_t> FakeDriver::calls() const {
+  const std::lock_guard lock(mutex_);
+  return calls_;
+}
+
+void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
+  const std::lock_guard lock(mutex_);
+  faults_[entry][calls_[entry] + nth] = {error, false};
+}
+
+void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
+  const std::lock_guard lock(mutex_);
+  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
+}
+
+std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
+  const auto library = libraries_.find(kernel.library);
+  if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");
+  library->second.machine->launch(kernel.name, launch);
+  std::vector<Touch> out;
+  for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
+  return out;
+}
+
+bool FakeDriver::has_entry(const std::string& name) {
+#define HB_CUDA_NAMED(entry) \
+  if (name == #entry) return true;
+  HB_CUDA_ENTRIES(HB_CUDA_NAMED)
+#undef HB_CUDA_NAMED
+  return false;
+}
+
+}  // namespace hotbunk::cuda
