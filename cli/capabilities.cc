@@ -75,12 +75,12 @@ std::vector<Question> questions() {
   for (const char* gemm : {"fp8", "mxfp8", "nvfp4"})
     ask("train.precision.gemm", gemm, {"cluster.gpu=b200-sxm-180gb", fmt::format("train.precision.gemm={}", gemm)});
   ask_each<OptimizerName>(out, "optimizer.name");
+  ask("optimizer.cpu_fraction", "0.5", {"train.engine=zero1", "optimizer.cpu_fraction=0.5"});
   ask_each<RolloutEngine>(out, "rollout.engine");
-  for (const char* key : {"pp", "cp"})
-    ask(fmt::format("rollout.layout.{}", key), "2",
-        {fmt::format("rollout.layout.{}=2", key), "rollout.layout.dp=2", "rollout.engine=vllm"});
+  ask("rollout.layout.pp", "2", {"rollout.layout.pp=2", "rollout.layout.dp=2"});
+  ask("rollout.layout.cp", "2", {"rollout.layout.cp=2", "rollout.layout.dp=2", "rollout.engine=vllm"});
   ask("rollout.layout.attention_dp", "2", {"rollout.layout.attention_dp=2", "rollout.engine=sglang"});
-  ask("rollout.layout.ep", "4", {"model=qwen3-30b-a3b", "rollout.layout.ep=4", "rollout.engine=sglang"});
+  ask("rollout.layout.ep", "4", {"model=qwen3-30b-a3b", "rollout.layout.ep=4"});
   ask("rollout.dtype", "fp8", {"rollout.dtype=fp8", "rollout.engine=sglang"});
   ask_each<SyncMode>(out, "sync.mode");
   const Sets apart = {"cluster.nodes=4", "train.offload=none", "rollout.sleep=false"};

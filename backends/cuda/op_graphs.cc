@@ -76,12 +76,16 @@ CUgraphExec OpGraphs::capture(const BoundOp& first, const std::function<void()>&
 }
 
 void OpGraphs::run(const Key& key, const BoundOp& first, const std::function<void()>& enqueue) {
-  const auto it = graphs_.find(key);
+  auto it = graphs_.find(key);
   if (it == graphs_.end()) {
-    if (graphs_.size() < most_graphs) graphs_.emplace(key, nullptr);
-    return enqueue();
+    if (!seen_.contains(key) || graphs_.size() >= most_graphs) {
+      if (seen_.size() >= most_seen) seen_.clear();
+      seen_.insert(key);
+      return enqueue();
+    }
+    it = graphs_.emplace(key, capture(first, enqueue)).first;
+    seen_.erase(key);
   }
-  if (it->second == nullptr) it->second = capture(first, enqueue);
   naming(first, [&] { HB_CUDA(launch_.driver(), cuGraphLaunch(it->second, launch_.stream())); });
 }
 

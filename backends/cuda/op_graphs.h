@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "backends/cuda/launch.h"
@@ -51,14 +52,17 @@ class OpGraphs {
   void run(const Key&, const BoundOp& first, const std::function<void()>& enqueue);
 
  private:
-  /// Of one stream. Beyond, runs are launched op by op: engines meet few sizes more than their slots, and what a
-  /// driver keeps of a graph was never measured here.
+  /// Of one stream. Beyond, runs are launched op by op: engines decode few sizes more than their slots, each layer in
+  /// some runs, and what a driver keeps of a graph was never measured here.
   static constexpr std::size_t most_graphs = 4096;
+  /// That wait for their second time; beyond, all are forgotten. Prompts' sizes hardly come again.
+  static constexpr std::size_t most_seen = 4 * most_graphs;
 
   CUgraphExec capture(const BoundOp& first, const std::function<void()>& enqueue) const;
 
   const Launcher& launch_;
-  std::map<Key, CUgraphExec> graphs_;  // nullptr: seen once
+  std::map<Key, CUgraphExec> graphs_;
+  std::set<Key> seen_;  // once
 };
 
 }  // namespace hotbunk::cuda

@@ -223,13 +223,15 @@ std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
 
 namespace {
 
-/// The best of the whole space by estimate that nothing lowers: of what is lowered, the plan says whether it fits.
+/// The best of the whole space by estimate that nothing executes: of what is lowered, the plan says whether it fits.
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
                                      SearchOptions options, const PlanPrices& lowered) {
   options.keep = 4;
   options.nearest = options.front = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
-    if (RlPrice plan = c.price; !lowered(c.point, plan)) return {row_of(s, own, c.point, c.price, options)};
+    if (RlPrice plan = c.price;
+        !lowered(c.point, plan) && !unsupported_to_execute(with_point(s.scenario(), c.point)).empty())
+      return {row_of(s, own, c.point, c.price, options)};
   return {};
 }
 
@@ -291,7 +293,8 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   out.limit_bytes = found.limit_bytes;
   out.reason = found.reason;
   RlPrice price = s.price(own);
-  if (search.plan_prices) search.plan_prices(own, price);
+  // What is put together of no parts, an engine in stages, is lowered whole.
+  if (search.plan_prices && !search.plan_prices(own, price)) use_mapped_plan(s.scenario(), s.train().cost(), price);
   if (price.iteration_seconds > 0 &&
       std::none_of(out.rows.begin(), out.rows.end(), [](const auto& r) { return r.own; })) {
     // The headroom of a default refuses no layout that the scenario asks for: it is tight.

@@ -96,6 +96,8 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
   key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  // Which layers and which experts a rank has.
+  key.train.vpp = p.train.vpp, key.train.ep = p.train.ep, key.train.etp = p.train.etp;
   key.train.optimizer_on_host = p.train.optimizer_on_host;
   if (kind == PartKind::saves) return key;
   key.rollout_tp = p.rollout.tp, key.rollout_ep = p.rollout.ep;

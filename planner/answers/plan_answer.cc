@@ -171,12 +171,28 @@ std::optional<Scenario> scenario_at(const Scenario& s, const RlPoint& p) {
   return out;
 }
 
+namespace {
+
+void use_seconds_of(const Scenario& s, const PlanAnswer& plan, const CostModel& cost, RlPrice& price) {
+  use_plan_seconds(ComputedSeconds::of(s, plan_seconds(s, train_point_of(s), plan.plan, cost)),
+                   shifts_seconds(plan.shifts, cost), price);
+}
+
+}  // namespace
+
 bool use_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
   const auto plan = plan_answer_of(s);
   if (!plan) return false;
   use_plan_bytes(s, plan->memory, price);
-  use_plan_seconds(ComputedSeconds::of(s, plan_seconds(s, train_point_of(s), plan->plan, cost)),
-                   shifts_seconds(plan->shifts, cost), price);
+  use_seconds_of(s, *plan, cost, price);
+  return true;
+}
+
+bool use_mapped_plan(const Scenario& s, const CostModel& cost, RlPrice& price) {
+  const auto plan = plan_answer_of(s);
+  if (!plan) return false;
+  use_mapped_bytes(mapped_bytes(plan->memory), price);
+  use_seconds_of(s, *plan, cost, price);
   return true;
 }
 

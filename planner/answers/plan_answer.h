@@ -23,6 +23,8 @@ void use_mapped_bytes(const MappedBytes&, RlPrice&);
 
 /// Live bytes and shifts (plan_shifts.h) of the scenario's plan, as every answer prices it; false: nothing lowers it.
 bool use_plan(const Scenario&, const CostModel&, RlPrice&);
+/// The same with mapped bytes, as the search has them.
+bool use_mapped_plan(const Scenario&, const CostModel&, RlPrice&);
 /// The same for another point of a lowered scenario.
 bool use_plan_at(const Scenario&, const RlPoint&, const CostModel&, RlPrice&);
 

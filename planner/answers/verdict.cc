@@ -40,8 +40,9 @@ FitVerdict verdict_of(const ScenarioPricer& s, const RlPoint& p, const RlPrice& 
   const double unused = static_cast<double>(torch.reserved - torch.allocated);
   out.reserved_bytes = std::max(price.peak_bytes(), price.train_bytes + unused);
   if (const double kept = model.framework().asleep_reserved_bytes.value; kept > 0.0 && !by_plan && p.sleeps())
-    out.asleep_bytes = std::max({price.rollout_bytes, price.sync_bytes, price.wake_bytes}) + kept;
-  if (const FrameworkProfile& f = model.framework(); f.host_node_bytes.value > 0.0 && !by_plan) {
+    out.asleep_bytes = price.rollout_bytes + kept;
+  if (const FrameworkProfile& f = model.framework();
+      f.host_node_bytes.value > 0.0 && !by_plan && s.scenario().cluster.host_memory_bytes > 0) {
     const auto ranks = static_cast<double>(std::max<std::int64_t>(s.scenario().cluster.ranks_per_node(), 1));
     out.host_bytes = price.host_bytes * (1.0 + out.error) + f.host_node_bytes.value / ranks;
     out.host_limit_bytes = f.host_share.value * s.rl().setting().host_bytes;

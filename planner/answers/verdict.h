@@ -13,7 +13,7 @@ struct RlPrice;
 
 /// no:    what tensors take, beside context and communicators, is more than the device or the host has.
 /// tight: it is not, but what PyTorch reserves of the device at training's peak (or what another moment takes), raised
-///        by the stated error of predicted memory, is; or what the device holds while the trainer sleeps, with the most
+///        by the stated error of predicted memory, is; or what the device holds in the rollout, beside a trainer that sleeps, with the most
 ///        that PyTorch was seen to keep reserved of it (framework's asleep_reserved_bytes). The caching allocator gives
 ///        blocks back and tries again, so such a launch may run. On the host: with what its node holds beside its ranks
 ///        and the error it is more than the share at which Ray kills.
@@ -34,7 +34,7 @@ struct FitVerdict {
   double error = 0;  // of the predicted bytes, as a share: framework's memory_error; 0 where a plan counts them
   double reserved_bytes =
       0;  // device bytes of the fullest moment with what PyTorch's allocator reserves and nobody uses
-  // Device bytes of the fullest moment in which the trainer sleeps, with the most that its allocator keeps; 0: nothing.
+  // Device bytes of the rollout, beside a trainer that sleeps, with the most that its allocator keeps; 0: nothing.
   double asleep_bytes = 0;
   // Host bytes of a rank with its part of what its node holds besides, raised by the error; and what of the host may be
   // in use before workers are killed. Both 0 where no profile says it.
