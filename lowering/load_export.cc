@@ -92,8 +92,7 @@ Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUn
 }
 
 /// A frozen unit's shard as the merged model has it: its adapters in it, in the master's dtype.
-Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, SlotLimitId one,
-                    const std::string& name) {
+Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name) {
   const UnitState& of = state.units()[u];
   std::optional<MergedAdapters> adapters;
   if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
@@ -109,7 +108,6 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
     emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
                fmt::format("{}.{}", name, lora_target(p.role)->module));
   }
-  if (b.buffer(held.buffer).section == sections::transient) b.take_turn(one, {held.buffer});
   return merged;
 }
 
@@ -164,7 +162,7 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
                   bool merges) {
   b.begin_block(phase, "export");
   // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
-  // gathered part.
+  // gathered part, and of a frozen one that comes up from the host the shards that come up before.
   const SlotLimitId one = b.limit_slots(prefix + "units", 1);
   const Precision& precision = state.precision();
   const std::array parts = {SavedPart{Slot::exported, precision.master, ""},
@@ -183,7 +181,7 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
           export_part(b, state, unit, shards, stage, shard, parts[i], one, part);
         }
       } else if (merges) {
-        const Tensor shard = own ? merged_shard(b, state, u, precision.master, one, name) : Tensor{};
+        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};
         export_part(b, state, unit, shards, stage, shard, parts[0], one, name);
       }
     }

@@ -7,6 +7,7 @@
 
 #include "lowering/lower.h"
 #include "planner/answers/choices.h"
+#include "planner/answers/lowered_space.h"
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
@@ -157,4 +158,24 @@ TEST_CASE("one rank's sync copies once and gathers nothing") {
   const SyncPrice x = a->rl().sync_price(a->point()), y = b->rl().sync_price(b->point());
   CHECK(x.moving == 0.0);
   CHECK(y.seconds() == x.seconds());
+}
+
+TEST_CASE("what a rank has of a model decides its parts: ranks with other experts move other bytes") {
+  const Scenario s = shifting("expert-parallel-cpu.yaml", {"train.engine=zero1"});
+  const auto pricer = pricer_for(s);
+  const PlanPrices together = plan_prices(s, pricer->train().cost());
+  std::vector<double> sleeps;
+  for (const std::int64_t ep : {1, 2, 4}) {
+    CAPTURE(ep);
+    RlPoint p = rl_point_of(s);
+    p.train.ep = ep;
+    RlPrice of_all, alone;
+    REQUIRE(together(p, of_all));
+    REQUIRE(plan_prices(s, pricer->train().cost())(p, alone));
+    CHECK(of_all.seconds == alone.seconds);
+    CHECK(of_all.peak_bytes() == alone.peak_bytes());
+    CHECK(of_all.host_bytes == alone.host_bytes);
+    sleeps.push_back(alone.host_bytes);
+  }
+  CHECK(sleeps[0] > sleeps[2]);
 }
