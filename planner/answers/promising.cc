@@ -84,6 +84,22 @@ std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own
   return out;
 }
 
+/// Of points with their state on the host those leave that gain less than they lose: what their cut's fastest that
+/// surely fits takes, with all of its state put to sleep and brought back.
+void drop_slow_on_host(std::vector<Trained>& all, const CostModel& cost, double limit_bytes) {
+  std::map<TrainCut, double> enough;
+  for (const Trained& t : all) {
+    if (t.point.optimizer_on_host || bytes_slack * t.side.total_bytes > limit_bytes) continue;
+    const double seconds = t.seconds + 2.0 * cost.host_copy_seconds(t.side.params + t.side.optimizer);
+    const auto [at, added] = enough.try_emplace(TrainCut::of(t.point), seconds);
+    at->second = std::min(at->second, seconds);
+  }
+  std::erase_if(all, [&](const Trained& t) {
+    const auto at = enough.find(TrainCut::of(t.point));
+    return t.point.optimizer_on_host && at != enough.end() && t.seconds > seconds_slack * at->second;
+  });
+}
+
 }  // namespace
 
 Promising promising_training(const ScenarioPricer& s, const RlPoint& own, TrainSpace space,
@@ -96,6 +112,7 @@ Promising promising_training(const ScenarioPricer& s, const RlPoint& own, TrainS
   if (options.objective == Objective::memory || s.scenario().model.lora.on()) return out;
   std::erase_if(all,
                 [&](const Trained& t) { return std::ranges::find(out.cuts, TrainCut::of(t.point)) == out.cuts.end(); });
+  drop_slow_on_host(all, s.train().cost(), options.limit_bytes());
   const auto kind = [](const Trained& t) {
     const TrainPoint& p = t.point;
     return std::tuple(TrainCut::of(p), p.sharding, p.fsdp, p.optimizer_on_host);
