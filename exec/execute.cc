@@ -13,12 +13,6 @@ namespace hotbunk {
 
 namespace {
 
-/// What computes in host memory; memory that is cleared there is the backend's own matter.
-bool steps_on_host(const Plan& plan, const Op& op) {
-  return plan.stream(op.stream).kind == StreamKind::host && (op.kind == OpKind::adamw || op.kind == OpKind::add ||
-                                                             op.kind == OpKind::cast || op.kind == OpKind::sum_squares);
-}
-
 Diagnostic unsupported(const Op& op, const Body& body, const std::string& why, std::string help) {
   return {.code = "E601",
           .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), why),
@@ -35,7 +29,8 @@ Status check_supported(const Plan& plan, const Backend& backend) {
       for (const Op& op : body.ops) {
         if (const Capability c = backend.supports(op); !c.supported)
           return fail(unsupported(op, body, c.why, "choose another backend, or a layout without this op"));
-        if (!backend.computes_on_host() && steps_on_host(plan, op))
+        if (!backend.computes_on_host() && (is_compute(op.kind) || op.kind == OpKind::cast) &&
+            plan.stream(op.stream).kind == StreamKind::host)
           return fail(unsupported(op, body, "what it works on is in host memory, and its kernels are the device's",
                                   "choose another backend, or set train.offload to sleep and optimizer.cpu_fraction "
                                   "to 0"));

@@ -26,7 +26,7 @@ bool stands_before(const ParamSpec& a, const ParamSpec& b) {
   return place(a) < place(b);
 }
 
-/// Experts are cut by the same ranks as all else, where they are cut: etp = tp (spec/validate.cc). Learned positions
+/// Experts are cut by the same ranks as all else, where they are cut: etp = tp (spec/executable.cc). Learned positions
 /// are cut as the vocabulary is (Megatron, whose placement this is otherwise, repeats them): their rows are summands of
 /// the same sum over the ranks.
 TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {

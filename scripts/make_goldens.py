@@ -33,8 +33,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
-                          Glm4MoeConfig, GPT2Config, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig,
-                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+                          GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -52,7 +52,7 @@ MAX_SHARD_SIZE = "50KB"
 
 # Standard deviations of the random weights. Linear maps keep the scale of their input (0.15 * sqrt(40) ~ 1), so
 # attention is neither flat nor one-hot; norm weights and biases are far from 1 and 0, so that a forgotten one shows.
-LINEAR_STD, EMBEDDING_STD, NORM_STD, BIAS_STD, SINK_STD = 0.15, 0.2, 0.2, 0.1, 0.5
+LINEAR_STD, EMBEDDING_STD, NORM_STD, BIAS_STD = 0.15, 0.2, 0.2, 0.1
 
 
 @dataclass(frozen=True)
@@ -160,26 +160,6 @@ def cases():
                 "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}})),
             lengths=(18, 6, 21, 13), update_floor=5e-6),
-        # Half of a head turns, the rest passes by; biases on q, k and v, and norms of q and k. The first layer is dense;
-        # experts as of DeepSeek-V3, of two groups of three.
-        Case("glm4-moe-tiny", Glm4MoeConfig(**common(
-            vocab_size=75, hidden_size=32, intermediate_size=44, moe_intermediate_size=12, num_hidden_layers=3,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=12, attention_bias=True, use_qk_norm=True,
-            n_shared_experts=1, n_routed_experts=6, routed_scaling_factor=1.5, n_group=3, topk_group=2,
-            num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True, rms_norm_eps=1e-5,
-            max_position_embeddings=128, num_mtp_layers=0,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5})),
-            lengths=(11, 20, 5, 17)),
-        # A sink for each head beside the keys, the window in the first and third layer; clamps low enough to bite.
-        # Experts with biases, in files gate and up by turns; the first of five pairs keeps its frequency, the ramp begins
-        # between pairs.
-        Case("gpt-oss-tiny", GptOssConfig(**common(
-            vocab_size=77, hidden_size=32, intermediate_size=12, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=6,
-            swiglu_limit=0.75, rms_norm_eps=1e-5, max_position_embeddings=128,
-            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
-                             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 32})),
-            lengths=(16, 7, 23, 5, 12)),
         # Queries straight from the stream, as in V2-Lite; values wider than keys; the first layer is dense. Four experts in
         # two groups of which the best expert's is taken; weights are softmax over all six, times 1.5. Scores are
         # scaled by (0.0707 ln 4 + 1)^2, cosines and sines by (0.1 ln 4 + 1) / (0.0707 ln 4 + 1).
@@ -222,8 +202,8 @@ def build(config, rng):
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
             if "norm" in name or (".ln_" in name and name.endswith(".weight")):  # Gemma's multiply by 1 + weight
                 parameter.copy_((0.0 if config.model_type.startswith("gemma") else 1.0) + NORM_STD * noise)
-            elif name.endswith(("bias", "sinks")):
-                parameter.copy_((SINK_STD if name.endswith("sinks") else BIAS_STD) * noise)
+            elif name.endswith(".bias"):
+                parameter.copy_(BIAS_STD * noise)
             else:
                 parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
         for name, buffer in stored_buffers(model).items():
@@ -263,8 +243,6 @@ def as_in_files(tensors, config):
     out = {}
     for name, tensor in tensors.items():
         block, expert, what = name.partition(".mlp.experts.")
-        if config.model_type == "gpt_oss":  # as in memory
-            expert = ""
         experts = block + (".block_sparse_moe.experts." if mixtral else ".mlp.experts.")
         if not expert:
             out[name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name] = tensor
@@ -326,12 +304,10 @@ def plain_logits(weights, config, rotary, sequences, margins):
 
     def rotate(x_LHE, kind):
         inv_freq, amplitude = turning[kind]
-        x_LHE, passing = x_LHE[..., : 2 * len(inv_freq)], x_LHE[..., 2 * len(inv_freq):]
         angle_LE = torch.arange(len(x_LHE), dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
         first, second = x_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
-        x_LHE = amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
-        return torch.cat((x_LHE, passing), dim=-1)
+        return amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
 
     def mlp_of(h_LD, mlp):
         gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
@@ -354,24 +330,6 @@ def plain_logits(weights, config, rotary, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
-    def gpt_oss_experts_of(h_LD, mlp):
-        chosen = config.num_experts_per_tok
-        scores_LX = linear(h_LD, mlp + ".router")
-        sorted_LX = scores_LX.detach().sort(descending=True).values
-        margins.append((sorted_LX[:, chosen - 1] - sorted_LX[:, chosen]).min().item())
-        kept_LX = torch.zeros_like(scores_LX).scatter(-1, scores_LX.topk(chosen).indices, 1.0)
-        share_LX = scores_LX.masked_fill(kept_LX == 0, -math.inf).softmax(-1)
-        experts = {what: weights[f"{mlp}.experts.{what}"] for what in
-                   ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
-        out_LD = torch.zeros_like(h_LD)
-        for x in range(config.num_local_experts):
-            gate_up = h_LD @ experts["gate_up_proj"][x] + experts["gate_up_proj_bias"][x]
-            gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
-            gate, up = gate.clamp(max=config.swiglu_limit), up.clamp(-config.swiglu_limit, config.swiglu_limit)
-            inner = (up + 1) * gate * (config.swiglu_alpha * gate).sigmoid()
-            out_LD = out_LD + share_LX[:, x, None] * (inner @ experts["down_proj"][x] + experts["down_proj_bias"][x])
-        return out_LD
-
     def best(score, count, margin=True):
         """The `count` best of each row as a mask; the distance to the next one is added to margins."""
         order = score.detach().sort(descending=True, dim=-1).values
@@ -380,7 +338,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
         return torch.zeros_like(score).scatter(-1, score.topk(count, dim=-1).indices, 1.0).detach()
 
     def deepseek_experts_of(h_LD, mlp):
-        v3 = config.model_type in ("deepseek_v3", "glm4_moe")
+        v3 = config.model_type == "deepseek_v3"
         logits_LX = linear(h_LD, mlp + ".gate")
         share_LX = logits_LX.sigmoid() if v3 else logits_LX.softmax(-1)
         score_LX = share_LX + weights[mlp + ".gate.e_score_correction_bias"] if v3 else share_LX
@@ -435,7 +393,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
         weights_HLL = scores_HLL.masked_fill(future_LL, -math.inf).softmax(-1)
         return linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
 
-    deepseek, glm = config.model_type.startswith("deepseek"), config.model_type == "glm4_moe"
+    deepseek = config.model_type.startswith("deepseek")
 
     def forward(ids_L):
         length = len(ids_L)
@@ -464,12 +422,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
             unseen_LL = future_LL
             if types[i] == "sliding_attention":  # itself and the tokens before it, as many as the window has
                 unseen_LL = future_LL | torch.ones(length, length, dtype=torch.bool).tril(-config.sliding_window)
-            scores_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf)
-            if attention + ".sinks" in weights:  # as a key without a value
-                sinks_HL1 = weights[attention + ".sinks"][:, None, None].expand(-1, length, 1)
-                weights_HLL = torch.cat((scores_HLL, sinks_HL1), dim=-1).softmax(-1)[..., :-1]
-            else:
-                weights_HLL = scores_HLL.softmax(-1)
+            weights_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf).softmax(-1)
             y_LD = linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
             if gemma:
                 x_LD = x_LD + norm(y_LD, layer + ".post_attention_layernorm")
@@ -478,12 +431,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
                 continue
             x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
-            if mlp + ".router.weight" in weights:
-                x_LD = x_LD + gpt_oss_experts_of(h_LD, mlp)
-            elif mlp + ".gate.weight" in weights:
-                x_LD = x_LD + (deepseek_experts_of if glm else experts_of)(h_LD, mlp)
-            else:
-                x_LD = x_LD + mlp_of(h_LD, mlp)
+            x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights
         logits_LV = norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
         return capped(logits_LV, getattr(config, "final_logit_softcapping", None))

@@ -95,7 +95,7 @@ def compute(case, model, tokens, cu_seqlens, optimizer):
             weights[name.removeprefix(prefix).replace(".base_layer.", ".")] = w.double()
         return weights
 
-    plain = lambda s: base.plain_logits(merged(), config, rotary.inv_freq.double(), rotary.attention_scaling, s, margins)
+    plain = lambda s: base.plain_logits(merged(), config, rotary, s, margins)
     with torch.no_grad():
         logits_f64 = plain(sequences)
     base.train(wide, plain, tokens, cu_seqlens, optimizer)

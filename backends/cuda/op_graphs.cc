@@ -45,8 +45,7 @@ std::vector<GraphRun> graph_runs(const Program& program, const Call& call) {
 }
 
 OpGraphs::~OpGraphs() {
-  for (const auto& [key, graph] : graphs_)
-    if (graph != nullptr) launch_.driver().cuGraphExecDestroy(graph);
+  for (const auto& [key, graph] : graphs_) launch_.driver().cuGraphExecDestroy(graph);
 }
 
 OpGraphs::Key OpGraphs::key_of(const Call& call, const GraphRun& run, const Sizes& sizes) {

@@ -196,11 +196,16 @@ class Linter {
     const double bytes = by.model->scored_logits_bytes(by.layers);
     const double free = e_.capacity_bytes - train.persistent() - std::max(train.reference_work, train.old_work) + bytes;
     if (bytes <= 0.5 * free) return;
-    const std::string half =
-        set.logprob_tokens > 0.0
-            ? fmt::format("train.logprob_micro_batch_tokens: {}", scenario_.train.logprob_micro_batch_tokens / 2)
-            : fmt::format("train.logprob_micro_batch_sequences: {}",
-                          std::max<std::int64_t>(1, scenario_.train.logprob_micro_batch_sequences / 2));
+    // Less than the longest sample is no micro-batch (E217).
+    const TrainSpec& t = scenario_.train;
+    const auto longest = static_cast<std::int64_t>(std::ceil(scenario_.workload.longest()));
+    const std::int64_t tokens = std::max(t.logprob_micro_batch_tokens / 2, t.layout.share_of(longest)),
+                       sequences = std::max<std::int64_t>(1, t.logprob_micro_batch_sequences / 2);
+    std::string half;
+    if (set.logprob_tokens > 0.0 && tokens < t.logprob_micro_batch_tokens)
+      half = fmt::format("train.logprob_micro_batch_tokens: {}", tokens);
+    else if (set.logprob_tokens <= 0.0 && sequences < t.logprob_micro_batch_sequences)
+      half = fmt::format("train.logprob_micro_batch_sequences: {}", sequences);
     add("L06", LintLevel::warning,
         fmt::format("logits of a log-prob batch and their copies take {} of the {} that its other bytes leave",
                     format_bytes(bytes), format_bytes(free)),

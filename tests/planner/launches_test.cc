@@ -36,6 +36,10 @@ TEST_CASE("NeMo-RL's engines start first: what PyTorch keeps of the sleeping tra
   // The share of the device is whole, the trainer's communicators are beside it.
   CHECK(before.price.rollout_bytes > 0.8 * before.capacity_bytes + 1e9);
   CHECK(before.verdict.asleep_bytes == Approx(before.price.rollout_bytes + 1.575e10).epsilon(1e-6));
+  // While the trainer is awake its own tensors are in these blocks: a small share of the device does not add them.
+  const Explanation small = explained("nemo-llama3.1-8b-8xh100", {"rollout.memory_fraction=0.25"});
+  REQUIRE(small.price.sync_bytes > small.price.rollout_bytes + 1e9);
+  CHECK(small.verdict.asleep_bytes == Approx(small.price.rollout_bytes + 1.575e10).epsilon(1e-6));
   // Nothing sleeps apart.
   CHECK(explained("verl-7b-2xh800-min").verdict.asleep_bytes == 0.0);
 }

@@ -214,7 +214,7 @@ TEST_CASE("deep stages are interleaved layer by layer where that is faster") {
 }
 
 TEST_CASE("lint finds by rule what its rules are for") {
-  const auto codes = [](const std::vector<std::string>& sets) {
+  const auto findings = [](const std::vector<std::string>& sets) {
     const auto pricer = pricer_of_text(
         "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, host_memory_gib: 2048}\n"
         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 20480, recompute: full}\n"
@@ -222,8 +222,11 @@ TEST_CASE("lint finds by rule what its rules are for") {
         "algorithm: {prompts: 256, samples_per_prompt: 8}\n"
         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n",
         sets);
+    return lint(*pricer);
+  };
+  const auto codes = [&](const std::vector<std::string>& sets) {
     std::vector<std::string> out;
-    for (const Finding& f : lint(*pricer)) out.push_back(f.code);
+    for (const Finding& f : findings(sets)) out.push_back(f.code);
     return out;
   };
   const auto has = [&](const char* code, const std::vector<std::string>& sets) {
@@ -238,6 +241,16 @@ TEST_CASE("lint finds by rule what its rules are for") {
   CHECK(has("L05", {"algorithm.mini_batches=64", "train.micro_batch_tokens=204800"}));
   CHECK(has("L06", {"train.micro_batch_tokens=81920"}));
   CHECK(has("L06", {"train.logprob_micro_batch_tokens=163840"}));
+  // Half of it, and no less than the longest sample: 1,024 + 8,192.
+  const auto help = [&](int tokens, const char* vocabulary) {
+    for (const Finding& f : findings({"train.logprob_micro_batch_tokens=" + std::to_string(tokens), vocabulary}))
+      if (f.code == "L06" && f.what.find("log-prob") != std::string::npos) return f.help;
+    return std::string("no finding");
+  };
+  CHECK(help(163840, "model.vocab_size=152064") == "train.logprob_micro_batch_tokens: 81920");
+  const char* wide = "model.vocab_size=2000000";
+  CHECK(help(12000, wide) == "train.logprob_micro_batch_tokens: 9216");
+  CHECK(help(9216, wide) == "");
   CHECK(has("L07", {"cluster.host_memory_gib=128"}));
   CHECK(has("L08", {"model=llama-3.1-70b", "cluster.nodes=2", "train.layout.dp=16", "rollout.layout={tp: 16, dp: 1}"}));
   CHECK(has("L09", {"rollout.memory_fraction=0.98"}));

@@ -12,6 +12,7 @@
 #include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/validate.h"
 #include "tests/paths.h"
 #include "tests/planner/pricers.h"
 
@@ -178,4 +179,16 @@ TEST_CASE("what a rank has of a model decides its parts: ranks with other expert
     sleeps.push_back(alone.host_bytes);
   }
   CHECK(sleeps[0] > sleeps[2]);
+}
+
+TEST_CASE(
+    "an engine in stages is lowered whole: yours takes what explain says, and what executes is not called priced") {
+  const Scenario s = shifting("expert-mesh-cpu.yaml");
+  const auto pricer = pricer_for(s);
+  const auto choices = choose(*pricer, {.top = 1, .budget = 2000});
+  REQUIRE(choices.has_value());
+  const auto own = std::ranges::find(choices->rows, true, &ChoiceRow::own);
+  REQUIRE(own != choices->rows.end());
+  CHECK(own->price.iteration_seconds == Approx(explain(*pricer).price.iteration_seconds).epsilon(1e-12));
+  for (const ChoiceRow& r : choices->beyond) CHECK_FALSE(unsupported_to_execute(with_point(s, r.point)).empty());
 }

@@ -1,0 +1,173 @@
+// Which of the scenarios that hold to all rules today's backends execute, and why not the others.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "spec/names.h"
+#include "spec/validate.h"
+
+namespace hotbunk {
+namespace {
+
+/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16; gradients, the master copy and
+/// moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op by op, for plans from elsewhere).
+template <class Need>
+void executable_precision(const Scenario& s, const Need& need) {
+  const Precision& p = s.train.precision;
+  const auto computed_in = [](DType t) { return t == DType::f32 || t == DType::bf16; };
+  need(computed_in(p.params), "train.precision.params {}: fp32 and bf16 are executed", name_of(p.params));
+  for (const auto& [key, dtype] : {std::pair{"grads", p.grads}, {"master", p.master}, {"moments", p.moments}})
+    need(dtype == DType::f32, "train.precision.{} {}: fp32 is executed", key, name_of(dtype));
+  need(p.gemm == "params", "matrix products in {}", p.gemm);
+  if (s.algorithm.name != AlgorithmName::sft)
+    need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
+}
+
+/// The axes of more than one rank in their order, innermost first: t of tensor-parallel, d of data ranks, o of others.
+std::string axes_of(const TrainLayout& t) {
+  const bool apart = t.order.find("ulysses") != std::string::npos;  // else behind cp
+  std::istringstream in(t.order);
+  std::string out;
+  for (std::string axis; std::getline(in, axis, '-');) {
+    if (axis == "tp" && t.tp > 1) out += 't';
+    if (axis == "pp" && t.pp > 1) out += 'o';
+    if (axis == "dp" && t.dp > 1) out += 'd';
+    if (axis == "cp" && t.cp * (apart ? 1 : t.ulysses) > 1) out += 'd';
+    if (axis == "ulysses" && t.ulysses > 1) out += 'd';
+  }
+  return out;
+}
+
+/// Whether no other axis stands between those that make data ranks.
+bool data_ranks_follow(const TrainLayout& t) {
+  const std::string axes = axes_of(t);
+  const auto count = static_cast<std::size_t>(std::ranges::count(axes, 'd'));
+  return count < 2 || axes.rfind('d') - axes.find('d') + 1 == count;
+}
+
+/// Whether those come right behind tp.
+bool data_ranks_follow_tensor(const TrainLayout& t) { return axes_of(t).find("td") != std::string::npos; }
+
+/// Which ranks may have other experts than their neighbours: tensor-parallel ones, data ranks of one copy of what is
+/// sharded, where it is, or both.
+template <class Need>
+void executable_experts(const Scenario& s, const Need& need) {
+  const TrainLayout& t = s.train.layout;
+  if (!s.model.moe) return;
+  need(t.etp == t.tp || (t.etp == 1 && t.ep % t.tp == 0),
+       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep over data "
+       "ranks) or have whole ones (etp = 1, ep a multiple of tp)",
+       t.etp, t.ep, t.tp);
+  if (t.ep == 1 || (t.etp != t.tp && t.ep % t.tp != 0)) return;
+  const std::int64_t holders = t.etp == t.tp ? t.ep : t.ep / t.tp;  // of other experts, among the data ranks
+  if (holders == 1) return;
+  const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                              : t.fsdp > 0                       ? t.fsdp
+                                                                                                 : data;
+  need(shards == 1 || shards % holders == 0,
+       "train.layout.ep {}{} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
+       "those",
+       t.ep, holders == t.ep ? "" : fmt::format(" over tp {} and {} data ranks", t.tp, holders), shards, shards,
+       holders, shards % holders);
+  need(t.etp == t.tp || t.sp,
+       "train.layout.ep {} over tp {} and {} data ranks without sequence parallelism: set train.layout.sp to true",
+       t.ep, t.tp, holders);
+  need(t.etp == t.tp || data_ranks_follow_tensor(t),
+       "train.layout.ep {} over tp {} and {} data ranks with order {}: the data ranks do not follow tp in it", t.ep,
+       t.tp, holders, t.order);
+  need(data_ranks_follow(t),
+       "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
+       t.ep, t.order, t.dp, t.cp * t.ulysses);
+}
+
+/// Where a parameter lies in a flat shard differs from rank to rank, so nothing is done to one parameter of a shard.
+template <class Need>
+void executable_flat(const Scenario& s, const Need& need) {
+  const TrainLayout& t = s.train.layout;
+  need(t.tp == 1,
+       "train.engine fsdp1 with tp {}: norms' gradients are summed over tensor-parallel ranks by parameter, and a flat "
+       "shard has none whole; fsdp2 has them",
+       t.tp);
+  need(t.pp == 1, "train.engine fsdp1 with pp {}: units are those of a whole model; fsdp2 has them by stage", t.pp);
+  need(t.ep == 1, "train.engine fsdp1 with ep {}: a flat parameter has all experts of a layer; fsdp2 spreads them",
+       t.ep);
+  need(!s.model.moe || !s.model.moe->router_bias,
+       "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
+       "is stepped as a whole; fsdp2 leaves it out");
+}
+
+/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
+/// and a pipeline.
+template <class Need>
+void executable_engines(const Scenario& s, const Need& need) {
+  const RolloutLayout& r = s.rollout.layout;
+  const ModelSpec& m = s.model;
+  need(r.cp == 1, "rollout.layout.cp {}: engines share no sequence's tokens", r.cp);
+  need(r.attention_dp == 1, "rollout.layout.attention_dp {}: the tensor-parallel ranks share all attention",
+       r.attention_dp);
+  need(r.ep == 1 || r.ep == r.tp,
+       "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
+       r.ep, r.tp);
+  need(!m.moe || r.ep > 1 || m.moe->expert_intermediate % r.tp == 0,
+       "rollout.layout.tp {}: the {} columns of an expert do not divide by it; with ep {} ranks have whole ones", r.tp,
+       m.moe ? m.moe->expert_intermediate : 0, r.tp);
+  need(m.layers % r.pp == 0, "rollout.layout.pp {}: {} layers do not divide by it", r.pp, m.layers);
+}
+
+}  // namespace
+
+std::vector<std::string> unsupported_to_execute(const Scenario& s) {
+  std::vector<std::string> reasons;
+  const auto need = [&]<class... Args>(bool ok, fmt::format_string<Args...> why, Args&&... args) {
+    if (!ok) reasons.push_back(fmt::format(why, std::forward<Args>(args)...));
+  };
+  need(s.profile == "hotbunk", "profile {}: hotbunk's own is executed, the rules of others are priced", s.profile);
+  const ModelSpec& m = s.model;
+  const TrainLayout& t = s.train.layout;
+  const bool sft = s.algorithm.name == AlgorithmName::sft;
+  need(!m.moe || m.moe->balance_loss == 0.0,
+       "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
+       m.moe ? m.moe->balance_loss : 0.0);
+  need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
+  need(!m.mla || t.cp * t.ulysses == 1,
+       "train.layout.cp {} and ulysses {} with latent attention: ranks that share sequences exchange the keys and "
+       "values of KV heads, and latents have none",
+       t.cp, t.ulysses);
+  const auto scalings = {"llama3", "linear", "yarn"};
+  need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
+       "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");
+  const TrainEngine e = s.train.engine;
+  need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
+  if (e == TrainEngine::fsdp1) executable_flat(s, need);
+  const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
+  need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
+       "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "
+       "ones; ddp and zero1 have these",
+       name_of(e));
+  need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
+  need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
+       "train.reshard_after_forward: false in a pipeline");
+  executable_experts(s, need);
+  need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
+       "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
+       t.tp);
+  need(sft || !s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
+  need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
+  need(s.placement == PlacementMode::colocated, "disaggregated placement");
+  need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
+  need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
+  need(s.workload.longest() == s.workload.prompt_tokens.max + s.workload.response_tokens.max, "workload.max_tokens");
+  need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
+  if (!sft) {
+    need(s.rollout.engine == RolloutEngine::hotbunk, "rollout.engine {}: hotbunk is executed",
+         name_of(s.rollout.engine));
+    executable_engines(s, need);
+    need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
+  }
+  executable_precision(s, need);
+  return reasons;
+}
+
+}  // namespace hotbunk
