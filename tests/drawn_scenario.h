@@ -132,6 +132,9 @@ inline std::string draw_scenario() {
                       : defers ? one_of<std::string>({"ddp", "zero1"})
                                : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
+  // Training's state on the host: all of it where training never sleeps, or a part of each shard's optimizer.
+  if (engine == "fsdp2" && offload == "none" && coin()) offload = "layerwise";
+  const auto on_host = engine.starts_with("fsdp") ? "0" : one_of<std::string>({"0", "0", "0.3", "1"});
   const bool sequence = train_tp > 1 && (over_both || coin());
   std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
@@ -157,7 +160,7 @@ inline std::string draw_scenario() {
       one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), grads, master, moments,
       flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
-  text += fmt::format("optimizer: {{max_grad_norm: {}}}\n", in(0, 1));
+  text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "
       "max_running_requests: {}, "

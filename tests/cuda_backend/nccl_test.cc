@@ -112,14 +112,17 @@ TEST_CASE("a second communicator of the same ranks is split off the first, and a
     for (Communicator* c : {a.get(), b.get()}) c->all_reduce(x.data(), x.data(), 2, DType::f32);
     const std::vector<float> sum = x.read();
     const auto calls = p.nccl.calls();
-    return fmt::format("{} ids, {} made, {} split, {} aborted: {}", calls.contains("ncclGetUniqueId") ? 1 : 0,
-                       calls.at("ncclCommInitRankConfig"), calls.at("ncclCommSplit"), calls.contains("ncclCommAbort"),
-                       fmt::join(sum, " "));
+    return fmt::format("{}|{} ids, {} made, {} split, {} aborted: {}", ::getpid(),
+                       calls.contains("ncclGetUniqueId") ? 1 : 0, calls.at("ncclCommInitRankConfig"),
+                       calls.at("ncclCommSplit"), calls.contains("ncclCommAbort"), fmt::join(sum, " "));
   });
-  CHECK(said[0] == "1 ids, 1 made, 1 split, false aborted: 4 8");
-  CHECK(said[1] == "0 ids, 1 made, 1 split, false aborted: 4 8");
+  const auto behind = [](const std::string& s) { return s.substr(s.find('|') + 1); };
+  CHECK(behind(said[0]) == "1 ids, 1 made, 1 split, false aborted: 4 8");
+  CHECK(behind(said[1]) == "0 ids, 1 made, 1 split, false aborted: 4 8");
+  // The last one out removes the files, whose names begin with the process that made the id.
+  const std::string files = "hotbunk-nccl-" + said[0].substr(0, said[0].find('|')) + "-";
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-    CHECK(entry.path().string().find("hotbunk-nccl-") == std::string::npos);  // the last one out removes its files
+    CHECK(entry.path().string().find(files) == std::string::npos);
 }
 
 TEST_CASE("sums go in pieces where the scratch is small, in rank order, to the bit") {

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "tests/json.h"
 #include "tests/paths.h"
+#include "tests/reserved_port.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -185,11 +186,11 @@ TEST_CASE(
     for (auto& run : runs) ended.push_back(run.get());
     return ended;
   };
-  const int port = 20000 + ::getpid() % 10000;
+  const ReservedPort first, second, third;
   const Ended threads = folder.run("threads", demo);
   INFO(threads.err);
   REQUIRE(threads.code == 0);
-  const auto ended = launched("processes", demo, "", port);
+  const auto ended = launched("processes", demo, "", first.number());
   for (const Ended& e : ended) {
     INFO(e.err);
     REQUIRE(e.code == 0);
@@ -204,7 +205,7 @@ TEST_CASE(
   CHECK(weights("processes") == weights("threads"));
 
   // A rank that fails takes the others with it, and each names it.
-  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", port + 1);
+  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", second.number());
   for (std::size_t r = 0; r < failed.size(); ++r) {
     INFO(r << ": " << failed[r].err);
     CHECK(failed[r].code == 3);
@@ -212,7 +213,7 @@ TEST_CASE(
                                   Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
   }
   // Nobody else's device memory is there to be read.
-  for (const Ended& e : launched("refused", fmt::format("{} --backend cuda-fake", short_demo), "", port + 2)) {
+  for (const Ended& e : launched("refused", fmt::format("{} --backend cuda-fake", short_demo), "", third.number())) {
     INFO(e.err);
     CHECK(e.code != 0);
     CHECK_THAT(e.err, Catch::Contains("E706"));

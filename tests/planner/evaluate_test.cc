@@ -20,6 +20,7 @@
 #include "layout/pipeline_turns.h"
 #include "layout/train_mesh.h"
 #include "lowering/lower.h"
+#include "lowering/phases.h"
 #include "lowering/sample_rows.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/lowered_space.h"
@@ -81,6 +82,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("master", name_of(p.master)), note("moments", name_of(p.moments));
   note("mini-batches", s.algorithm.mini_batches > 1);
   if (sft) return;
+  note("host", s.train.offload == Offload::layerwise ? "layers" : s.optimizer.cpu_fraction > 0 ? "optimizer" : "none");
   note("offload", s.train.offload == Offload::sleep), note("sleep", s.rollout.sleep ? s.rollout.sleep_level : 0);
   note("ulysses", s.train.layout.ulysses > 1);
   note("cp", s.train.layout.cp > 1 ? name_of(s.train.context_exchange) : "none");
@@ -341,7 +343,8 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
   return "";
 }
 
-/// Bytes that the plan maps, unmaps and copies between device and host, in order, op by op.
+/// Bytes that the plan maps, unmaps and copies between device and host, in order, op by op; what training copies with
+/// its state on the host is part of its work.
 std::vector<ShiftOp> shifts_by_ops(const Plan& plan, std::size_t of_program, const JobPhases& phases) {
   std::vector<ShiftOp> out;
   const Program& program = plan.programs[of_program];
@@ -352,7 +355,8 @@ std::vector<ShiftOp> shifts_by_ops(const Plan& plan, std::size_t of_program, con
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
           shift.section = op.section, shift.space = program.section(op.section).space,
           shift.bytes = op.map_end - op.map_begin;
-        else if (op.kind == OpKind::copy && (op.stream == streams::h2d || op.stream == streams::d2h))
+        else if (op.kind == OpKind::copy && !is_training(phase.phase) &&
+                 (op.stream == streams::h2d || op.stream == streams::d2h))
           shift.bytes = op.outputs[0].bytes({});
         else continue;
         out.push_back(shift);
@@ -459,7 +463,7 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "engine=zero1 "
           "engine=zero2 engines=false engines=true "
           "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe from host=false from host=true "
-          "grads=fp32 "
+          "grads=fp32 host=layers host=none host=optimizer "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "

@@ -282,7 +282,7 @@ struct FakeNccl::Entries {
     return call("ncclGetUniqueId", [&](FakeNccl&) {
       std::random_device random;
       std::memset(out->bytes, 0, sizeof out->bytes);
-      std::snprintf(out->bytes, sizeof out->bytes, "%08x%08x", random(), random());
+      std::snprintf(out->bytes, sizeof out->bytes, "%d-%08x%08x", ::getpid(), random(), random());
       return NcclResult::success;
     });
   }
