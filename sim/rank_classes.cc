@@ -189,7 +189,7 @@ class Folder {
             moving_.push_back({static_cast<std::int32_t>(p), &op, families_of(op),
                                to ? std::int64_t{fed({bodies, to->buffer, to->offset_bytes})} : -1});
           } else if (is_communication(op.kind)) {
-            meeting_[op.group].push_back(&op);
+            meeting_[{op.group, static_cast<std::int32_t>(p)}].push_back(&op);
             if (is_pairwise(op.kind)) asked_by_place_.insert(op.group);
             if (op.kind == OpKind::broadcast || op.kind == OpKind::all_reduce) uneven_[op.group].push_back(&op);
           }
@@ -218,17 +218,20 @@ class Folder {
     }
   }
 
-  /// What is paid in a group is known of any of its members.
+  /// What is paid in a group, for what its members' programs do there, is known of any of its members.
   void price_groups() {
     group_prices_.resize(plan_.groups.size());
     Numbers<Signature> numbers;
     for (std::size_t f = 0; f < plan_.groups.size(); ++f)
       for (const std::vector<Rank>& members : plan_.groups[f].groups) {
         Signature prices{std::ssize(members)};
-        if (const auto ops = meeting_.find(static_cast<GroupId>(f)); ops != meeting_.end() && !members.empty())
-          for (const Op* op : ops->second)
-            prices.push_back(cost_.nanoseconds(plan_, members.front(), *op,
-                                               {.block = 0, .step = 0, .sizes = largest(), .payload = {}}));
+        std::set<std::int32_t> programs;
+        for (const Rank r : members) programs.insert(plan_.program_of_rank[static_cast<std::size_t>(r)]);
+        for (const std::int32_t program : programs)
+          if (const auto ops = meeting_.find({static_cast<GroupId>(f), program}); ops != meeting_.end())
+            for (const Op* op : ops->second)
+              prices.push_back(cost_.nanoseconds(plan_, members.front(), *op,
+                                                 {.block = 0, .step = 0, .sizes = largest(), .payload = {}}));
         group_prices_[f].push_back(numbers(std::move(prices)));
       }
   }
@@ -245,7 +248,7 @@ class Folder {
     std::int64_t fed = -1;  // of a feed: a number for the place in memory that it feeds
   };
   std::vector<Moving> moving_;  // what they do depends on where the rank stands
-  std::map<GroupId, std::vector<const Op*>> meeting_;
+  std::map<std::pair<GroupId, std::int32_t>, std::vector<const Op*>> meeting_;  // by family and program
   std::map<GroupId, std::vector<const Op*>> uneven_;  // of those, who may send more or less by their place
   std::set<GroupId> asked_by_place_;
   std::vector<std::vector<std::int64_t>> group_prices_;  // [family][group]: a number for equal prices
