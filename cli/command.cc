@@ -200,7 +200,7 @@ namespace {
 /// have many items has somewhat more. Measured of the 7B on 8 to 16,384 GPUs, over perfetto.json, trace.json,
 /// report.html and summary.json together.
 std::int64_t room_of_folder(std::int64_t ranks, std::int64_t played) {
-  constexpr std::int64_t folder_bytes = 17'000'000;
+  constexpr std::int64_t folder_bytes = 24'000'000;
   constexpr std::int64_t span_bytes = 700;      // with the memory events that come with it
   constexpr std::int64_t rank_bytes = 450;      // its number in rows of traffic
   constexpr std::int64_t played_bytes = 4'500;  // its stays, peaks and traffic
@@ -340,8 +340,9 @@ Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord
   outputs.write(folder.trace(), trace_to_json(record.trace, job.hash));
   if (record.predicted) outputs.write(folder.simulated_trace(), trace_to_json(*record.predicted, job.hash));
   std::error_code ignored;
-  auto responses = std::filesystem::exists(folder.lengths(), ignored) ? read_length_counts(folder.lengths())
-                                                                      : Result<LengthCounts>();
+  auto responses = record.responses                                     ? Result<LengthCounts>(*record.responses)
+                   : std::filesystem::exists(folder.lengths(), ignored) ? read_length_counts(folder.lengths())
+                                                                        : Result<LengthCounts>();
   if (!responses) outputs.note(folder.report(), fail(responses.error()));
   auto samples = read_shown_samples(folder.samples());
   if (!samples) outputs.note(folder.report(), fail(samples.error()));

@@ -139,6 +139,8 @@ struct RunRecord {
   const Trace* predicted = nullptr;  // null: no simulated.json
   std::string calibration;
   std::optional<StepsWalked> walked{};  // none: no run.json
+  /// Responses by length, where the folder's lengths.jsonl is not of all steps.
+  std::optional<LengthCounts> responses{};
 };
 /// The lengths that a run recorded of these steps (default: all of the scenario's). E101, E120, E121.
 Result<StepLengths> lengths_of(const RunFolder&, Scenario, const std::optional<StepsWalked>&);

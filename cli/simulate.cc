@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -29,7 +30,12 @@ struct SimulateArguments {
   std::string out, lengths;
   std::int32_t span_steps = 2, seeds = 1;
   std::vector<Rank> ops;
+  bool all_lengths = false;
 };
+
+/// Of a simulation's lengths.jsonl unless --all-lengths: some dozen iterations of 16,384 prompts. What is left out is
+/// drawn again from the folder's scenario.
+constexpr std::int64_t most_length_bytes = std::int64_t{4} << 20;
 
 /// E143: there is no such rank.
 Status check_ranks(const std::vector<Rank>& ranks, const Plan& plan) {
@@ -51,19 +57,41 @@ Result<std::optional<StepLengths>> lengths_of(const SimulateArguments& o, const 
   return std::optional(std::move(*recorded));
 }
 
-/// The files of lines that a simulation has: lengths that belong to the trace, where something is rolled out or they
-/// were given, and the metrics of the iterations that the trace has rows of.
-Status write_lines(const RunFolder& folder, const Job& job, const Trace& trace,
-                   const std::optional<StepLengths>& replayed) {
-  if (auto s = write_file_atomic(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s) return s;
-  if (!replayed && job.plan.phase_index("rollout") < 0) return {};
+struct WrittenLengths {
+  std::int32_t steps = 0;  // the first ones, that lengths.jsonl has
+  LengthCounts responses;  // of all
+};
+
+/// The files of lines that a simulation has: the metrics of the iterations that the trace has rows of, and lengths that
+/// belong to the trace, where something is rolled out or they were given; as many as `most_bytes` have room for.
+Result<std::optional<WrittenLengths>> write_lines(const RunFolder& folder, const Job& job, const Trace& trace,
+                                                  const std::optional<StepLengths>& replayed, std::int64_t most_bytes) {
+  if (auto s = write_file_atomic(folder.metrics(), metrics_jsonl(job.plan, job.scenario, trace)); !s)
+    return fail(std::move(s.error()));
+  if (!replayed && job.plan.phase_index("rollout") < 0) return std::optional<WrittenLengths>();
   auto lines = StepLines::create(folder.lengths());
   if (!lines) return fail(std::move(lines.error()));
+  WrittenLengths out;
   for (std::int32_t step = 1; step <= job.scenario.steps; ++step) {
     const SampleLengths lengths = replayed ? (*replayed)(step) : draw_lengths(job.scenario, step);
-    if (auto s = lines->add(lengths_line(step, lengths)); !s) return s;
+    count_responses(lengths, out.responses);
+    if (out.steps < step - 1) continue;
+    const std::string line = lengths_line(step, lengths);
+    if (step > 1 && lines->bytes() + std::ssize(line) > most_bytes) continue;
+    if (auto s = lines->add(line); !s) return fail(std::move(s.error()));
+    out.steps = step;
   }
-  return {};
+  return std::optional(std::move(out));
+}
+
+/// Of which iterations the folder has lengths; "" where it has all.
+std::string kept_lengths_text(const Job& job, const std::optional<WrittenLengths>& lengths) {
+  if (!lengths || lengths->steps == job.scenario.steps) return "";
+  return fmt::format(
+      "lengths.jsonl has those of the first {} of {} iterations (4 MiB); the scenario and its seed draw them all "
+      "again. "
+      "--all-lengths keeps them.\n",
+      format_count(lengths->steps), format_count(job.scenario.steps));
 }
 
 /// Plays the draws behind the first, whose summary is there, and says how far they scatter. What a draw costs is its
@@ -173,13 +201,17 @@ int run(const SimulateArguments& o) {
   flush_output();
   if (!o.out.empty()) {
     if (auto s = begin_in_folder(folder, *job, "simulated", Takes::overwrite); !s) return report_errors(s.error());
-    if (auto s = write_lines(folder, *job, *trace, *lengths); !s) return report_errors(s.error());
-    const RunRecord record{.trace = *trace, .predicted = nullptr, .calibration = hardware->source};
+    const auto written_lengths = write_lines(
+        folder, *job, *trace, *lengths, o.all_lengths ? std::numeric_limits<std::int64_t>::max() : most_length_bytes);
+    if (!written_lengths) return report_errors(written_lengths.error());
+    RunRecord record{.trace = *trace, .predicted = nullptr, .calibration = hardware->source};
+    if (*written_lengths) record.responses = (*written_lengths)->responses;
     const Status written = write_run_folder(folder, *job, record), ended = end_in_folder(folder);
     for (const Status* s : {&written, &ended})
       if (!*s) return report_errors(s->error());
     if (!o.scenario.json)
-      fmt::print("{}Report: {}/report.html\n", kept_ranks_text(job->plan, *trace), printable_line(o.out));
+      fmt::print("{}{}Report: {}/report.html\n", kept_ranks_text(job->plan, *trace),
+                 kept_lengths_text(*job, *written_lengths), printable_line(o.out));
   }
   if (error) {
     report_errors({*error});
@@ -204,6 +236,7 @@ void add_simulate(CommandLine& line) {
       .excludes(lengths);
   sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
   sub.option("--ops", o->ops, "ranks whose ops and buffers are kept one by one: 0 or 0,3").with_commas();
+  sub.flag("--all-lengths", o->all_lengths, "keep the lengths of every iteration in the run folder, not 4 MiB of them");
   sub.action([o] { return run(*o); });
 }
 

@@ -15,17 +15,17 @@ namespace hotbunk {
 Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineOptions& options)
     : plan_(plan), options_(options), line_of_rank_(classes.representatives().size(), -1) {
   constexpr std::int64_t least_share = 64;
-  // A few phases of an iteration have many spans, up to twice the share, the others hardly any. Where there is no room
-  // for all ranks, the first ones take half of it, and those behind them one span for each stream of a stay, as far as
-  // the other half goes.
+  // A rank has so much of it for a step; its stays in driven phases, which have as many runs as the Driver wants,
+  // divide that between them, the others have hardly any. Where there is no room for all ranks, the first ones take
+  // half of it, and those behind them one span for each stream of a stay, as far as the other half goes.
   const std::int64_t players = std::ssize(classes.players()),
                      steps = std::max<std::int64_t>(1, options.last_step - options.first_step),
                      wanted = 4 * 2 * least_share * steps, each_stay = 3 * std::ssize(plan.phases) * steps,
                      all = std::numeric_limits<std::int64_t>::max() / 4;
   const bool fits = options.room == 0 || players * wanted <= options.room;
-  const std::int64_t share = options.room == 0 ? all
-                             : fits            ? options.room / (4 * players * steps)
-                                               : least_share,
+  const std::int64_t of_step = options.room == 0 ? all
+                               : fits            ? options.room / (players * steps)
+                                                 : 4 * 2 * least_share,
                      detailed = fits ? players : std::max<std::int64_t>(1, options.room / 2 / wanted),
                      drawn = detailed + options.room / 2 / each_stay;
   for (const Rank r : classes.players()) {
@@ -34,10 +34,13 @@ Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineO
     line_of_rank_[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(number);
     lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step},
                         in_full             ? all
-                        : number < detailed ? share
+                        : number < detailed ? of_step
                         : number < drawn    ? 0
                                             : unrecorded);
   }
+  driven_behind_.assign(plan.phases.size() + 1, 0);
+  for (std::size_t p = plan.phases.size(); p-- > 0;)
+    driven_behind_[p] = driven_behind_[p + 1] + (plan.phases[p].driven ? 1 : 0);
 }
 
 std::uint32_t Timeline::enter(Rank r, std::int32_t step, std::int16_t phase) {
@@ -48,7 +51,11 @@ std::uint32_t Timeline::enter(Rank r, std::int32_t step, std::int16_t phase) {
   visit.waiting_ns = 0;
   RankLine& mine = line(r);
   mine.drawn.assign(mine.drawn.size(), false);
+  if (step != mine.step) mine.step = step, mine.left = mine.of_step;
+  else mine.left -= std::min(mine.num_spans, 2 * mine.share);
   mine.num_spans = 0;
+  // A stay takes up to twice its share, and leaves as much to each that is still to come.
+  mine.share = mine.left / (2 * std::max(1, driven_behind_[static_cast<std::size_t>(phase)]));
   mine.visits.items.push_back(visit);
   return mine.visits.end() - 1;
 }

@@ -30,10 +30,11 @@ struct TimelineOptions {
   std::int32_t first_step = 0, last_step = 2;  // spans and memory events of these steps only; 0: the prologue
   /// Spans up to which all is kept one by one; what comes then is kept with Detail::stay.
   std::int64_t max_spans = std::int64_t{1} << 20;
-  /// About how many spans all ranks together have room for; 0: max_spans, and nobody has a share. A stay in a phase
-  /// that has used up its share goes on with Detail::run and, after twice the share, with Detail::stay; several runs
-  /// that are played together are Detail::run from the start. Of very many ranks the first ones have a share, some more
-  /// are Detail::stay, and of the rest there is no more than when they came and went.
+  /// About how many spans all ranks together have room for; 0: max_spans, and nobody has a share. A rank's stays in
+  /// driven phases divide what a step has. One that has used up its share goes on with Detail::run and, after twice the
+  /// share, with Detail::stay; several runs that are played together are Detail::run from the start. Of very many ranks
+  /// the first ones have a share, some more are Detail::stay, and of the rest there is no more than when they came and
+  /// went.
   std::int64_t room = 0;
   std::vector<Rank> in_full{};  // ranks of which everything is kept one by one
 };
@@ -99,7 +100,7 @@ class Timeline {
   void write(Trace&);
 
  private:
-  static constexpr std::int64_t unrecorded = -1;  // RankLine::share
+  static constexpr std::int64_t unrecorded = -1;  // RankLine::of_step
   /// Numbered from the first that ever was; those at the front may be gone.
   template <class T>
   struct Numbered {
@@ -124,7 +125,7 @@ class Timeline {
   };
   struct RankLine {
     RankLine(const Plan& plan, Rank r, KeptSteps kept, std::int64_t spans)
-        : rank(r), places(places_of(plan, r)), stays(plan, r, kept), share(spans) {}
+        : rank(r), places(places_of(plan, r)), stays(plan, r, kept), of_step(spans) {}
     Rank rank;
     Places places;
     Numbered<PhaseSpan> visits;
@@ -135,8 +136,11 @@ class Timeline {
     std::array<Growing, max_streams> growing;
     std::vector<Figures> figures;  // by segment
     std::vector<bool> drawn;       // by block of the current visit: draws_memory
-    std::int64_t share;            // of the spans, of one stay; unrecorded: none, and no memory events
+    std::int64_t of_step;          // spans that a step has room for; unrecorded: none, and no memory events
+    std::int64_t left = 0;         // of them, for the current visit and those behind it
+    std::int64_t share = 0;        // of the current visit
     std::int64_t num_spans = 0;    // of the current visit, as far as it has been enqueued
+    std::int32_t step = -1;        // of the current visit
   };
   RankLine& line(Rank r) { return lines_[static_cast<std::size_t>(line_of_rank_[static_cast<std::size_t>(r)])]; }
   const RankLine& line(Rank r) const {
@@ -152,13 +156,14 @@ class Timeline {
   std::int32_t intern(std::string_view prefix, std::string_view name);
   std::int32_t intern(const std::string& name);
   bool recorded(const RankLine& mine, std::int32_t step) const {
-    return mine.share != unrecorded && step >= options_.first_step && step <= options_.last_step;
+    return mine.of_step != unrecorded && step >= options_.first_step && step <= options_.last_step;
   }
 
   const Plan& plan_;
   TimelineOptions options_;
   std::vector<RankLine> lines_;
-  std::vector<std::int32_t> line_of_rank_;  // of ranks that are played
+  std::vector<std::int32_t> line_of_rank_;   // of ranks that are played
+  std::vector<std::int32_t> driven_behind_;  // by phase: how many driven phases there are from it on
   std::vector<Span> spans_;
   std::vector<std::string> names_;  // of ops and buffers
   struct HashOfParts {

@@ -1,6 +1,7 @@
 // Run folders as a user makes them: one run's files and no others', and what is no run folder.
 #include <signal.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdio>
@@ -347,4 +348,33 @@ TEST_CASE("a simulation's folder is small, whole, and has ops and buffers of the
   const Result2 nobody = hotbunk_command(fmt::format("simulate {} --ops 8", file));
   CHECK(nobody.code == 2);
   CHECK(nobody.err.find("error[E143]") != std::string::npos);
+}
+
+TEST_CASE("a simulation's folder is bounded: lengths of as many iterations as there is room for, counts of all") {
+  const std::string job = fmt::format(
+      "simulate {} --set algorithm.prompts=16384 --set steps=5 --set workload.response_tokens.mean=64 "
+      "--set workload.response_tokens.max=64 --set workload.response_tokens.distribution=fixed",
+      fmt::format("{}/scenarios/qwen2.5-32b-megatron.yaml", source_folder));
+  const fs::path some = work_folder() / "some_lengths", all = work_folder() / "all_lengths";
+  const Result2 bounded = hotbunk_command(fmt::format("{} --out {}", job, some.string()));
+  REQUIRE(bounded.code == 0);
+  CHECK_THAT(bounded.out, Catch::Contains("lengths.jsonl has those of the first 3 of 5 iterations"));
+  std::uintmax_t bytes = 0;
+  for (const auto& file : fs::directory_iterator(some)) bytes += file.file_size();
+  CHECK(bytes < 25'000'000);
+  const Result2 whole = hotbunk_command(fmt::format("{} --all-lengths --out {}", job, all.string()));
+  REQUIRE(whole.code == 0);
+  CHECK_THAT(whole.out, !Catch::Contains("lengths.jsonl has"));
+  const std::string of_all = text_of(all / "lengths.jsonl"), of_some = text_of(some / "lengths.jsonl");
+  CHECK(std::ranges::count(of_some, '\n') == 3);
+  CHECK(std::ranges::count(of_all, '\n') == 5);
+  CHECK(of_all.starts_with(of_some));
+  // The report counts every response, whatever the file has of them.
+  const auto counts = [](const fs::path& folder) {
+    const std::string report = text_of(folder / "report.html");
+    const auto at = report.find("\"lengths\":{");
+    REQUIRE(at != std::string::npos);
+    return report.substr(at, 80);
+  };
+  CHECK(counts(some) == counts(all));
 }

@@ -241,8 +241,8 @@ TEST_CASE("spans carry bytes, FLOPs and step; only the steps asked for") {
 }
 
 TEST_CASE("what a stay has no room for is kept together, and nothing is left out") {
-  // 100 runs of 3 kernels of 7 ns, on one stream: room for 64 spans, so 21 runs one by one. Then a span for each run,
-  // each taken for 2, until those are 128: 33 runs. The other 46 are one.
+  // 400 runs of 3 kernels of 7 ns, on one stream, in the one driven phase: room for 256 spans, so 85 runs one by one.
+  // Then a span for each run, each taken for 2, until those are 512: 129 runs. The other 186 are one.
   const auto buffer = [](OpKind kind) { return memory(kind, 0, "buffer"); };
   Plan plan = plan_of({{buffer(OpKind::alloc), kernel("a"), kernel("b"), kernel("c"), buffer(OpKind::free)}});
   plan.programs[0].buffers = {{"buffer", DType::f32, 16, Category::workspace, sections::train_params, 0}};
@@ -259,15 +259,15 @@ TEST_CASE("what a stay has no room for is kept together, and nothing is left out
     SimBackend backend(one_rank_per_device(), seven_each, options);
     plan.phases[1].driven = true;
     Fixed driver;
-    driver.runs = 100;
+    driver.runs = 400;
     const auto trace = execute(plan, backend, driver, {.steps = 1, .local_ranks = {0}});
     REQUIRE(trace);
     const bool by_op = granularity == Granularity::ops;
-    const std::size_t one_by_one = by_op ? 21 * 3 : 64, runs = by_op ? 33 : 32;
+    const std::size_t one_by_one = by_op ? 85 * 3 : 256, runs = by_op ? 129 : 128;
     REQUIRE(trace->spans.size() == one_by_one + runs + 1);
     std::int64_t spans_ns = 0, live = 0, highest = 0;
     for (const Span& s : trace->spans) spans_ns += s.end_ns - s.start_ns;
-    CHECK(spans_ns == 100 * 3 * 7);
+    CHECK(spans_ns == 400 * 3 * 7);
     CHECK(trace->names[static_cast<std::size_t>(trace->spans.back().name)] == "work: further blocks");
     for (const MemoryEvent& e : trace->memory_events) live += e.delta_bytes, highest = std::max(highest, live);
     CHECK(live == 0);
