@@ -163,11 +163,22 @@ std::string kept_ranks_text(const Plan& plan, const Trace& trace) {
       format_count(std::ssize(drawn)), format_count(played));
 }
 
+/// Says so where engines are played less far ahead than the scenario lets them be.
+void note_less_ahead(const Scenario& s) {
+  const std::int64_t asked = s.algorithm.max_staleness, most = max_steps_back + 1;
+  const std::int64_t played = s.sync.every > 1 ? 1 : most;
+  if (s.placement != PlacementMode::disaggregated || s.algorithm.name == AlgorithmName::sft || asked <= played) return;
+  fmt::print(stderr, "note: algorithm.max_staleness {}: engines are played {} ahead{}\n", asked,
+             played == 1 ? "one iteration" : fmt::format("{} iterations", played),
+             s.sync.every > 1 ? fmt::format(", as sync.every is {}", s.sync.every) : ", the most that a plan can say");
+}
+
 int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
   if (!job) return code;
   note_auto(job->scenario);
+  note_less_ahead(job->scenario);
   const RunFolder folder{o.out};
   std::optional<ClaimedFolder> claimed;
   if (!o.out.empty()) {

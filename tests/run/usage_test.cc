@@ -369,3 +369,15 @@ TEST_CASE("log-probs are numbers or an error, never NaN") {
                                       file_of("far.jsonl", fmt::format("[1, {}]\n", id)).string()))
               .code == 2);
 }
+
+TEST_CASE("simulate says where engines are played less far ahead than the scenario lets them be") {
+  const std::string job = fmt::format(
+      "simulate {}/scenarios/qwen2.5-32b-megatron.yaml --set placement=disaggregated --set train.layout.dp=2 --set "
+      "rollout.layout.dp=4",
+      source_folder);
+  const auto said = [&](const std::string& sets) { return hotbunk_command(job + sets).err; };
+  CHECK_THAT(said(" --set algorithm.max_staleness=3 --set sync.every=2"),
+             Catch::Contains("max_staleness 3: engines are played one iteration ahead, as sync.every is 2"));
+  CHECK_THAT(said(" --set algorithm.max_staleness=100"), Catch::Contains("engines are played 65 iterations ahead"));
+  CHECK_THAT(said(" --set algorithm.max_staleness=3"), !Catch::Contains("engines are played"));
+}
