@@ -148,7 +148,7 @@ class Walk {
     const Head& head = heads_[q];
     const std::vector<Rank>& members = members_of(head);
     if (members.empty()) return next(q);
-    auto& here = meetings_[{head.stop().op->group, members.front(), head.stream}];
+    auto& here = meetings_[{head.stop().op->group, members.front(), head.stop().op->stream}];
     here.push_back(q);
     if (here.size() < members.size()) return;
     for (const std::size_t each : std::exchange(here, {})) next(each);
@@ -162,8 +162,8 @@ class Walk {
     const auto place = std::ranges::find(members, head.rank) - members.begin();
     const Partners at = partners_of(op, std::ssize(members), place);
     const auto rank = [&](std::int64_t peer) { return members[static_cast<std::size_t>(peer)]; };
-    if (at.to >= 0) out.out = {op.group, head.stream, head.rank, rank(at.to)};
-    if (at.from >= 0) out.in = {op.group, head.stream, rank(at.from), head.rank};
+    if (at.to >= 0) out.out = {op.group, op.stream, head.rank, rank(at.to)};
+    if (at.from >= 0) out.in = {op.group, op.stream, rank(at.from), head.rank};
     return out;
   }
 
@@ -201,7 +201,7 @@ class Walk {
       return {out ? std::get<3>(*transfer.out) : std::get<2>(*transfer.in), head.stream};
     } else {
       const std::vector<Rank>& members = members_of(head);
-      const auto& here = meetings_.at({stop.op->group, members.front(), head.stream});
+      const auto& here = meetings_.at({stop.op->group, members.front(), stop.op->stream});
       for (const Rank member : members)
         if (std::ranges::none_of(here, [&](std::size_t other) { return heads_[other].rank == member; }))
           return {member, head.stream};
