@@ -7,13 +7,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/check.h"
@@ -185,7 +188,7 @@ Status fit_thread_switch(Hardware& h, const std::function<Result<Trace>(const Ha
                          const Trace& measured) {
   const double alone = h.thread_switch.value;
   double best = 1.0, least = std::numeric_limits<double>::infinity();
-  for (const double multiple : {1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0}) {
+  for (const double multiple : {1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0}) {
     h.thread_switch.value = multiple * alone;
     const auto trace = simulated(h);
     if (!trace) return fail(trace.error());
@@ -292,7 +295,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
   cpu.compute_threads = std::max(1, static_cast<int>(local_machine().cores) / std::max(1, world.size()));
-  cpu.span_steps = o.steps;
+  cpu.span_steps = *o.steps;
   cpu.measure_cpu = true;
   CpuBackend backend(world, **driver, cpu);
   // The timings must be taken before the trace ends the device: a backend that does both when asked for the trace.
@@ -312,7 +315,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
     std::vector<HostStretch> host;
   } harvest(backend);
   const auto trace =
-      execute(job.plan, harvest, **driver, {.steps = o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
+      execute(job.plan, harvest, **driver, {.steps = *o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
   if (!trace) {
     world.watch().announce_failure(trace.error().front().message);
     return report_errors(trace.error());
@@ -340,13 +343,31 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   return code;
 }
 
-int run(const CalibrateArguments& o) {
+/// Iterations to time unless told: so many as take some seconds by the datasheet, as their means scatter less. At
+/// least eight, at most 32.
+Result<std::int32_t> enough_steps(const Job& job) {
+  constexpr double seconds = 4.0;
+  const auto trace = simulate_job(job, hardware_from_datasheet(job.scenario.cluster),
+                                  {.lengths = {}, .span_steps = 0, .enforce_capacity = false});
+  if (!trace) return fail(trace.error());
+  const double iteration = summarize(job.plan, job.scenario, *trace).at("iteration_seconds").get<double>();
+  return static_cast<std::int32_t>(std::clamp(std::ceil(seconds / std::max(iteration, 1e-9)), 8.0, 32.0));
+}
+
+int run(CalibrateArguments o) {
   int code = exit_done;
-  if (o.backend != "cpu") return calibrate_on_cuda(o);
+  if (o.backend != "cpu") return calibrate_on_cuda(std::move(o));
   ScenarioOptions scenario = o.scenario;
-  scenario.sets.push_back(fmt::format("steps={}", o.steps));
+  scenario.sets.push_back(fmt::format("steps={}", o.steps.value_or(2)));
   auto job = load_job(scenario, code);
   if (!job) return code;
+  if (!o.steps) {
+    const auto enough = enough_steps(*job);
+    if (!enough) return report_errors(enough.error());
+    o.steps = *enough;
+    scenario.sets.back() = fmt::format("steps={}", *o.steps);
+    if (job = load_job(scenario, code); !job) return code;
+  }
   if (auto s = on_this_machine(job->scenario, false); !s) return report_errors(s.error());
   if (const auto error = fit_error(*job)) return report_errors({*error});
   if (auto s = check_writable(o.out); !s) return report_errors(s.error());
@@ -381,7 +402,9 @@ void add_calibrate(CommandLine& line) {
          "cpu, cuda (this machine's GPU, timed by its own events; never ran on hardware) or cuda-fake (the driver's "
          "double: for its logic; such a profile is refused as a price)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
-  sub.option("--steps", o->steps, "iterations to time; the first is not counted").check(whole_in(2, 1000));
+  sub.option("--steps", o->steps,
+             "iterations to time, the first is not counted; unless given as many as take some seconds, 8 to 32")
+      .check(whole_in(2, 1000));
   sub.action([o] { return run(*o); });
 }
 

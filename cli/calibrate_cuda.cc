@@ -115,9 +115,9 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
-  const auto backend = make(**driver, o.steps);
+  const auto backend = make(**driver, *o.steps);
   const auto trace =
-      execute(job.plan, *backend, **driver, {.steps = o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
+      execute(job.plan, *backend, **driver, {.steps = *o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
   if (!trace) {
     world.watch().announce_failure(trace.error().front().message);
     return report_errors(trace.error());
@@ -144,10 +144,12 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
 
 }  // namespace
 
-int calibrate_on_cuda(const CalibrateArguments& o) {
+int calibrate_on_cuda(CalibrateArguments o) {
+  constexpr std::int32_t usual_steps = 8;
   int code = exit_done;
   ScenarioOptions scenario = o.scenario;
-  scenario.sets.push_back(fmt::format("steps={}", o.steps));
+  if (!o.steps) o.steps = usual_steps;
+  scenario.sets.push_back(fmt::format("steps={}", *o.steps));
   const auto job = load_job(scenario, code);
   if (!job) return code;
   if (const auto error = fit_error(*job)) return report_errors({*error});
@@ -174,7 +176,7 @@ int calibrate_on_cuda(const CalibrateArguments& o) {
 
 #else
 
-int calibrate_on_cuda(const CalibrateArguments&) {
+int calibrate_on_cuda(CalibrateArguments) {
   return report_errors(run_on_cuda({}, [](World&, const MakeBackend&) { return 0; }).error());
 }
 

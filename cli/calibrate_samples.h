@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ struct CalibrateArguments {
   ScenarioOptions scenario;
   std::string out = "calibration.yaml";
   std::string backend = "cpu";
-  std::int32_t steps = 8;
+  std::optional<std::int32_t> steps;
 };
 
 /// Seconds of all runs of one op at one size.
@@ -44,6 +45,6 @@ void print_collectives(const std::vector<Measurement>&);
 void print_gemms(const std::vector<Measurement>&);
 
 /// calibrate --backend cuda or cuda-fake.
-int calibrate_on_cuda(const CalibrateArguments&);
+int calibrate_on_cuda(CalibrateArguments);
 
 }  // namespace hotbunk

@@ -102,11 +102,13 @@ void CudaDevice::make_streams() {
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
   memory_.enter(step, phase);
   record_.enter(step, phase);
+  phase_range_.emplace(plan_.phases[static_cast<std::size_t>(phase)].name.c_str());
   world_.watch().set_phase(plan_.phases[static_cast<std::size_t>(phase)].name);
 }
 
 void CudaDevice::leave(std::int64_t blocks) {
   record_.leave(blocks);
+  phase_range_.reset();
   communicators_->fold_traffic(record_.where().step);
 }
 
@@ -191,6 +193,7 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
   s.queue->enqueue([this, &s, op, sizes = before, where = record_.where(), work = std::move(work),
                     place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
+    const NvtxRange range(op.body().name.c_str());
     const BoundAddresses addresses(memory_, op);
     const CudaCall call{
         {addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()};
@@ -267,6 +270,7 @@ void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<
       }
     };
     world_.watch().set_op(ops.front().call->name, ops.front()->name);
+    const NvtxRange range(ops.front().body().name.c_str());
     s.graphs.run(key, ops.front(), launch_all);
     for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
   });

@@ -16,6 +16,7 @@
 #include "backends/cuda/device_arena.h"
 #include "backends/cuda/event_pool.h"
 #include "backends/cuda/launch_order.h"
+#include "backends/cuda/nvtx.h"
 #include "backends/cuda/op_graphs.h"
 #include "backends/cuda/op_launches.h"
 #include "backends/cuda/staging.h"
@@ -105,6 +106,7 @@ class CudaDevice final : public Device {
   EventPool events_;
   DeviceRecord record_;
   std::optional<PlanCommunicators> communicators_;  // made on the streams
+  std::optional<NvtxRange> phase_range_;            // from enter() to leave()
   std::shared_ptr<LaunchOrder> launch_order_;       // of collectives over NCCL
   std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
   std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record

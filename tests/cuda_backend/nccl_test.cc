@@ -31,14 +31,17 @@ TEST_CASE("a second communicator of the same ranks is split off the first, and a
     for (Communicator* c : {a.get(), b.get()}) c->all_reduce(x.data(), x.data(), 2, DType::f32);
     const std::vector<float> sum = x.read();
     const auto calls = p.nccl.calls();
-    return fmt::format("{} ids, {} made, {} split, {} aborted: {}", calls.contains("ncclGetUniqueId") ? 1 : 0,
-                       calls.at("ncclCommInitRankConfig"), calls.at("ncclCommSplit"), calls.contains("ncclCommAbort"),
-                       fmt::join(sum, " "));
+    return fmt::format("{}|{} ids, {} made, {} split, {} aborted: {}", ::getpid(),
+                       calls.contains("ncclGetUniqueId") ? 1 : 0, calls.at("ncclCommInitRankConfig"),
+                       calls.at("ncclCommSplit"), calls.contains("ncclCommAbort"), fmt::join(sum, " "));
   });
-  CHECK(said[0] == "1 ids, 1 made, 1 split, false aborted: 4 8");
-  CHECK(said[1] == "0 ids, 1 made, 1 split, false aborted: 4 8");
+  const auto behind = [](const std::string& s) { return s.substr(s.find('|') + 1); };
+  CHECK(behind(said[0]) == "1 ids, 1 made, 1 split, false aborted: 4 8");
+  CHECK(behind(said[1]) == "0 ids, 1 made, 1 split, false aborted: 4 8");
+  // The last one out removes the files, whose names begin with the process that made the id.
+  const std::string files = "hotbunk-nccl-" + said[0].substr(0, said[0].find('|')) + "-";
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-    CHECK(entry.path().string().find("hotbunk-nccl-") == std::string::npos);  // the last one out removes its files
+    CHECK(entry.path().string().find(files) == std::string::npos);
 }
 
 TEST_CASE("sums go in pieces where the scratch is small, in rank order, to the bit") {
@@ -83,6 +86,20 @@ TEST_CASE("an asynchronous error is polled for: the communicators are aborted, a
              Catch::Contains("NCCL failed, in the communicator of group a (ranks 0, 1): remote process exited"));
   CHECK_THAT(said[0], Catch::Contains("rank 1") && Catch::Contains("NCCL failed, in the communicator of group a"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("a communicator that has failed and is not aborted is found where the host waits for its stream") {
+  const auto said = in_ranks(
+      2,
+      [](NcclProcess& p) {
+        const auto a = p.world.communicator(two, "a", p.launch.stream());
+        DeviceNumbers x(p, {1.0f, 2.0f});
+        if (p.world.rank() == 1) p.nccl.fail_exchange(1, NcclResult::remote_error);
+        a->all_reduce(x.data(), x.data(), 2, DType::f32);
+        return fmt::format("{}", fmt::join(x.read(), " "));
+      },
+      {}, [](Nccl& table) { table.ncclCommAbort = [](NcclComm) { return NcclResult::success; }; });
+  CHECK_THAT(said[1], Catch::Contains("whose communicator has failed and was not aborted"));
 }
 
 TEST_CASE("what breaks NCCL's rules is found: other calls, other sizes, memory that is gone") {

@@ -31,7 +31,8 @@ struct NcclProcess {
 
 /// What each of the ranks, processes, says; what it throws; or what the double found. `tamper`: with a rank's table.
 inline std::vector<std::string> in_ranks(int ranks, const std::function<std::string(NcclProcess&)>& work,
-                                         const std::function<void(Driver&, int rank)>& tamper = {}) {
+                                         const std::function<void(Driver&, int rank)>& tamper = {},
+                                         const std::function<void(Nccl&)>& tamper_nccl = {}) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk_nccl_test.{}", ::getpid());
   fs::create_directories(folder);
@@ -40,9 +41,11 @@ inline std::vector<std::string> in_ranks(int ranks, const std::function<std::str
     FakeDriver fake({.seed = static_cast<std::uint64_t>(env.rank) + 1});
     FakeNccl nccl(fake);
     Driver table = fake.table();
+    Nccl nccl_table = nccl.table();
     if (tamper) tamper(table, env.rank);
+    if (tamper_nccl) tamper_nccl(nccl_table);
     try {
-      CudaWorld world(std::make_shared<Context>(table), nccl.table(), env);
+      CudaWorld world(std::make_shared<Context>(table), nccl_table, env);
       const OwnedStream stream(world.context());
       NcclProcess process{fake, nccl, world, Launcher(world.context(), stream.handle())};
       try {

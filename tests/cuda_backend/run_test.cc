@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "tests/json.h"
 #include "tests/paths.h"
+#include "tests/reserved_port.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
@@ -185,7 +186,7 @@ TEST_CASE(
     for (auto& run : runs) ended.push_back(run.get());
     return ended;
   };
-  const int port = 20000 + ::getpid() % 10000;
+  const ReservedPort first, second, third, fourth;
   const Ended threads = folder.run("threads", demo);
   INFO(threads.err);
   REQUIRE(threads.code == 0);
@@ -196,7 +197,7 @@ TEST_CASE(
   // Weights are read where their peers keep them, mapped anew after every wake; or all of them are gathered.
   for (const std::string transport : {"ipc", "collective"}) {
     const auto ended = launched(transport, fmt::format("{} --set sync.transport={}", demo, transport), "",
-                                port + (transport == "ipc" ? 2 : 0));
+                                (transport == "ipc" ? third : first).number());
     for (const Ended& e : ended) {
       INFO(transport << ": " << e.err);
       REQUIRE(e.code == 0);
@@ -208,7 +209,7 @@ TEST_CASE(
   }
 
   // A rank that fails takes the others with it, and each names it.
-  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", port + 1);
+  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", second.number());
   for (std::size_t r = 0; r < failed.size(); ++r) {
     INFO(r << ": " << failed[r].err);
     CHECK(failed[r].code == 3);
@@ -216,7 +217,7 @@ TEST_CASE(
                                   Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
   }
   // Memory that cannot be had from a peer ends the run likewise.
-  const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", port + 3);
+  const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", fourth.number());
   for (std::size_t r = 0; r < no_import.size(); ++r) {
     INFO(r << ": " << no_import[r].err);
     CHECK(no_import[r].code == 3);

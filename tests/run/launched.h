@@ -1,11 +1,8 @@
 // The program in the background, and ranks that a test starts by hand as torchrun would: a port of their own, and what
 // each finds in its environment.
 #pragma once
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,11 +11,11 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/reserved_port.h"
 #include "tests/run/program.h"
 
 namespace hotbunk {
@@ -90,32 +87,6 @@ inline bool wait_for_text(const fs::path& file, const std::string& text) {
   }
   return false;
 }
-
-/// A port of 127.0.0.1 that nobody else is given while the object lives. Bound and never listening: rank 0, which binds
-/// with SO_REUSEADDR as this does, may listen there; the system hands the number to nobody else.
-class ReservedPort {
- public:
-  ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const int on = 1;
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    auto* const a = reinterpret_cast<sockaddr*>(&address);
-    if (fd_ < 0 || ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 || ::bind(fd_, a, length) != 0 ||
-        ::getsockname(fd_, a, &length) != 0)
-      throw std::runtime_error("no free port on 127.0.0.1");
-    number_ = ntohs(address.sin_port);
-  }
-  ~ReservedPort() { ::close(fd_); }
-  ReservedPort(const ReservedPort&) = delete;
-  ReservedPort& operator=(const ReservedPort&) = delete;
-
-  int number() const { return number_; }
-
- private:
-  int fd_, number_ = 0;
-};
 
 /// What torchrun sets for one rank of a world on this host; and ranks share its cores, so that idle teams do not spin.
 inline std::map<std::string, std::string> rank_variables(std::size_t rank, std::size_t world,

@@ -75,6 +75,15 @@ class FakeDriver {
   std::map<std::string, std::int64_t> calls() const;
   std::int64_t mapped_bytes() const;
   std::int64_t tasks_run() const { return tasks_run_; }
+  /// What a kernel's launches asked for so far, and the bytes that they touched, in words of four, each once a launch.
+  struct KernelCounts {
+    std::int64_t launches = 0, touched_bytes = 0;
+    ptx::Counters counters;
+  };
+  std::map<std::string, KernelCounts> kernel_counts() const;
+  /// A host thread is inside of a call that returns only when a stream has come to its end. For the double of NCCL,
+  /// under this one's lock.
+  bool host_blocks() const { return blocking_ > 0; }
 
   struct Entries;  // the entry points (fake_entries.cc)
 
@@ -233,6 +242,8 @@ class FakeDriver {
   std::map<std::int64_t, Graph> graphs_, instances_;
   TouchedBytes touched_;
   std::int32_t num_streams_ = 0;  // ever
+  std::int64_t blocking_ = 0;
+  std::map<std::string, KernelCounts> kernel_counts_;
   std::map<std::thread::id, Clock> hosts_;
 };
 

@@ -182,6 +182,8 @@ NcclResult FakeNccl::enqueue(Exchange made) {
 bool FakeNccl::ready(Exchange& e) {
   Comm& comm = *e.comm;
   if (e.fault != NcclResult::success) comm.error = e.fault;
+  if (comm.error != NcclResult::success && driver_.host_blocks() && !comm.aborted)
+    throw RuntimeFailure("the host waits for a stream whose communicator has failed and was not aborted");
   if (comm.error != NcclResult::success) return false;
   if (!std::exchange(e.posted, true))
     for (std::size_t i = 0; i < e.sends.size(); ++i) {
@@ -294,7 +296,7 @@ struct FakeNccl::Entries {
     return call("ncclGetUniqueId", [&](FakeNccl&) {
       std::random_device random;
       std::memset(out->bytes, 0, sizeof out->bytes);
-      std::snprintf(out->bytes, sizeof out->bytes, "%08x%08x", random(), random());
+      std::snprintf(out->bytes, sizeof out->bytes, "%d-%08x%08x", ::getpid(), random(), random());
       return NcclResult::success;
     });
   }

@@ -152,6 +152,11 @@ void FakeDriver::let_some_run() {
 
 CUresult FakeDriver::drain(const std::function<bool()>& done) {
   const auto waits_for_others = [](const auto& s) { return !s.second.queue.empty() && s.second.queue.front().ready; };
+  struct Blocking {
+    std::int64_t& n;
+    explicit Blocking(std::int64_t& count) : n(count) { ++n; }
+    ~Blocking() { --n; }
+  } const blocking(blocking_);
   while (!done()) {
     if (run_one()) continue;
     if (sticky_ != CUDA_SUCCESS) break;
