@@ -10,6 +10,7 @@
 #include "backends/cuda/cuda_device_stream.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
+#include "graph/program_order.h"
 #include "runtime/guarded.h"
 #include "trace/capacity.h"
 
@@ -74,7 +75,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
                          [&](std::span<const int> ranks, const std::string& name, StreamId id) {
                            return world.communicator(ranks, name, stream(id).launch.stream());
                          });
-  if (world.over_processes()) launch_order_ = std::make_shared<LaunchOrder>();
+  if (world.over_processes() && meets_in_program_order(plan)) launch_order_ = std::make_shared<LaunchOrder>();
   if (options.check_order) order_.emplace(plan, program_);
 }
 

@@ -19,6 +19,7 @@
 using namespace hotbunk;
 using namespace hotbunk::cuda;
 
+namespace dry_test {
 namespace {
 
 constexpr std::int64_t T = 64, H = 512, I = 256, a = 4, k = 2, d = 64, Q = (a + 2 * k) * d, V = 1024;
@@ -168,3 +169,5 @@ TEST_CASE("streaming kernels touch what the catalogue says, in whole sectors", "
   INFO(table);
   SUCCEED();
 }
+
+}  // namespace dry_test

@@ -11,7 +11,11 @@
 
 #include "backends/cuda/launch_order.h"
 #include "backends/cuda/nccl_communicator.h"
+#include "graph/program_order.h"
+#include "lowering/lower.h"
+#include "tests/cuda_backend/iteration.h"
 #include "tests/cuda_backend/processes.h"
+#include "tests/toy_plan.h"
 
 using namespace hotbunk;
 using namespace hotbunk::cuda;
@@ -156,6 +160,26 @@ TEST_CASE("two ranks that launch what they share of two communicators in differe
   CHECK(std::ranges::any_of(said, [](const std::string& s) {
     return s.find("where several communicators are in use, all ranks must launch in one order") != std::string::npos;
   }));
+}
+
+TEST_CASE("programs whose collectives come in one order have turns, those that only streams disentangle have none") {
+  const auto gather = toy::all_gather("gather", Dim{2}, Dim{4}, 0, streams::gather);
+  const auto sum = toy::all_reduce("sum", Dim{4}, 0, streams::reduce);
+  CHECK(meets_in_program_order(toy::plan_of({{gather, sum}, {gather, sum}})));
+  CHECK_FALSE(meets_in_program_order(toy::plan_of({{gather, sum}, {sum, gather}})));
+  const auto to = [](std::int64_t peer) { return toy::transfer(OpKind::send, "to", Dim{4}, peer); };
+  const auto from = [](std::int64_t peer) { return toy::transfer(OpKind::recv, "from", Dim{4}, peer); };
+  CHECK(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {from(0), to(0)}})));
+  CHECK_FALSE(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {to(0), from(0)}})));
+  // What we lower ourselves: all of it but pipelines.
+  for (const std::vector<std::string>& sets : {std::vector<std::string>{},
+                                               {"train.layout.dp=1", "train.layout.tp=2"},
+                                               {"rollout.layout.tp=1", "rollout.layout.dp=2"},
+                                               {"sync.transport=collective"}}) {
+    const auto plan = lower(hotbunk::test::tiny_job(sets));
+    REQUIRE(plan);
+    CHECK(meets_in_program_order(*plan));
+  }
 }
 
 TEST_CASE("launches take their turns, whichever thread comes first, and what is skipped holds up nobody") {

@@ -1,6 +1,7 @@
 // Ranges for profilers, as one that is attached sees them: this program is its own profiler.
 #include "backends/cuda/nvtx.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <mutex>
 #include <string>
@@ -10,17 +11,20 @@
 #include "tests/cuda_backend/iteration.h"
 
 #ifdef HOTBUNK_NVTX
+namespace nvtx_test {
 namespace {
 
 std::mutex mutex;
 std::vector<std::string> names;
+bool recording = false;
 thread_local int depth = 0;
 int deepest = 0;
 
 int NVTX_API push(const char* name) {
   const std::lock_guard lock(mutex);
-  names.emplace_back(name);
-  deepest = std::max(deepest, ++depth);
+  if (recording) names.emplace_back(name);
+  ++depth;
+  if (recording) deepest = std::max(deepest, depth);
   return depth;
 }
 int NVTX_API pop() { return --depth; }
@@ -36,9 +40,10 @@ int NVTX_API inject(NvtxGetExportTableFunc_t get) {
 }
 
 }  // namespace
+}  // namespace nvtx_test
 
 extern "C" NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr;
-NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr = inject;
+NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr = nvtx_test::inject;
 
 TEST_CASE("a profiler sees ranges of phases and of bodies, each ended") {
   using namespace hotbunk;
@@ -46,8 +51,11 @@ TEST_CASE("a profiler sees ranges of phases and of bodies, each ended") {
   const Scenario scenario = tiny_job();
   const auto plan = lower(scenario);
   REQUIRE(plan);
-  names.clear();
-  REQUIRE_THAT(run_iteration(*plan, scenario).text(), Catch::Equals(""));
+  using namespace nvtx_test;
+  recording = true;
+  const Iteration it = run_iteration(*plan, scenario);
+  recording = false;
+  REQUIRE_THAT(it.text(), Catch::Equals(""));
   const auto seen = [](const std::string& name) { return std::ranges::find(names, name) != names.end(); };
   for (const auto& phase : plan->phases)
     if (!phase.players.empty()) CHECK(seen(phase.name));

@@ -14,6 +14,7 @@ using namespace hotbunk;
 using namespace hotbunk::cuda;
 using namespace hotbunk::cuda::test;
 
+namespace peer_memory_test {
 namespace {
 
 constexpr std::int64_t granule = std::int64_t{2} << 20;
@@ -146,3 +147,5 @@ TEST_CASE(
   CHECK_THAT(said[0], Catch::Contains("still has") && Catch::Contains("its memory does not come back"));
   CHECK_THAT(said[1], Catch::Contains("of another process, which has unmapped it: a stale handle"));
 }
+
+}  // namespace peer_memory_test

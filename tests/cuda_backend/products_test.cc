@@ -19,6 +19,7 @@ using namespace hotbunk;
 using namespace hotbunk::cuda;
 using namespace hotbunk::test;
 
+namespace products_test {
 namespace {
 
 /// A device with room for one product, and cuBLASLt's double.
@@ -170,3 +171,5 @@ TEST_CASE(
   REQUIRE_THAT(all.text(), Catch::Equals(""));
   CHECK(all.calls.at("cublasLtMatmul") > first.calls.at("cublasLtMatmul"));
 }
+
+}  // namespace products_test
