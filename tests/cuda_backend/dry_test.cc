@@ -22,7 +22,7 @@ using namespace hotbunk::cuda;
 namespace dry_test {
 namespace {
 
-constexpr std::int64_t T = 64, H = 512, I = 256, a = 4, k = 2, d = 64, Q = (a + 2 * k) * d, V = 1024;
+constexpr std::int64_t T = 64, H = 512, I = 256, V = 1024;
 
 struct Operand {
   DType dtype;
@@ -121,11 +121,6 @@ Row measure(const Hot& hot) {
   r.sectors = sectors > 0 ? r.asked / (32.0 * static_cast<double>(sectors)) : 1.0;
   r.banks = requests > 0 ? static_cast<double>(wavefronts) / static_cast<double>(requests) : 0.0;
   return r;
-}
-
-std::vector<std::pair<Attr, AttrValue>> heads(std::vector<std::pair<Attr, AttrValue>> more = {}) {
-  more.insert(more.end(), {{Attr::heads, a}, {Attr::kv_heads, k}, {Attr::head_dim, d}});
-  return more;
 }
 
 std::vector<Hot> hot_kernels(DType x) {

@@ -34,7 +34,7 @@ struct Pair {
   bool owns() const { return p.world.rank() == 0; }
   void meet() { p.world.barrier(fmt::format("meeting {}", meetings++)); }
   void fill(std::int64_t begin, std::int64_t bytes, unsigned char value) {
-    p.launch.fill(reinterpret_cast<CUdeviceptr>(arena.at(begin)), value, bytes);
+    p.launch.fill(reinterpret_cast<CUdeviceptr>(arena.base() + begin), value, bytes);
     p.world.synchronize(p.launch.stream());
   }
   /// What rank 0 has in [begin, begin + 8), as numbers.
@@ -54,7 +54,7 @@ struct Pair {
 };
 
 std::vector<std::string> played(const std::function<std::string(Pair&)>& work,
-                                const std::function<void(Driver&, int rank)>& tamper = {}) {
+                                const std::function<void(cuda::Driver&, int rank)>& tamper = {}) {
   return in_ranks(
       2,
       [&](NcclProcess& p) {
@@ -141,7 +141,7 @@ TEST_CASE(
         t.meet();
         return out;
       },
-      [](Driver& table, int rank) {
+      [](cuda::Driver& table, int rank) {
         if (rank == 1) table.cuMemUnmap = [](CUdeviceptr, std::size_t) { return CUDA_SUCCESS; };
       });
   CHECK_THAT(said[0], Catch::Contains("still has") && Catch::Contains("its memory does not come back"));

@@ -31,7 +31,7 @@ struct NcclProcess {
 
 /// What each of the ranks, processes, says; what it throws; or what the double found. `tamper`: with a rank's table.
 inline std::vector<std::string> in_ranks(int ranks, const std::function<std::string(NcclProcess&)>& work,
-                                         const std::function<void(Driver&, int rank)>& tamper = {},
+                                         const std::function<void(cuda::Driver&, int rank)>& tamper = {},
                                          const std::function<void(Nccl&)>& tamper_nccl = {}) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk_nccl_test.{}", ::getpid());
@@ -40,7 +40,7 @@ inline std::vector<std::string> in_ranks(int ranks, const std::function<std::str
     std::string said;
     FakeDriver fake({.seed = static_cast<std::uint64_t>(env.rank) + 1});
     FakeNccl nccl(fake);
-    Driver table = fake.table();
+    cuda::Driver table = fake.table();
     Nccl nccl_table = nccl.table();
     if (tamper) tamper(table, env.rank);
     if (tamper_nccl) tamper_nccl(nccl_table);
