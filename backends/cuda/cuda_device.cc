@@ -84,12 +84,14 @@ CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
   std::array<bool, max_streams> used{};
+  std::array<bool, max_streams> products{};
   used[static_cast<std::size_t>(lead_stream)] = true;
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) {
       const auto s = static_cast<std::size_t>(op.stream);
       used[s] = true;
       scratch[s] = std::max(scratch[s], scratch_bytes(op));
+      products[s] = products[s] || (options_.blas && takes_products(options_.products, op.kind));
     }
   for (const auto& blocks : program_.phases)  // one may record or wait where it has no op
     for (const Block& block : blocks)
@@ -97,7 +99,8 @@ void CudaDevice::make_streams() {
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
   for (std::size_t s = 0; s < used.size(); ++s)
     if (used[s])
-      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s], options_);
+      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s], options_,
+                                             products[s]);
 }
 
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {

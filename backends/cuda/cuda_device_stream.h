@@ -23,15 +23,14 @@ struct CudaDevice::Timed {
 };
 
 struct CudaDevice::Stream {
-  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options)
+  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products)
       : world(in),
         owner(in.context()),
         launch(in.context(), owner.handle()),
         staging(in.context(), owner.handle()),
         scratch(in.context(), scratch_bytes),
         graphs(launch) {
-    if (options.blas && options.products != ProductPolicy::own)
-      products.emplace(*options.blas, options.products, launch);
+    if (has_products) products.emplace(*options.blas, options.products, launch);
     queue = std::make_unique<StreamThread>(std::move(name));
     queue->enqueue([this] { world.context().make_current(); });
   }

@@ -95,9 +95,8 @@ void run_gather_rows(const CudaCall& c) {
 /// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu, by cuBLASLt where that is asked for and can.
 void multiply(const CudaCall& c, Product::Form product, const Tensor& a, const Tensor& b, CUdeviceptr bias,
               const Tensor& to, int M, int N, int K, int accumulate) {
-  const bool forward = c.op.kind == OpKind::linear;
   if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
-                                                {at(c, a), at(c, b), bias, at(c, to)}, forward))
+                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind))
     return;
   const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
   const bool f32 = a.dtype == DType::f32;

@@ -28,8 +28,20 @@ std::optional<ProductPolicy> product_policy_from(std::string_view name) {
   return static_cast<ProductPolicy>(at - policy_names.begin());
 }
 
+bool takes_products(ProductPolicy policy, OpKind kind) {
+  switch (kind) {
+    case OpKind::linear:
+      return policy == ProductPolicy::all;
+    case OpKind::linear_dgrad:
+    case OpKind::linear_wgrad:
+      return policy != ProductPolicy::own;
+    default:
+      return false;
+  }
+}
+
 BlasProducts::BlasProducts(const BlasLt& blas, ProductPolicy policy, const Launcher& launch)
-    : blas_(blas), policy_(policy), launch_(launch) {
+    : blas_(blas), policy_(policy), launch_(launch), workspace_(launch.context(), workspace_bytes) {
   check(blas_.cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -96,16 +108,15 @@ const BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
   return c;
 }
 
-bool BlasProducts::take(const Product& p, const ProductAddresses& at, bool forward) {
+bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind) {
   // A bias has the operands' dtype here, the result's there.
-  const bool ours = policy_ == ProductPolicy::own || (forward && policy_ != ProductPolicy::all) || p.m == 0 ||
-                    p.n == 0 || p.k == 0 || (p.bias && p.operands != p.result);
+  const bool ours =
+      !takes_products(policy_, kind) || p.m == 0 || p.n == 0 || p.k == 0 || (p.bias && p.operands != p.result);
   const Chosen* c = ours ? nullptr : &choose({p, alignment_of(at)});
   if (c == nullptr || c->none) {
     ++counts_.declined;
     return false;
   }
-  if (!workspace_) workspace_.emplace(launch_.context(), workspace_bytes);
   if (p.bias)
     check(blas_.cublasLtMatmulDescSetAttribute(c->desc, blas::desc_bias_pointer, &at.bias, sizeof at.bias),
           "cublasLtMatmulDescSetAttribute");
@@ -113,7 +124,7 @@ bool BlasProducts::take(const Product& p, const ProductAddresses& at, bool forwa
   const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
   check(
       blas_.cublasLtMatmul(handle_, c->desc, &one, pointer(at.b), c->first, pointer(at.a), c->second, &beta,
-                           pointer(at.c), c->result, pointer(at.c), c->result, &c->algo, pointer(workspace_->address()),
+                           pointer(at.c), c->result, pointer(at.c), c->result, &c->algo, pointer(workspace_.address()),
                            static_cast<std::size_t>(workspace_bytes), launch_.stream()),
       fmt::format("cublasLtMatmul of {} x {} x {}", p.m, p.n, p.k).c_str());
   ++counts_.taken;

@@ -14,12 +14,15 @@
 
 #include "backends/cuda/blas_table.h"
 #include "backends/cuda/launch.h"
+#include "graph/op.h"
 
 namespace hotbunk::cuda {
 
 enum class ProductPolicy : std::uint8_t { own, backward, all };
 std::string_view name_of(ProductPolicy);
 std::optional<ProductPolicy> product_policy_from(std::string_view);
+/// Whether cuBLASLt forms the products of ops of this kind.
+bool takes_products(ProductPolicy, OpKind);
 
 /// C[M,N] (+)= op(A) op(B) (+ bias[N]), row by row without gaps. Form: nt A[M,K] B[N,K]', nn A[M,K] B[K,N],
 /// tn A[K,M]' B[K,N].
@@ -42,14 +45,15 @@ class BlasProducts {
   /// 32 MiB on Hopper and later, less before.
   static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;
 
+  /// RuntimeFailure when the device has no memory for the workspace.
   BlasProducts(const BlasLt&, ProductPolicy, const Launcher&);
   ~BlasProducts();
   BlasProducts(const BlasProducts&) = delete;
   BlasProducts& operator=(const BlasProducts&) = delete;
 
-  /// Enqueues it and returns true; or false: our kernels' turn. `forward`: its rows are compared to the bit (P5).
+  /// Enqueues it and returns true; or false: our kernels' turn.
   /// RuntimeFailure names the call and cuBLASLt's reason.
-  bool take(const Product&, const ProductAddresses&, bool forward);
+  bool take(const Product&, const ProductAddresses&, OpKind);
 
   struct Counts {
     std::int64_t taken = 0, declined = 0, searched = 0;
@@ -75,7 +79,7 @@ class BlasProducts {
   const ProductPolicy policy_;
   const Launcher& launch_;
   BlasHandle handle_ = nullptr;
-  std::optional<DeviceBlock> workspace_;
+  const DeviceBlock workspace_;
   std::map<Key, Chosen> chosen_;
   Counts counts_;
 };

@@ -115,7 +115,8 @@ TEST_CASE("before memory is unmapped its readers let go of it, and behind the ne
 
 TEST_CASE(
     "a reader that keeps what its owner unmaps is found, by the owner's memory that stays and by the stale read") {
-  CUdeviceptr kept = 0;
+  static cuda::Driver real;
+  static CUdeviceptr kept = 0;
   const auto said = played(
       [&](Pair& t) {
         if (t.owns()) t.arena.map(0, granule, "the test"), t.fill(0, granule, 5);
@@ -142,7 +143,11 @@ TEST_CASE(
         return out;
       },
       [](cuda::Driver& table, int rank) {
-        if (rank == 1) table.cuMemUnmap = [](CUdeviceptr, std::size_t) { return CUDA_SUCCESS; };
+        real = table;
+        if (rank == 1)
+          table.cuMemUnmap = [](CUdeviceptr at, std::size_t bytes) {
+            return at == kept ? CUDA_SUCCESS : real.cuMemUnmap(at, bytes);
+          };
       });
   CHECK_THAT(said[0], Catch::Contains("still has") && Catch::Contains("its memory does not come back"));
   CHECK_THAT(said[1], Catch::Contains("of another process, which has unmapped it: a stale handle"));

@@ -91,7 +91,7 @@ TEST_CASE("cuBLASLt's products are those of our kernels and of fp64, in every fo
           t.write(at.a, a, operands), t.write(at.b, b, operands), t.write(at.c, before, result);
           if (bias) t.write(at.bias, c, operands);
           BlasProducts products(t.blas.table(), ProductPolicy::all, t.launch);
-          REQUIRE(products.take(p, at, true));
+          REQUIRE(products.take(p, at, OpKind::linear));
           const auto theirs = t.read(at.c, static_cast<std::size_t>(m * n), result);
           t.write(at.c, before, result);
           const char* const name = form == Product::Form::nt ? "nt" : form == Product::Form::nn ? "nn" : "tn";
@@ -129,21 +129,21 @@ TEST_CASE("a shape is searched for once, worse aligned addresses are another, an
   const Product p{Product::Form::nn, DType::bf16, DType::bf16, 4, 8, 8, false, false};
   const auto at = [&](CUdeviceptr skip) { return ProductAddresses{base, base + 4096, 0, base + 8192 + skip}; };
   BlasProducts products(t.blas.table(), ProductPolicy::backward, t.launch);
-  CHECK_FALSE(products.take(p, at(0), true));  // forward
-  CHECK(products.take(p, at(0), false));
-  CHECK(products.take(p, at(0), false));
+  CHECK_FALSE(products.take(p, at(0), OpKind::linear));  // forward
+  CHECK(products.take(p, at(0), OpKind::linear_wgrad));
+  CHECK(products.take(p, at(0), OpKind::linear_wgrad));
   CHECK(products.counts().searched == 1);
-  CHECK(products.take(p, at(16), false));  // the double refuses what is aligned worse than it was told
+  CHECK(products.take(p, at(16), OpKind::linear_wgrad));  // the double refuses what is aligned worse than it was told
   CHECK(products.counts().searched == 2);
   Product empty = p;
   empty.m = 0;
-  CHECK_FALSE(products.take(empty, at(0), false));
+  CHECK_FALSE(products.take(empty, at(0), OpKind::linear_wgrad));
   CHECK(products.counts().taken == 3);
   t.blas.know_nothing();
   Product other = p;
   other.m = 3;
-  CHECK_FALSE(products.take(other, at(0), false));  // no kernel: ours
-  CHECK_FALSE(products.take(other, at(0), false));
+  CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));  // no kernel: ours
+  CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));
   CHECK(products.counts().searched == 3);
   HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
   CHECK(t.fake.findings().empty());
@@ -155,7 +155,8 @@ TEST_CASE(
   const auto plan = lower(scenario);
   REQUIRE(plan);
   const Iteration own = run_iteration(*plan, scenario);
-  const Setting backward{.products = ProductPolicy::backward};
+  constexpr std::int64_t roomy = std::int64_t{512} << 20;  // workspaces of both ranks' streams
+  const Setting backward{.memory_bytes = roomy, .products = ProductPolicy::backward};
   const Iteration first = run_iteration(*plan, scenario, backward);
   REQUIRE_THAT(first.text(), Catch::Equals(""));
   CHECK(first.calls.at("cublasLtMatmul") > 0);
@@ -167,7 +168,7 @@ TEST_CASE(
     CHECK(run_iteration(*plan, scenario, other).numbers == first.numbers);
   }
   // All of them, those of decode's graphs too: no finding.
-  const Iteration all = run_iteration(*plan, scenario, {.products = ProductPolicy::all});
+  const Iteration all = run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::all});
   REQUIRE_THAT(all.text(), Catch::Equals(""));
   CHECK(all.calls.at("cublasLtMatmul") > first.calls.at("cublasLtMatmul"));
 }
