@@ -22,11 +22,11 @@ using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int
 struct CudaRun {
   bool fake = false;
   std::uint64_t fake_seed = 1;
-  std::string fake_fault;       // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
+  std::string fake_fault{};     // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
   std::int64_t fake_bytes = 0;  // of the double's device
   bool check_order = false;
   bool keep_timings = false;
-  std::string products;  // own, backward, all; "": the default (cuda_products)
+  std::string products{};  // own, backward, all; "": the default (cuda_products)
   int ranks = 1;
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;
