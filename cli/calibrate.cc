@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "base/check.h"
@@ -24,6 +25,7 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "cli/calibrate_samples.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "lowering/lower.h"
@@ -35,47 +37,15 @@
 #include "spec/loader.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
-#include "trace/text_table.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk {
 namespace {
 
-struct CalibrateArguments {
-  ScenarioOptions scenario;
-  std::string out = "calibration.yaml";
-  std::optional<std::int32_t> steps;
-};
-
-/// Seconds of all runs of one op at one size.
-struct Sample {
-  Measurement at;
-  std::vector<double> seconds;
-  std::vector<double> first;  // of products: a rank's first of its size, for which a kernel is made
-};
-using Samples = std::map<std::string, Sample>;
-
-std::string key_of(const Measurement& m) {
-  return fmt::format("{} {} {} {} {}", m.op, name_of(m.dtype), m.at[0], m.at[1], m.at[2]);
-}
-
-constexpr std::int32_t cold_step = 1;  // the first iteration touches memory and builds primitives
 // Samples that are no op's: CPU time between two ops of a stream, of the host per call and per block.
 const char *const gap_key = "launch", *const call_key = "call", *const decision_key = "decision";
 
 double seconds_of(std::int64_t ns) { return 1e-9 * static_cast<double>(std::max<std::int64_t>(1, ns)); }
-
-double quantile(std::vector<double> values, double q) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1));
-  std::nth_element(values.begin(), at, values.end());
-  return *at;
-}
-
-double mean(const std::vector<double>& values) {
-  double sum = 0.0;
-  for (double v : values) sum += v;
-  return sum / static_cast<double>(values.size());
-}
 
 /// What one reading of a thread's CPU clock takes, a system call.
 std::int64_t cpu_clock_ns() {
@@ -86,7 +56,7 @@ std::int64_t cpu_clock_ns() {
   return ((t.tv_sec - first.tv_sec) * 1'000'000'000 + t.tv_nsec - first.tv_nsec) / readings;
 }
 
-/// This rank's timings as text: [op, dtype, a, b, c, [seconds…], [first…]] rows. All are CPU time of the thread that
+/// This rank's timings as text (text_of). All are CPU time of the thread that
 /// did the work: waiting for a core, for another stream or for a peer is what the simulator adds. Only kernels of a
 /// team of threads are timed by the clock on the wall: their thread sleeps while others of the team work.
 std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int compute_threads,
@@ -121,10 +91,7 @@ std::string rank_samples(const Job& job, const CostModel& model, Rank rank, int 
     add({.op = decision_key, .seconds = seconds_of(h.decide_ns)});
     add({.op = call_key, .seconds = seconds_of(h.issue_ns) / static_cast<double>(h.calls)});
   }
-  nlohmann::json rows = nlohmann::json::array();
-  for (const auto& [key, s] : samples)
-    rows.push_back({s.at.op, name_of(s.at.dtype), s.at.at[0], s.at.at[1], s.at.at[2], s.seconds, s.first});
-  return json_text(rows);
+  return text_of(samples);
 }
 
 /// Seconds from the moment a stream records an event until another one that slept on it works.
@@ -153,28 +120,6 @@ double measure_exchange() {
     seconds.push_back(took.count() / (2 * exchanges));
   }
   return quantile(seconds, 0.5);
-}
-
-Samples merge(const std::vector<std::string>& ranks) {
-  Samples all;
-  for (const std::string& text : ranks)
-    for (const auto& row : json_from<nlohmann::json>(text)) {
-      Measurement m{.op = row[0],
-                    .dtype = dtype_from(row[1].get<std::string>()).value_or(DType::f32),
-                    .at = {row[2], row[3], row[4]},
-                    .seconds = 0};
-      Sample& s = all[key_of(m)];
-      s.at = m;
-      for (double x : row[5]) s.seconds.push_back(x);
-      for (double x : row[6]) s.first.push_back(x);
-    }
-  return all;
-}
-
-bool is_collective(const std::string& op) {
-  for (int k = 0; k < num_op_kinds; ++k)
-    if (op == name_of(static_cast<OpKind>(k))) return is_communication(static_cast<OpKind>(k));
-  return false;
 }
 
 /// What a rank's first product of a size takes more than the next ones, mean over the sizes that came again.
@@ -253,29 +198,6 @@ Status fit_thread_switch(Hardware& h, const std::function<Result<Trace>(const Ha
   h.thread_switch.value = best * alone;
   h.thread_switch.source += fmt::format("; times {}: what the calibrating run's phases fit best", best);
   return {};
-}
-
-/// nccl-tests' columns: algbw = size / time; busbw = algbw * 2(W-1)/W for all-reduce, (W-1)/W for gather and scatter.
-void print_collectives(const std::vector<Measurement>& measurements) {
-  TextTable table({"collective", "ranks", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)"});
-  for (const Measurement& m : measurements) {
-    if (!is_collective(m.op) || m.at[2] <= 1.0) continue;
-    const double algbw = m.at[2] / m.seconds / 1e9, share = (m.at[0] - 1) / m.at[0];
-    table.add({m.op, fmt::format("{:.0f}", m.at[0]), fmt::format("{:.0f}", m.at[2]),
-               fmt::format("{:.1f}", m.seconds * 1e6), fmt::format("{:.3f}", algbw),
-               fmt::format("{:.3f}", algbw * (m.op == "all_reduce" ? 2 * share : share))});
-  }
-  if (!table.empty()) print_result(fmt::format("Collectives\n{}\n", table.str()));
-}
-
-void print_gemms(const std::vector<Measurement>& measurements) {
-  TextTable table({"product", "dtype", "m", "n", "k", "time (us)", "GF/s"}, 2);
-  for (const Measurement& m : measurements)
-    if (m.op.starts_with("linear"))
-      table.add({m.op, std::string(name_of(m.dtype)), fmt::format("{:.0f}", m.at[0]), fmt::format("{:.0f}", m.at[1]),
-                 fmt::format("{:.0f}", m.at[2]), fmt::format("{:.1f}", m.seconds * 1e6),
-                 fmt::format("{:.2f}", 2e-9 * m.at[0] * m.at[1] * m.at[2] / m.seconds)});
-  print_result(fmt::format("Matrix products on one rank, all ranks busy\n{}\n", table.str()));
 }
 
 /// How many cores other programs kept busy while ops were timed, and whether they disturbed the timing.
@@ -434,6 +356,7 @@ Result<std::int32_t> enough_steps(const Job& job) {
 
 int run(CalibrateArguments o) {
   int code = exit_done;
+  if (o.backend != "cpu") return calibrate_on_cuda(std::move(o));
   ScenarioOptions scenario = o.scenario;
   scenario.sets.push_back(fmt::format("steps={}", o.steps.value_or(2)));
   auto job = load_job(scenario, code);
@@ -474,6 +397,11 @@ void add_calibrate(CommandLine& line) {
       line.add_command("calibrate", "time a scenario's ops on this machine and write a hardware profile");
   add_scenario_options(sub, o->scenario);
   sub.option("--out", o->out, "the profile (name it in cluster.calibration)");
+  sub.option(
+         "--backend", o->backend,
+         "cpu, cuda (this machine's GPU, timed by its own events; never ran on hardware) or cuda-fake (the driver's "
+         "double: for its logic; such a profile is refused as a price)")
+      .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--steps", o->steps,
              "iterations to time, the first is not counted; unless given as many as take some seconds, 8 to 32")
       .check(whole_in(2, 1000));

@@ -11,8 +11,10 @@
 #include "base/json.h"
 #include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
+#include "backends/cuda/blas_table.h"
 #include "backends/cuda/driver.h"
 #include "backends/cuda/evidence.h"
+#include "backends/cuda/machine.h"
 #include "backends/cuda/nccl_table.h"
 #endif
 #include "base/check.h"
@@ -117,6 +119,37 @@ Checked check_nccl() {
 #endif
 }
 
+/// The devices, whether they reach one another, what nodes talk over, and what forms matrix products.
+void check_devices(std::vector<Checked>& out) {
+#ifdef HOTBUNK_CUDA
+  if (const auto driver = cuda::open_driver()) {
+    for (const std::string& line : cuda::device_lines(*driver)) out.push_back({"CUDA device", line, true, ""});
+    if (const std::string peers = cuda::peer_access_text(*driver); !peers.empty())
+      out.push_back({"peer access", peers, true, ""});
+  }
+  out.push_back({"InfiniBand", cuda::infiniband_text(), true, ""});
+  const auto blas = cuda::open_blas();
+  out.push_back({"cuBLASLt",
+                 blas ? fmt::format("{}: backward products by default (run --products)",
+                                    cuda::blas_version_text(blas->cublasLtGetVersion()))
+                      : blas.error().front().message + "; our kernels form all products",
+                 true, ""});
+#endif
+}
+
+/// backends/cuda/hardware_evidence.json, as it was compiled in.
+nlohmann::ordered_json evidence_rows() {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+#ifdef HOTBUNK_CUDA
+  for (const cuda::Evidence& e : cuda::hardware_evidence())
+    rows.push_back({{"claim", e.claim},
+                    {"last_run", e.last_run ? fmt::format("{} on {}: {}", e.last_run->date, e.last_run->machine,
+                                                          e.last_run->command)
+                                            : "never ran on hardware"}});
+#endif
+  return rows;
+}
+
 int run(bool json) {
   const LocalMachine machine = local_machine();
   std::vector<Checked> findings;
@@ -130,6 +163,7 @@ int run(bool json) {
   findings.push_back(check_catalog());
   findings.push_back(check_cuda());
   findings.push_back(check_nccl());
+  check_devices(findings);
   bool good = true;
   nlohmann::ordered_json document = {{"schema", "hotbunk.doctor/1"}, {"checks", nlohmann::ordered_json::array()}};
   for (const Checked& f : findings) {
@@ -141,6 +175,10 @@ int run(bool json) {
                  f.good || f.help.empty() ? "" : "  -> " + f.help);
   }
   document["good"] = good;
+  document["hardware_evidence"] = evidence_rows();
+  if (!json)
+    for (const auto& row : document["hardware_evidence"])
+      fmt::print("     {:<40} {}\n", row["claim"].get<std::string>(), row["last_run"].get<std::string>());
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;
   if (json) print_document(json_text(document, 1));

@@ -46,7 +46,7 @@ namespace {
 
 struct RunArguments {
   ScenarioOptions scenario;
-  std::string out, plan, transport, resume, backend = "cpu", fake_fault;
+  std::string out, plan, transport, resume, backend = "cpu", fake_fault, products;
   std::uint64_t fake_seed = 1;
   bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
@@ -68,7 +68,9 @@ void say_stop(int signal) {
 
 /// Ranks that form products in different ways, or another time, compute other bits (docs/benchmarks.md).
 std::string bf16_products(const RunArguments& o) {
-  return o.backend == "cpu" ? std::string(name_of(kernels::bf16_products())) : "";
+  if (o.backend == "cpu") return std::string(name_of(kernels::bf16_products()));
+  const auto products = cuda_products(o.backend, o.products);
+  return products ? *products : "";  // refused by check_backend
 }
 
 StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver) {
@@ -180,11 +182,17 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   auto summary = summarize(job.plan, job.scenario, measured);
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
+  if (o.backend != "cpu") {
+    summary["hardware_evidence"] = hardware_evidence_line();
+    summary["matrix_products"] = bf16_products(o);
+  }
   if (o.scenario.json) {
     print_document(json_text(summary, 1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
+    if (o.backend != "cpu")
+      print_result(fmt::format("{}; matrix products: {}\n", hardware_evidence_line(), bf16_products(o)));
     if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
   }
   if (!problems.empty()) {
@@ -335,7 +343,10 @@ Status check_backend(const RunArguments& o) {
   };
   if (o.backend == "cpu" && !o.fake_fault.empty())
     return refuse("--fake-fault is of the driver's double, and the backend is cpu", "add --backend cuda-fake");
+  if (o.backend == "cpu" && !o.products.empty())
+    return refuse("--products is of the CUDA backend, and the backend is cpu", "add --backend cuda, or leave it out");
   if (o.backend == "cpu") return {};
+  if (const auto products = cuda_products(o.backend, o.products); !products) return fail(products.error());
   if (!o.transport.empty())
     return refuse(
         fmt::format("--transport {} carries between CPU ranks, and the backend is {}", o.transport, o.backend),
@@ -347,18 +358,16 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
              const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
   const bool processes = env && env->world_size > 1;
   if (!o.scenario.json && (!env || env->rank == 0))
-    fmt::print(stderr, "starting {} ranks on {} ({})\n", job.plan.num_ranks(),
-               processes ? "a device each" : "one device", hardware_evidence_line());
+    fmt::print(stderr, "starting {} ranks on {} ({}); matrix products: {}\n", job.plan.num_ranks(),
+               processes ? "a device each" : "one device", hardware_evidence_line(), bf16_products(o));
   stop.hold();
-  // As much as all ranks of the device may map, and what tables, scratch and staging take.
-  const std::int64_t device_bytes =
-      (processes ? 1 : job.plan.num_ranks()) * (job.plan.device_capacity_bytes + (std::int64_t{64} << 20));
   const auto code =
       run_on_cuda({.fake = o.backend == "cuda-fake",
                    .fake_seed = o.fake_seed,
                    .fake_fault = o.fake_fault,
-                   .fake_bytes = device_bytes,
+                   .fake_bytes = fake_device_bytes(job, processes),
                    .check_order = o.check,
+                   .products = o.products,
                    .ranks = job.plan.num_ranks(),
                    .env = env,
                    .world = world_options(job)},
@@ -477,6 +486,10 @@ void add_run(CommandLine& line) {
   sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");
   sub.option("--fake-fault", o->fake_fault,
              "cuda-fake: ENTRY:N, the Nth call of that entry point of the driver fails; ENTRY:N:hang, never returns");
+  sub.option("--products", o->products,
+             "cuda: which matrix products cuBLASLt forms: own (none), backward (default where it is: log-probs of "
+             "rollout and training stay equal to the bit) or all (they do not)")
+      .check(one_of({"own", "backward", "all"}));
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));
   sub.option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)").check(thread_count());

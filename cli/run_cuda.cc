@@ -11,11 +11,17 @@
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/evidence.h"
+#include "backends/cuda/fake/fake_blas.h"
 #include "backends/cuda/fake/fake_driver.h"
 #include "backends/cuda/fake/fake_nccl.h"
 #endif
 
 namespace hotbunk {
+
+std::int64_t fake_device_bytes(const Job& job, bool processes) {
+  constexpr std::int64_t beside = std::int64_t{128} << 20;  // BlasProducts::workspace_bytes on some streams among it
+  return (processes ? 1 : job.plan.num_ranks()) * (job.plan.device_capacity_bytes + beside);
+}
 
 #ifdef HOTBUNK_CUDA
 namespace {
@@ -40,23 +46,47 @@ Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
   return {};
 }
 
+struct Products {
+  std::optional<cuda::BlasLt> blas;
+  cuda::ProductPolicy policy = cuda::ProductPolicy::own;
+};
+
+/// `fake`: the double's table, where that is the backend.
+Result<Products> products_of(const std::string& asked, const std::optional<cuda::BlasLt>& fake) {
+  const auto policy = cuda::product_policy_from(!asked.empty() ? asked
+                                                : fake         ? "own"
+                                                               : cuda::name_of(cuda::ProductPolicy::backward));
+  HB_CHECK(policy.has_value(), "--products {}", asked);
+  if (*policy == cuda::ProductPolicy::own) return Products{};
+  if (fake) return Products{fake, *policy};
+  const auto blas = cuda::open_blas();
+  if (blas) return Products{*blas, *policy};
+  if (!asked.empty()) return fail(blas.error());
+  return Products{};
+}
+
 using RunRank = std::function<int(World&, const MakeBackend&)>;
 
-int run_rank_in(const CudaRun& run, cuda::CudaWorld& world, const RunRank& rank) {
+int run_rank_in(const CudaRun& run, const Products& products, cuda::CudaWorld& world, const RunRank& rank) {
   return rank(world, [&](Driver& plan_driver, std::int32_t span_steps) {
-    return std::make_unique<cuda::CudaBackend>(
-        world, plan_driver, cuda::CudaOptions{.span_steps = span_steps, .check_order = run.check_order, .scope = ""});
+    return std::make_unique<cuda::CudaBackend>(world, plan_driver,
+                                               cuda::CudaOptions{.span_steps = span_steps,
+                                                                 .keep_timings = run.keep_timings,
+                                                                 .check_order = run.check_order,
+                                                                 .blas = products.blas,
+                                                                 .products = products.policy,
+                                                                 .scope = ""});
   });
 }
 
 /// All ranks, as threads on the first device.
-int run_threads(const CudaRun& run, const cuda::Driver& driver, const RunRank& rank) {
+int run_threads(const CudaRun& run, const Products& products, const cuda::Driver& driver, const RunRank& rank) {
   const auto context = std::make_shared<cuda::Context>(driver);
   const auto local = std::make_shared<cuda::LocalRanks>();
   const std::vector<int> codes = thread_ranks(run.ranks, [&](const LaunchEnv& env) {
     context->make_current();
     cuda::CudaWorld world(context, local, env, run.world);
-    return run_rank_in(run, world, rank);
+    return run_rank_in(run, products, world, rank);
   });
   for (const int code : codes)
     if (code != exit_done) return code;
@@ -65,14 +95,15 @@ int run_threads(const CudaRun& run, const cuda::Driver& driver, const RunRank& r
 
 /// This process's rank, on the device of its place among the ranks of this host; where the launcher shows each rank its
 /// own device only, that is the first.
-int run_process(const CudaRun& run, const cuda::Driver& driver, const cuda::Nccl& nccl, const RunRank& rank) {
+int run_process(const CudaRun& run, const Products& products, const cuda::Driver& driver, const cuda::Nccl& nccl,
+                const RunRank& rank) {
   int devices = 0;
   HB_CUDA(driver, cuInit(0));
   HB_CUDA(driver, cuDeviceGetCount(&devices));
   if (devices == 0) throw RuntimeFailure("the driver shows no device (CUDA_VISIBLE_DEVICES)");
   cuda::CudaWorld world(std::make_shared<cuda::Context>(driver, run.env->local_rank % devices), nccl, *run.env,
                         run.world);
-  return run_rank_in(run, world, rank);
+  return run_rank_in(run, products, world, rank);
 }
 
 bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 1; }
@@ -81,25 +112,42 @@ bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 
 
 std::string hardware_evidence_line() { return "the CUDA backend " + cuda::evidence_text(); }
 
+Result<std::string> cuda_products(const std::string& backend, const std::string& asked) {
+  // The double's says its version without a device.
+  const auto products =
+      products_of(asked, backend == "cuda-fake" ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
+  if (!products) return fail(products.error());
+  if (!products->blas) return std::string("own kernels");
+  return fmt::format(
+      "cuBLASLt {}{}, {}", cuda::blas_version_text(products->blas->cublasLtGetVersion()),
+      backend == "cuda-fake" ? " (double)" : "",
+      products->policy == cuda::ProductPolicy::all ? "all: rollout and training log-probs differ" : "backward alone");
+}
+
 Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, const MakeBackend&)>& rank) {
   try {
     if (!run.fake) {
       auto driver = cuda::open_driver();
       if (!driver) return fail(std::move(driver.error()));
-      if (!in_processes(run)) return run_threads(run, *driver, rank);
+      const auto products = products_of(run.products, std::nullopt);
+      if (!products) return fail(products.error());
+      if (!in_processes(run)) return run_threads(run, *products, *driver, rank);
       const auto nccl = cuda::open_nccl();
       if (!nccl) return fail(nccl.error());
-      return run_process(run, *driver, *nccl, rank);
+      return run_process(run, *products, *driver, *nccl, rank);
     }
     // Granules as small as the chunks of a plan for the CPU: then a byte of a sleeping section is mapped for nobody.
     cuda::FakeDriver fake({.memory_bytes = run.fake_bytes, .seed = run.fake_seed, .granularity_bytes = 4096});
     if (auto s = set_fault(fake, run.fake_fault); !s) return fail(std::move(s.error()));
+    cuda::FakeBlasLt blas(fake);
+    const auto products = products_of(run.products, blas.table());
+    if (!products) return fail(products.error());
     int code = exit_done;
     if (in_processes(run)) {
       cuda::FakeNccl nccl(fake);
-      code = run_process(run, fake.table(), nccl.table(), rank);
+      code = run_process(run, *products, fake.table(), nccl.table(), rank);
     } else {
-      code = run_threads(run, fake.table(), rank);
+      code = run_threads(run, *products, fake.table(), rank);
     }
     for (const std::string& finding : fake.findings()) fmt::print(stderr, "the driver's double found: {}\n", finding);
     return fake.findings().empty() || code != exit_done ? code : static_cast<int>(exit_runtime);
@@ -115,6 +163,8 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
 #else
 
 std::string hardware_evidence_line() { return ""; }
+
+Result<std::string> cuda_products(const std::string&, const std::string&) { return std::string("none"); }
 
 Result<int> run_on_cuda(const CudaRun&, const std::function<int(World&, const MakeBackend&)>&) {
   return fail(Diagnostic{.code = "E641",

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/diagnostic.h"
+#include "cli/command.h"
 #include "exec/driver.h"
 #include "runtime/launch.h"
 #include "runtime/rank_backend.h"
@@ -21,16 +22,26 @@ using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int
 struct CudaRun {
   bool fake = false;
   std::uint64_t fake_seed = 1;
-  std::string fake_fault;       // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
+  std::string fake_fault{};     // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
   std::int64_t fake_bytes = 0;  // of the double's device
   bool check_order = false;
+  bool keep_timings = false;
+  std::string products{};  // own, backward, all; "": the default (cuda_products)
   int ranks = 1;
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;
 };
 
+/// Of the double's device: as much as all ranks on it may map, and what tables, scratch and staging take.
+std::int64_t fake_device_bytes(const Job&, bool processes);
+
 /// What of the backend ever ran on a GPU, in a line; "" where it was not built.
 std::string hardware_evidence_line();
+
+/// What forms matrix products on that backend: "own kernels", or which of them cuBLASLt does, and its version. Without
+/// a wish, cuda takes cuBLASLt for backward products where the library is, and the double our kernels, which it is
+/// there to execute. E643 where cuBLASLt is asked for and is not there.
+Result<std::string> cuda_products(const std::string& backend, const std::string& asked);
 
 /// Runs `rank` for every rank of this process, each on a thread and in a world of its own, and returns the exit code of
 /// the first one, by rank, that is not 0. E640 without a driver, E642 without NCCL where it is needed, E641 when the

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "graph/catalogue.h"
+#include "graph/program_order.h"
 #include "graph/verify_parts.h"
 
 namespace hotbunk {
@@ -47,6 +48,13 @@ void append(StreamStops& out, const Program& program, const Block& block) {
         if (const auto at = last.find(m.event); at != last.end())  // else: of a block that is over
           out.streams[m.stream].push_back({.op = {}, .records = m.kind == OpKind::record, .ticket = at->second});
       });
+}
+
+/// The same, as if all streams were one.
+void append_as_one(StreamStops& out, const Program& program, const Block& block) {
+  each_op(program, block, [&](const BoundOp& op) {
+    if (meets(*op)) out.streams[lead_stream].push_back({op});
+  });
 }
 
 /// Each rank's group of each family. Plan::group_of looks through them all.
@@ -148,7 +156,7 @@ class Walk {
     const Head& head = heads_[q];
     const std::vector<Rank>& members = members_of(head);
     if (members.empty()) return next(q);
-    auto& here = meetings_[{head.stop().op->group, members.front(), head.stream}];
+    auto& here = meetings_[{head.stop().op->group, members.front(), head.stop().op->stream}];
     here.push_back(q);
     if (here.size() < members.size()) return;
     for (const std::size_t each : std::exchange(here, {})) next(each);
@@ -162,8 +170,8 @@ class Walk {
     const auto place = std::ranges::find(members, head.rank) - members.begin();
     const Partners at = partners_of(op, std::ssize(members), place);
     const auto rank = [&](std::int64_t peer) { return members[static_cast<std::size_t>(peer)]; };
-    if (at.to >= 0) out.out = {op.group, head.stream, head.rank, rank(at.to)};
-    if (at.from >= 0) out.in = {op.group, head.stream, rank(at.from), head.rank};
+    if (at.to >= 0) out.out = {op.group, op.stream, head.rank, rank(at.to)};
+    if (at.from >= 0) out.in = {op.group, op.stream, rank(at.from), head.rank};
     return out;
   }
 
@@ -201,7 +209,7 @@ class Walk {
       return {out ? std::get<3>(*transfer.out) : std::get<2>(*transfer.in), head.stream};
     } else {
       const std::vector<Rank>& members = members_of(head);
-      const auto& here = meetings_.at({stop.op->group, members.front(), head.stream});
+      const auto& here = meetings_.at({stop.op->group, members.front(), stop.op->stream});
       for (const Rank member : members)
         if (std::ranges::none_of(here, [&](std::size_t other) { return heads_[other].rank == member; }))
           return {member, head.stream};
@@ -319,6 +327,26 @@ void check_deadlock(const Plan& plan, Faults& faults) {
         faults.add(fmt::format("phase {}, block {}: ranks {}", plan.phases[p].name, name, bad));
     }
   }
+}
+
+bool meets_in_program_order(const Plan& plan) {
+  const Memberships memberships(plan);
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    std::map<std::string_view, std::vector<StreamStops>> blocks;  // by name, of each program
+    for (std::size_t i = 0; i < plan.programs.size(); ++i)
+      for (const Block& block : plan.programs[i].phases[p]) {
+        auto& parts = blocks[block.name];
+        parts.resize(plan.programs.size());
+        append_as_one(parts[i], plan.programs[i], block);
+      }
+    for (const auto& [name, parts] : blocks) {
+      std::vector<const StreamStops*> of_rank;
+      for (const std::int32_t program : plan.program_of_rank)
+        of_rank.push_back(&parts[static_cast<std::size_t>(program)]);
+      if (!Walk(plan, memberships, of_rank).run().empty()) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace hotbunk

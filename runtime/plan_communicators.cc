@@ -171,7 +171,8 @@ std::int64_t PlanCommunicators::peer_copy(const OpCall& call, std::int16_t phase
       const Buffer* theirs = peer_buffers_[program].at(mine.name);
       const std::int64_t offset =
           section_bases(plan_.programs[program])[static_cast<std::size_t>(theirs->section)] + theirs->offset;
-      from = peer(members[static_cast<std::size_t>(b.peer)], offset + bound.offset_in_buffer(source));
+      const std::int64_t skipped = bound.offset_in_buffer(source);
+      from = peer(members[static_cast<std::size_t>(b.peer)], offset + skipped, theirs->bytes() - skipped);
       HB_CHECK(from, "no memory of rank {} is open here", members[static_cast<std::size_t>(b.peer)]);
       remote += b.rows * b.cols * size_of(source.dtype);
     }

@@ -25,8 +25,8 @@ class PlanCommunicators {
       std::function<std::unique_ptr<Communicator>(std::span<const int> ranks, const std::string& name, StreamId)>;
   /// A box of a peer copy, from there: this rank's own address, or a peer's.
   using CopyBox = std::function<void(const std::byte* from, const Box&)>;
-  /// Where a peer (world rank) keeps what lies so many bytes from its device arena's base.
-  using PeerAddress = std::function<const std::byte*(int peer, std::int64_t offset)>;
+  /// Where a peer (world rank) keeps the `bytes` that lie so many bytes from its device arena's base.
+  using PeerAddress = std::function<const std::byte*(int peer, std::int64_t offset, std::int64_t bytes)>;
 
   /// One communicator per family and stream that any program uses, made in the same order by every rank, at the same
   /// time. `scope` begins their names; span_steps: TrafficFold.

@@ -133,17 +133,24 @@ CUkernel Context::kernel(std::string_view name) const {
   return kernel;
 }
 
-void map_memory(const Context& context, CUdeviceptr address, std::int64_t bytes) {
-  const Driver& d = context.driver();
-  const CUmemAllocationProp memory = memory_of(context.device());
+void map_memory(const Context& context, CUdeviceptr address, std::int64_t bytes, bool shareable) {
+  CUmemAllocationProp memory = memory_of(context.device());
+  if (shareable) memory.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const auto size = static_cast<std::size_t>(bytes);
   CUmemGenericAllocationHandle physical{};
-  HB_CUDA(d, cuMemCreate(&physical, size, &memory, 0));
+  HB_CUDA(context.driver(), cuMemCreate(&physical, size, &memory, 0));
+  map_handle(context, address, bytes, physical);
+}
+
+void map_handle(const Context& context, CUdeviceptr address, std::int64_t bytes,
+                CUmemGenericAllocationHandle physical) {
+  const Driver& d = context.driver();
+  const auto size = static_cast<std::size_t>(bytes);
   const CUresult mapped = d.cuMemMap(address, size, 0, physical, 0);
   d.cuMemRelease(physical);  // it lives as long as it is mapped
   check(d, mapped, "cuMemMap(address, size, 0, physical, 0)");
   CUmemAccessDesc access{};
-  access.location = memory.location;
+  access.location = memory_of(context.device()).location;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   if (const CUresult r = d.cuMemSetAccess(address, size, &access, 1); r != CUDA_SUCCESS) {
     d.cuMemUnmap(address, size);

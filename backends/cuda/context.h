@@ -86,8 +86,10 @@ class DeviceBlock {
 };
 
 /// Physical memory for [address, address + bytes) of a reserved range, in whole granules, readable and writable by the
-/// device. RuntimeFailure when there is none; then nothing is mapped.
-void map_memory(const Context&, CUdeviceptr address, std::int64_t bytes);
+/// device. RuntimeFailure when there is none; then nothing is mapped. `shareable`: other processes may be given it.
+void map_memory(const Context&, CUdeviceptr address, std::int64_t bytes, bool shareable = false);
+/// The same of physical memory that is there; the handle is released at any rate, the memory lives while it is mapped.
+void map_handle(const Context&, CUdeviceptr address, std::int64_t bytes, CUmemGenericAllocationHandle);
 /// What one map_memory mapped.
 void unmap_memory(const Context&, CUdeviceptr address, std::int64_t bytes);
 

@@ -36,15 +36,17 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
         .where = {},
         .notes = {},
         .help = fmt::format("launch {} ranks, or change train.layout", plan.num_ranks())});
-  if (world_.over_processes() && world_.size() > 1 && reads_peers(plan))
+  const bool shares = world_.over_processes() && world_.size() > 1 && reads_peers(plan);
+  if (const std::string why = shares ? world_.why_no_sharing() : ""; !why.empty())
     return fail(Diagnostic{.code = "E706",
-                           .message = "ranks of several processes cannot read each other's device memory",
+                           .message = "the ranks cannot read each other's device memory: " + why,
                            .where = {},
                            .notes = {"sync.transport is ipc, whose ranks read weights where their peers keep them"},
                            .help = "set sync.transport to collective"});
   try {
     world_.context().make_current();
-    auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_);
+    auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_,
+                                               shares ? &world_.share_memory() : nullptr);
     device_ = device.get();
     memory_ = device->arena();
     std::vector<std::unique_ptr<Device>> out;
@@ -71,6 +73,11 @@ std::vector<PhaseSpan> CudaBackend::stays(std::int32_t step) const {
 RankMemory CudaBackend::memory_so_far() {
   HB_CHECK(device_, "open() comes first");
   return device_->memory().measured();
+}
+
+std::vector<DeviceTiming> CudaBackend::timings() const {
+  HB_CHECK(device_, "open() comes first");
+  return device_->timings();
 }
 
 std::int64_t CudaBackend::physical_bytes() const { return memory_->physical_bytes(); }

@@ -2,12 +2,15 @@
 // at fixed addresses as the plan says.
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "backends/cuda/cuda_world.h"
+#include "backends/cuda/products.h"
+#include "graph/bound.h"
 #include "runtime/rank_backend.h"
 
 namespace hotbunk::cuda {
@@ -15,11 +18,22 @@ namespace hotbunk::cuda {
 class CudaDevice;
 class DeviceArena;
 
+/// One run of an op: by the device's clock; of map and unmap the host's.
+struct DeviceTiming {
+  BoundOp op;
+  Sizes sizes;
+  std::int32_t step = 0;
+  std::int64_t nanoseconds = 0;
+};
+
 struct CudaOptions {
-  std::int32_t span_steps = 2;  // iterations whose spans and memory events are kept
-  bool graphs = true;           // of what a driven phase launches again and again; false: op by op, to compare with
-  bool check_order = false;     // name accesses of the same bytes that no event orders, as the plan asks for them
-  std::string scope;            // tells apart the plans that one world executes in turn; part of communicators' names
+  std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
+  bool graphs = true;            // of what a driven phase launches again and again; false: op by op, to compare with
+  bool keep_timings = false;     // of all ops of the iterations whose spans are kept
+  bool check_order = false;      // name accesses of the same bytes that no event orders, as the plan asks for them
+  std::optional<BlasLt> blas{};  // none: our kernels form all products
+  ProductPolicy products = ProductPolicy::backward;  // which of them cuBLASLt forms, where it is
+  std::string scope;  // tells apart the plans that one world executes in turn; part of communicators' names
 };
 
 /// Plays one rank of `world` (the plan's ranks are the world's).
@@ -38,6 +52,11 @@ class CudaBackend final : public RankBackend {
   Result<Trace> take_trace() override;
   std::vector<PhaseSpan> stays(std::int32_t step) const override;
   RankMemory memory_so_far() override;
+
+  /// With keep_timings: what ran so far, stream by stream in order.
+  std::vector<DeviceTiming> timings() const;
+
+  const Context& context() const { return world_.context(); }
 
   /// Bytes that the device holds for this rank's plan, and what its books call mapped.
   std::int64_t physical_bytes() const;

@@ -10,6 +10,7 @@
 #include "backends/cuda/cuda_device_stream.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
+#include "graph/program_order.h"
 #include "runtime/guarded.h"
 #include "trace/capacity.h"
 
@@ -40,9 +41,9 @@ std::vector<std::int64_t> cuts_of(const Program& program) {
 }
 
 std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program, CudaWorld& world,
-                                        const CudaOptions& options) {
-  auto arena =
-      std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device), cuts_of(program));
+                                        const CudaOptions& options, PeerMemory* peers) {
+  auto arena = std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device),
+                                             cuts_of(program), peers, options.scope);
   world.local().set_arena(options.scope, world.rank(), arena->base());
   return arena;
 }
@@ -50,7 +51,7 @@ std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program
 }  // namespace
 
 CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::Driver* driver,
-                       const CudaOptions& options)
+                       const CudaOptions& options, PeerMemory* peers)
     : plan_(plan),
       program_(plan.program(rank)),
       rank_(rank),
@@ -59,7 +60,8 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
       context_(world.context()),
       driver_(driver),
       options_(options),
-      arena_(make_arena(plan, program_, world, options)),
+      peers_(peers),
+      arena_(make_arena(plan, program_, world, options, peers)),
       memory_(program_, arena_, std::make_unique<PinnedArena>(context_, book_options(plan, program_, Space::host))),
       tables_(context_, program_, places_),
       events_(context_),
@@ -73,6 +75,7 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
                          [&](std::span<const int> ranks, const std::string& name, StreamId id) {
                            return world.communicator(ranks, name, stream(id).launch.stream());
                          });
+  if (world.over_processes() && meets_in_program_order(plan)) launch_order_ = std::make_shared<LaunchOrder>();
   if (options.check_order) order_.emplace(plan, program_);
 }
 
@@ -81,12 +84,14 @@ CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
   std::array<bool, max_streams> used{};
+  std::array<bool, max_streams> products{};
   used[static_cast<std::size_t>(lead_stream)] = true;
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) {
       const auto s = static_cast<std::size_t>(op.stream);
       used[s] = true;
       scratch[s] = std::max(scratch[s], scratch_bytes(op));
+      products[s] = products[s] || (options_.blas && takes_products(options_.products, op.kind));
     }
   for (const auto& blocks : program_.phases)  // one may record or wait where it has no op
     for (const Block& block : blocks)
@@ -94,17 +99,20 @@ void CudaDevice::make_streams() {
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
   for (std::size_t s = 0; s < used.size(); ++s)
     if (used[s])
-      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s]);
+      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s], options_,
+                                             products[s]);
 }
 
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
   memory_.enter(step, phase);
   record_.enter(step, phase);
+  phase_range_.emplace(plan_.phases[static_cast<std::size_t>(phase)].name.c_str());
   world_.watch().set_phase(plan_.phases[static_cast<std::size_t>(phase)].name);
 }
 
 void CudaDevice::leave(std::int64_t blocks) {
   record_.leave(blocks);
+  phase_range_.reset();
   communicators_->fold_traffic(record_.where().step);
 }
 
@@ -137,6 +145,7 @@ Status CudaDevice::map(StreamId, const BoundOp& op) {
     const auto& phase = plan_.phases[static_cast<std::size_t>(where.phase)].name;
     memory_.map(*op, fmt::format("section {} in phase {}", op.section().name, phase));
     record_.note_mapping(op, start);
+    keep_timing(op, {}, record_.where(), record_.now().ns - start.ns);
   });
 }
 
@@ -147,6 +156,7 @@ Status CudaDevice::unmap(StreamId, const BoundOp& op) {
     const auto start = record_.now();
     memory_.unmap(*op);
     record_.note_mapping(op, start);
+    keep_timing(op, {}, record_.where(), record_.now().ns - start.ns);
   });
 }
 
@@ -187,8 +197,10 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
   s.queue->enqueue([this, &s, op, sizes = before, where = record_.where(), work = std::move(work),
                     place = watch_.next(rank_, op)]() mutable {
     world_.watch().set_op(op.call->name, op->name);
+    const NvtxRange range(op.body().name.c_str());
     const BoundAddresses addresses(memory_, op);
-    const CudaCall call{{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()};
+    const CudaCall call{
+        {addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()};
     std::optional<Timed> timed;
     naming(op, [&] {
       sizes = sizes_now(s, op, addresses, sizes);
@@ -256,11 +268,13 @@ void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<
         world_.watch().set_op(op.call->name, op->name);
         const BoundAddresses addresses(memory_, op);
         naming(op, [&] {
-          op_launch(op->kind)({{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address()});
+          op_launch(op->kind)(
+              {{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()});
         });
       }
     };
     world_.watch().set_op(ops.front().call->name, ops.front()->name);
+    const NvtxRange range(ops.front().body().name.c_str());
     s.graphs.run(key, ops.front(), launch_all);
     for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
   });
@@ -305,10 +319,14 @@ NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& 
 }
 
 Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
-  return enqueue(id, op, args, [this, phase = record_.where().phase](Stream&, const CudaCall& call) {
-    communicators_->collective(call, phase);
-    return std::int64_t{-1};
-  });
+  auto turn = launch_order_ ? LaunchOrder::draw(launch_order_) : nullptr;
+  return enqueue(id, op, args,
+                 [this, phase = record_.where().phase, turn = std::move(turn)](Stream&, const CudaCall& call) {
+                   if (turn) turn->await([&] { world_.watch().check("waiting to launch " + call.bound.name()); });
+                   communicators_->collective(call, phase);
+                   if (turn) turn->done();
+                   return std::int64_t{-1};
+                 });
 }
 
 Status CudaDevice::record(StreamId id, EventId event) {
@@ -362,12 +380,19 @@ void CudaDevice::note_timed() {
   };
   for (std::size_t id = 0; id < streams_.size(); ++id) {
     if (!streams_[id]) continue;
-    for (const Timed& t : streams_[id]->timed)
-      record_.note_op(static_cast<StreamId>(id), t.op, t.where, since_base(t.start), since_base(t.end), t.sizes,
-                      t.bytes);
+    for (const Timed& t : streams_[id]->timed) {
+      const std::int64_t start = since_base(t.start), end = since_base(t.end);
+      record_.note_op(static_cast<StreamId>(id), t.op, t.where, start, end, t.sizes, t.bytes);
+      keep_timing(t.op, t.sizes, t.where, end - start);
+    }
     streams_[id]->timed.clear();
   }
   if (record_.keeps(record_.where())) set_base();
+}
+
+void CudaDevice::keep_timing(const BoundOp& op, const Sizes& sizes, const DeviceRecord::Where& where,
+                             std::int64_t nanoseconds) {
+  if (options_.keep_timings && record_.keeps(where)) timings_.push_back({op, sizes, where.step, nanoseconds});
 }
 
 void CudaDevice::set_base() {

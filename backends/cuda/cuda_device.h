@@ -15,6 +15,8 @@
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/device_arena.h"
 #include "backends/cuda/event_pool.h"
+#include "backends/cuda/launch_order.h"
+#include "backends/cuda/nvtx.h"
 #include "backends/cuda/op_graphs.h"
 #include "backends/cuda/op_launches.h"
 #include "backends/cuda/staging.h"
@@ -29,7 +31,8 @@ namespace hotbunk::cuda {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const Plan&, Rank, CudaWorld&, hotbunk::Driver*, const CudaOptions&);
+  /// `peers`: where the plan reads ranks of other processes.
+  CudaDevice(const Plan&, Rank, CudaWorld&, hotbunk::Driver*, const CudaOptions&, PeerMemory* peers);
   ~CudaDevice() override;
 
   Rank rank() const override { return rank_; }
@@ -55,6 +58,7 @@ class CudaDevice final : public Device {
   const std::shared_ptr<DeviceArena>& arena() const { return arena_; }
   const DeviceRecord& measured() const { return record_; }
   Trace take_trace();
+  const std::vector<DeviceTiming>& timings() const { return timings_; }
 
  private:
   struct Stream;  // cuda_device_stream.h
@@ -84,6 +88,7 @@ class CudaDevice final : public Device {
   void note_timed();
   /// The device's clock and the host's at one moment, with nothing running.
   void set_base();
+  void keep_timing(const BoundOp&, const Sizes&, const DeviceRecord::Where&, std::int64_t nanoseconds);
   Status check_order(const BoundOp&, const Sizes&);
 
   const Plan& plan_;
@@ -94,18 +99,22 @@ class CudaDevice final : public Device {
   const Context& context_;
   hotbunk::Driver* driver_;
   const CudaOptions options_;
+  PeerMemory* const peers_;
   const std::shared_ptr<DeviceArena> arena_;
   ProgramMemory memory_;
   const OpTables tables_;
   EventPool events_;
   DeviceRecord record_;
   std::optional<PlanCommunicators> communicators_;  // made on the streams
+  std::optional<NvtxRange> phase_range_;            // from enter() to leave()
+  std::shared_ptr<LaunchOrder> launch_order_;       // of collectives over NCCL
   std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
   std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
   std::map<const Call*, std::vector<GraphRun>> graph_runs_;
   NumberWatch watch_;
   std::optional<AccessOrder> order_;                          // with check_order
   PooledEvent base_;                                          // of the device's clock since the last sync
+  std::vector<DeviceTiming> timings_;                         // with keep_timings; of the calling thread
   bool drained_ = true;                                       // nothing was enqueued since all streams were waited for
   std::int64_t base_ns_ = 0;                                  // the same moment on the host's
   std::array<std::unique_ptr<Stream>, max_streams> streams_;  // last: their threads end before what they work on

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "backends/cuda/cuda_device_stream.h"
+#include "base/check.h"
 
 namespace hotbunk::cuda {
 
@@ -85,18 +86,38 @@ std::int64_t CudaDevice::peer_copy(Stream& s, const CudaCall& call, std::int16_t
   const std::span<const BoxRun> runs = tables_.boxes(call.op);
   std::size_t run = 0;
   std::int64_t in_run = 0;
-  return communicators_->peer_copy(
-      call, phase,
-      [this](int peer, std::int64_t offset) -> const std::byte* {
-        const std::byte* base = world_.local().arena(options_.scope, peer);
-        return base == nullptr ? nullptr : base + offset;
-      },
-      [&](const std::byte* from, const Box& b) {  // in the order of the tables
-        const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
-        copy_boxes(s.launch, address_of(from), dtype, address_of(call.addresses.address(to)), to.dtype, runs[run],
-                   in_run, 1);
-        if (++in_run == runs[run].boxes) ++run, in_run = 0;
-      });
+  const CUstream stream = s.launch.stream();
+  const auto read = [&] {
+    return communicators_->peer_copy(
+        call, phase,
+        [this, stream](int peer, std::int64_t offset, std::int64_t bytes) -> const std::byte* {
+          if (peers_ != nullptr)
+            return reinterpret_cast<const std::byte*>(
+                peers_->begin_reading(options_.scope, peer, offset, bytes, stream));
+          const std::byte* base = world_.local().arena(options_.scope, peer);
+          return base == nullptr ? nullptr : base + offset;
+        },
+        [&](const std::byte* from, const Box& b) {  // in the order of the tables
+          const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
+          copy_boxes(s.launch, address_of(from), dtype, address_of(call.addresses.address(to)), to.dtype, runs[run],
+                     in_run, 1);
+          if (++in_run == runs[run].boxes) ++run, in_run = 0;
+        });
+  };
+  if (peers_ == nullptr) return read();
+  std::int64_t bytes = 0;
+  try {
+    bytes = read();
+  } catch (...) {
+    try {
+      peers_->done_reading(stream);  // an owner may be waiting for it
+    } catch (const RuntimeFailure&) {
+      // What failed first is what is said.
+    }
+    throw;
+  }
+  peers_->done_reading(stream);
+  return bytes;
 }
 
 }  // namespace hotbunk::cuda

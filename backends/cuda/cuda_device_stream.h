@@ -2,6 +2,7 @@
 // cuda_device*.cc.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,14 @@ struct CudaDevice::Timed {
 };
 
 struct CudaDevice::Stream {
-  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes)
+  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products)
       : world(in),
         owner(in.context()),
         launch(in.context(), owner.handle()),
         staging(in.context(), owner.handle()),
         scratch(in.context(), scratch_bytes),
         graphs(launch) {
+    if (has_products) products.emplace(*options.blas, options.products, launch);
     queue = std::make_unique<StreamThread>(std::move(name));
     queue->enqueue([this] { world.context().make_current(); });
   }
@@ -39,6 +41,7 @@ struct CudaDevice::Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
+  BlasProducts* products_or_none() { return products ? &*products : nullptr; }
   void synchronize() const { world.synchronize(launch.stream()); }
 
   CudaWorld& world;
@@ -47,6 +50,7 @@ struct CudaDevice::Stream {
   Staging staging;
   DeviceBlock scratch;
   OpGraphs graphs;
+  std::optional<BlasProducts> products;
   std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
   std::unique_ptr<StreamThread> queue;
 };

@@ -49,6 +49,13 @@ void CudaWorld::one_rank_per_device() {
                         before, r, context_->device_name()));
 }
 
+PeerMemory& CudaWorld::share_memory() {
+  if (!peers_)
+    peers_ = std::make_unique<PeerMemory>(*context_, rank(), watch(),
+                                          [this](const std::string& mine) { return gather("cuda/peer_memory", mine); });
+  return *peers_;
+}
+
 /// A call of the driver that never returns, or a device that never comes to an end, holds up this rank alone.
 void CudaWorld::watch_own_device() {
   watch_alone();

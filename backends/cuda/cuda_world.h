@@ -9,6 +9,7 @@
 #include "backends/cuda/context.h"
 #include "backends/cuda/local_communicator.h"
 #include "backends/cuda/nccl_communicator.h"
+#include "backends/cuda/peer_memory.h"
 #include "runtime/world.h"
 
 namespace hotbunk::cuda {
@@ -36,6 +37,9 @@ class CudaWorld final : public World {
 
   /// Whether a rank's memory is not this process's.
   bool over_processes() const { return nccl_ != nullptr; }
+  /// From here on the ranks, processes of one host, can read each other's arenas; from the second time on the same
+  /// object. Every rank calls it at the same time. RuntimeFailure where the device's memory cannot be exported.
+  PeerMemory& share_memory();
 
   /// Waits for a stream of this rank. Over NCCL it looks meanwhile at this rank's communicators and at who died:
   /// RuntimeFailure, with all communicators aborted.
@@ -53,7 +57,8 @@ class CudaWorld final : public World {
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<LocalRanks> local_;
-  std::unique_ptr<NcclRank> nccl_;  // where ranks are processes
+  std::unique_ptr<NcclRank> nccl_;     // where ranks are processes
+  std::unique_ptr<PeerMemory> peers_;  // likewise, where a plan reads them
   std::atomic<bool> stopped_ = false;
   std::optional<StallWatch::Wait> own_device_;  // of a rank that nobody else waits for
 };

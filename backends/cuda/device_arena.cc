@@ -10,8 +10,9 @@
 
 namespace hotbunk::cuda {
 
-DeviceArena::DeviceArena(const Context& context, BookOptions options, const std::vector<std::int64_t>& cuts)
-    : ArenaBooks(std::move(options)), context_(context) {
+DeviceArena::DeviceArena(const Context& context, BookOptions options, const std::vector<std::int64_t>& cuts,
+                         PeerMemory* peers, std::string scope)
+    : ArenaBooks(std::move(options)), context_(context), peers_(peers), scope_(std::move(scope)) {
   const std::int64_t granule = context.granularity_bytes();
   reserved_bytes_ = (book().reserve_bytes + granule - 1) / granule * granule;
   if (reserved_bytes_ == 0) return;
@@ -27,8 +28,11 @@ DeviceArena::~DeviceArena() {
   if (base_ == 0) return;
   const Driver& d = context_.driver();
   bool empty = true;
-  for (const Piece& p : pieces_)
-    if (p.used > 0) empty &= d.cuMemUnmap(at(p.begin), static_cast<std::size_t>(p.end - p.begin)) == CUDA_SUCCESS;
+  for (const Piece& p : pieces_) try {
+      if (p.used > 0) unmap_piece(p);
+    } catch (const RuntimeFailure&) {
+      empty = false;  // an error of the device or the death of a rank, which has been said
+    }
   // Addresses at which memory stayed are not given back: freeing them is an error of the whole context.
   if (empty) d.cuMemAddressFree(base_, static_cast<std::size_t>(reserved_bytes_));
 }
@@ -45,16 +49,26 @@ void DeviceArena::each_piece(std::int64_t begin, std::int64_t end, F&& visit) {
   for (; it != pieces_.end() && it->begin < end; ++it) visit(*it, std::min(end, it->end) - std::max(begin, it->begin));
 }
 
+void DeviceArena::map_piece(const Piece& p) {
+  map_memory(context_, at(p.begin), p.end - p.begin, peers_ != nullptr);
+  if (peers_ != nullptr) peers_->offer(scope_, base_, reserved_bytes_, p.begin, p.end);
+}
+
+void DeviceArena::unmap_piece(const Piece& p) {
+  if (peers_ != nullptr) peers_->take_back(scope_, p.begin);
+  unmap_memory(context_, at(p.begin), p.end - p.begin);
+}
+
 void DeviceArena::provide(std::int64_t begin, std::int64_t end, std::string_view who) {
   std::vector<Piece*> mapped;
   try {
     each_piece(begin, end, [&](Piece& p, std::int64_t) {
       if (p.used > 0) return;
-      map_memory(context_, at(p.begin), p.end - p.begin);
+      map_piece(p);
       mapped.push_back(&p);
     });
   } catch (const RuntimeFailure& e) {
-    for (const Piece* p : mapped) unmap_memory(context_, at(p->begin), p->end - p->begin);
+    for (const Piece* p : mapped) unmap_piece(*p);
     throw RuntimeFailure(fmt::format("arena {}: the device gives no {} for {} (mapped now: {}): {}", book().name,
                                      bytes_text(end - begin), who, bytes_text(mapped_now()), e.what()));
   }
@@ -63,7 +77,7 @@ void DeviceArena::provide(std::int64_t begin, std::int64_t end, std::string_view
 
 void DeviceArena::withdraw(std::int64_t begin, std::int64_t end) {
   each_piece(begin, end, [&](Piece& p, std::int64_t bytes) {
-    if (p.used == bytes) unmap_memory(context_, at(p.begin), p.end - p.begin);
+    if (p.used == bytes) unmap_piece(p);
     p.used -= bytes;
   });
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cuda/context.h"
+#include "backends/cuda/peer_memory.h"
 #include "runtime/arena_books.h"
 
 namespace hotbunk::cuda {
@@ -17,8 +18,10 @@ namespace hotbunk::cuda {
 /// only what it mapped as a whole, so between two cuts lies one piece of physical memory.
 class DeviceArena final : public ArenaBooks {
  public:
-  /// RuntimeFailure when the range cannot be reserved.
-  DeviceArena(const Context&, BookOptions, const std::vector<std::int64_t>& cuts);
+  /// RuntimeFailure when the range cannot be reserved. `peers`: where ranks of other processes read it, under `scope`;
+  /// outlives the arena.
+  DeviceArena(const Context&, BookOptions, const std::vector<std::int64_t>& cuts, PeerMemory* peers = nullptr,
+              std::string scope = "");
   ~DeviceArena() override;
 
   /// A device address: the host never reads it.
@@ -36,9 +39,14 @@ class DeviceArena final : public ArenaBooks {
   /// Calls visit(piece, bytes of [begin, end) in it).
   template <class F>
   void each_piece(std::int64_t begin, std::int64_t end, F&& visit);
+  /// One whole piece, with whoever else has it mapped.
+  void map_piece(const Piece&);
+  void unmap_piece(const Piece&);
   CUdeviceptr at(std::int64_t offset) const { return base_ + static_cast<CUdeviceptr>(offset); }
 
   const Context& context_;
+  PeerMemory* const peers_;
+  const std::string scope_;
   CUdeviceptr base_ = 0;
   std::int64_t reserved_bytes_ = 0;
   std::vector<Piece> pieces_;  // ascending, without holes

@@ -92,9 +92,13 @@ void run_gather_rows(const CudaCall& c) {
 
 // --- linear ---------------------------------------------------------------------------------------------------------
 
-/// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu.
-void multiply(const CudaCall& c, const char* form, const Tensor& a, const Tensor& b, CUdeviceptr bias, const Tensor& to,
-              int M, int N, int K, int accumulate) {
+/// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu, by cuBLASLt where that is asked for and can.
+void multiply(const CudaCall& c, Product::Form product, const Tensor& a, const Tensor& b, CUdeviceptr bias,
+              const Tensor& to, int M, int N, int K, int accumulate) {
+  if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
+                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind))
+    return;
+  const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
   const bool f32 = a.dtype == DType::f32;
   const Grid grid{blocks_of(N, 64), blocks_of(M, f32 ? 32 : 64)};
   c.launch(fmt::format("matmul_{}_{}_{}", form, kernel_dtype(a.dtype), kernel_dtype(to.dtype)), grid, f32 ? 32 : 128,
@@ -103,17 +107,17 @@ void multiply(const CudaCall& c, const char* form, const Tensor& a, const Tensor
 
 void run_linear(const CudaCall& c) {
   const CUdeviceptr bias = c.op.num_operands() > 2 ? at(c, in(c, 2)) : CUdeviceptr{0};
-  multiply(c, "nt", in(c, 0), in(c, 1), bias, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 0),
+  multiply(c, Product::Form::nt, in(c, 0), in(c, 1), bias, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 0),
            extent(c, in(c, 1), 1), 0);
 }
 void run_linear_dgrad(const CudaCall& c) {
-  multiply(c, "nn", in(c, 0), in(c, 1), 0, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 1),
+  multiply(c, Product::Form::nn, in(c, 0), in(c, 1), 0, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 1),
            extent(c, in(c, 1), 0), flag(c, Attr::accumulate));
 }
 void run_linear_wgrad(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0), N = extent(c, in(c, 0), 1);
   const int accumulate = flag(c, Attr::accumulate);
-  multiply(c, "tn", in(c, 0), in(c, 1), 0, out(c, 0), N, extent(c, in(c, 1), 1), T, accumulate);
+  multiply(c, Product::Form::tn, in(c, 0), in(c, 1), 0, out(c, 0), N, extent(c, in(c, 1), 1), T, accumulate);
   if (c.op.outputs.size() > 1)
     c.launch(named("column_sums", in(c, 0).dtype), {blocks_of(N, head_threads)}, head_threads, at(c, in(c, 0)),
              at(c, out(c, 1)), T, N, accumulate);

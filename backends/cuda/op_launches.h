@@ -4,6 +4,7 @@
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/op_tables.h"
+#include "backends/cuda/products.h"
 #include "runtime/op_call.h"
 
 namespace hotbunk::cuda {
@@ -12,7 +13,8 @@ namespace hotbunk::cuda {
 struct CudaCall : OpCall {
   const Launcher& launch;
   const OpTables& tables;
-  CUdeviceptr scratch;  // scratch_bytes of the op, this stream's own
+  CUdeviceptr scratch;               // scratch_bytes of the op, this stream's own
+  BlasProducts* products = nullptr;  // cuBLASLt on this stream; none: our kernels form all products
 };
 
 using OpLaunch = void (*)(const CudaCall&);

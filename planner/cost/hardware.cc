@@ -188,7 +188,17 @@ Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path&
   std::error_code ignored;
   if (!c.calibration.empty()) {
     const std::filesystem::path named = profiles / (c.calibration + ".yaml");
-    return read_hardware(std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration), c);
+    const std::filesystem::path file =
+        std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration);
+    auto h = read_hardware(file, c);
+    if (h && h->source.starts_with("the driver's double") && !file.string().ends_with(".double.yaml"))
+      return fail(Diagnostic{
+          .code = "E266",
+          .message = "the profile was taken on the driver's double, whose times are an interpreter's",
+          .where = {file.string()},
+          .notes = {"source: " + h->source},
+          .help = "calibrate on a GPU (--backend cuda); to try the logic all the same, name the file *.double.yaml"});
+    return h;
   }
   const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
   if (c.gpu.name.empty()) return hardware_from_datasheet(c);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/fake/fake_blas.h"
 #include "base/check.h"
 #include "rl/sft_driver.h"
 #include "runtime/launch.h"
@@ -48,6 +49,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   static const auto modules = std::make_shared<cuda::PtxModules>();  // parsed once for all runs
   cuda::FakeDriver fake(
       {.memory_bytes = setting.memory_bytes, .seed = setting.seed, .granularity_bytes = 4096, .modules = modules});
+  cuda::FakeBlasLt blas(fake);
   if (setting.prepare) setting.prepare(fake);
   cuda::Driver table = fake.table();
   if (setting.tamper) setting.tamper(table);
@@ -66,8 +68,13 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
     }
     auto driver = make_training_driver(plan, scenario, listening);
     if (!driver) return render(driver.error());
-    cuda::CudaBackend backend(
-        world, **driver, {.span_steps = 0, .graphs = setting.graphs, .check_order = setting.check_order, .scope = ""});
+    cuda::CudaBackend backend(world, **driver,
+                              {.span_steps = 0,
+                               .graphs = setting.graphs,
+                               .check_order = setting.check_order,
+                               .blas = blas.table(),
+                               .products = setting.products,
+                               .scope = ""});
     const auto trace =
         execute(plan, backend, **driver,
                 {.steps = static_cast<std::int32_t>(scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}});
@@ -99,6 +106,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   }
   out.findings = fake.findings();
   out.calls = fake.calls();
+  out.calls.merge(blas.calls());
   out.faults_met = fake.faults_met();
   return out;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/products.h"
 #include "base/diagnostic.h"
 #include "graph/plan.h"
 #include "spec/scenario.h"
@@ -35,8 +36,9 @@ struct Setting {
   std::int64_t memory_bytes = std::int64_t{64} << 20;
   bool check_order = false;
   bool graphs = true;
-  std::function<void(cuda::FakeDriver&)> prepare{};  // before the first call
-  std::function<void(cuda::Driver&)> tamper{};       // with the table
+  cuda::ProductPolicy products = cuda::ProductPolicy::own;  // what cuBLASLt's double forms
+  std::function<void(cuda::FakeDriver&)> prepare{};         // before the first call
+  std::function<void(cuda::Driver&)> tamper{};              // with the table
 };
 
 Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});

@@ -5,100 +5,23 @@
 
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <cstring>
-#include <exception>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
-#include "backends/cuda/cuda_world.h"
-#include "backends/cuda/fake/fake_nccl.h"
+#include "backends/cuda/launch_order.h"
 #include "backends/cuda/nccl_communicator.h"
-#include "backends/cuda/staging.h"
-#include "base/check.h"
-#include "base/file.h"
-#include "runtime/launch.h"
+#include "graph/program_order.h"
+#include "lowering/lower.h"
+#include "tests/cuda_backend/iteration.h"
+#include "tests/cuda_backend/processes.h"
+#include "tests/toy_plan.h"
 
 using namespace hotbunk;
 using namespace hotbunk::cuda;
+using namespace hotbunk::cuda::test;
 
 namespace {
-
-/// One rank, with a device of its own, and a stream.
-struct NcclProcess {
-  FakeDriver& fake;
-  FakeNccl& nccl;
-  CudaWorld& world;
-  Launcher launch;
-};
-
-/// What each of the ranks, processes, says; what it throws; or what the double found.
-std::vector<std::string> in_ranks(int ranks, const std::function<std::string(NcclProcess&)>& work) {
-  namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk_nccl_test.{}", ::getpid());
-  fs::create_directories(folder);
-  fork_ranks(ranks, [&](const LaunchEnv& env) {
-    std::string said;
-    FakeDriver fake({.seed = static_cast<std::uint64_t>(env.rank) + 1});
-    FakeNccl nccl(fake);
-    try {
-      CudaWorld world(std::make_shared<Context>(fake.table()), nccl.table(), env);
-      const OwnedStream stream(world.context());
-      NcclProcess process{fake, nccl, world, Launcher(world.context(), stream.handle())};
-      try {
-        said = work(process);
-        world.leave();
-      } catch (const RuntimeFailure& e) {
-        said = e.what();
-        world.watch().announce_failure(said);
-      }
-    } catch (const RuntimeFailure& e) {
-      said = e.what();
-    }
-    for (const std::string& finding : fake.findings()) said = "found: " + finding;
-    return write_file_atomic(folder / std::to_string(env.rank), said) ? 0 : 4;
-  });
-  std::vector<std::string> out;
-  for (int r = 0; r < ranks; ++r) out.push_back(read_file(folder / std::to_string(r)).value_or("lost"));
-  fs::remove_all(folder);
-  return out;
-}
-
-/// Numbers of a rank on its device.
-class DeviceNumbers {
- public:
-  DeviceNumbers(NcclProcess& p, const std::vector<float>& values)
-      : p_(p),
-        n_(values.size()),
-        block_(p.world.context(), static_cast<std::int64_t>(n_ * sizeof(float))),
-        staging_(p.world.context(), p.launch.stream()) {
-    std::byte* here = staging_.take(block_.bytes());
-    std::memcpy(here, values.data(), n_ * sizeof(float));
-    HB_CUDA(p.launch.driver(), cuMemcpyHtoDAsync(block_.address(), here, n_ * sizeof(float), p.launch.stream()));
-    staging_.in_use();
-  }
-  /// What uses it is over, or given up, as where a device ends.
-  ~DeviceNumbers() {
-    if (std::uncaught_exceptions() > 0) p_.world.device_ends(false);
-    p_.launch.driver().cuStreamSynchronize(p_.launch.stream());
-  }
-  DeviceNumbers(const DeviceNumbers&) = delete;
-  DeviceNumbers& operator=(const DeviceNumbers&) = delete;
-  std::byte* data() const { return reinterpret_cast<std::byte*>(block_.address()); }
-  std::vector<float> read() {
-    std::byte* here = staging_.take(block_.bytes());
-    HB_CUDA(p_.launch.driver(), cuMemcpyDtoHAsync(here, block_.address(), n_ * sizeof(float), p_.launch.stream()));
-    p_.world.synchronize(p_.launch.stream());
-    std::vector<float> out(n_);
-    std::memcpy(out.data(), here, n_ * sizeof(float));
-    return out;
-  }
-
- private:
-  NcclProcess& p_;
-  std::size_t n_;
-  DeviceBlock block_;
-  Staging staging_;
-};
 
 const std::vector<int> two = {0, 1};
 
@@ -169,6 +92,20 @@ TEST_CASE("an asynchronous error is polled for: the communicators are aborted, a
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
 }
 
+TEST_CASE("a communicator that has failed and is not aborted is found where the host waits for its stream") {
+  const auto said = in_ranks(
+      2,
+      [](NcclProcess& p) {
+        const auto a = p.world.communicator(two, "a", p.launch.stream());
+        DeviceNumbers x(p, {1.0f, 2.0f});
+        if (p.world.rank() == 1) p.nccl.fail_exchange(1, NcclResult::remote_error);
+        a->all_reduce(x.data(), x.data(), 2, DType::f32);
+        return fmt::format("{}", fmt::join(x.read(), " "));
+      },
+      {}, [](Nccl& table) { table.ncclCommAbort = [](NcclComm) { return NcclResult::success; }; });
+  CHECK_THAT(said[1], Catch::Contains("whose communicator has failed and was not aborted"));
+}
+
 TEST_CASE("what breaks NCCL's rules is found: other calls, other sizes, memory that is gone") {
   const auto play = [](const std::function<void(NcclProcess&, Communicator&, DeviceNumbers&)>& wrong) {
     return in_ranks(2, [&](NcclProcess& p) {
@@ -199,6 +136,75 @@ TEST_CASE("what breaks NCCL's rules is found: other calls, other sizes, memory t
              else c.recv(0, x.data(), 8);
            }),
            "is not mapped device memory");
+}
+
+TEST_CASE("two ranks that launch what they share of two communicators in different orders are found") {
+  const auto play = [](bool crossed) {
+    return in_ranks(2, [&](NcclProcess& p) {
+      const OwnedStream other(p.world.context());
+      const auto a = p.world.communicator(two, "a", p.launch.stream()),
+                 b = p.world.communicator(two, "b", other.handle());
+      DeviceNumbers x(p, {1.0f, 2.0f}), y(p, {3.0f, 4.0f});
+      x.read(), y.read();
+      const bool b_first = crossed && p.world.rank() == 1;
+      for (const bool second : {false, true})
+        (second != b_first ? *b : *a).broadcast((second != b_first ? y : x).data(), 8, 0);
+      p.world.synchronize(other.handle());
+      x.read();
+      return std::string("went well");
+    });
+  };
+  for (const std::string& said : play(false)) CHECK(said == "went well");
+  const auto said = play(true);
+  INFO(fmt::format("{}", fmt::join(said, "\n")));
+  CHECK(std::ranges::any_of(said, [](const std::string& s) {
+    return s.find("where several communicators are in use, all ranks must launch in one order") != std::string::npos;
+  }));
+}
+
+TEST_CASE("programs whose collectives come in one order have turns, those that only streams disentangle have none") {
+  const auto gather = toy::all_gather("gather", Dim{2}, Dim{4}, 0, streams::gather);
+  const auto sum = toy::all_reduce("sum", Dim{4}, 0, streams::reduce);
+  CHECK(meets_in_program_order(toy::plan_of({{gather, sum}, {gather, sum}})));
+  CHECK_FALSE(meets_in_program_order(toy::plan_of({{gather, sum}, {sum, gather}})));
+  const auto to = [](std::int64_t peer) { return toy::transfer(OpKind::send, "to", Dim{4}, peer); };
+  const auto from = [](std::int64_t peer) { return toy::transfer(OpKind::recv, "from", Dim{4}, peer); };
+  CHECK(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {from(0), to(0)}})));
+  CHECK_FALSE(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {to(0), from(0)}})));
+  // What we lower ourselves: all of it but pipelines.
+  for (const std::vector<std::string>& sets : {std::vector<std::string>{},
+                                               {"train.layout.dp=1", "train.layout.tp=2"},
+                                               {"rollout.layout.tp=1", "rollout.layout.dp=2"},
+                                               {"sync.transport=collective"}}) {
+    const auto plan = lower(hotbunk::test::tiny_job(sets));
+    REQUIRE(plan);
+    CHECK(meets_in_program_order(*plan));
+  }
+}
+
+TEST_CASE("launches take their turns, whichever thread comes first, and what is skipped holds up nobody") {
+  for (int round = 0; round < 50; ++round) {
+    const auto order = std::make_shared<LaunchOrder>();
+    std::vector<std::shared_ptr<LaunchOrder::Turn>> turns;
+    for (int i = 0; i < 6; ++i) turns.push_back(LaunchOrder::draw(order));
+    std::vector<int> launched;  // in turn, so by one thread at a time
+    const auto launch = [&](int i) {
+      turns[static_cast<std::size_t>(i)]->await([] {});
+      launched.push_back(i);
+      turns[static_cast<std::size_t>(i)]->done();
+    };
+    turns[2].reset();  // of a stream that failed
+    std::thread evens([&] {
+      for (const int i : {0, 4}) launch(i);
+    });
+    for (const int i : {1, 3, 5}) launch(i);
+    evens.join();
+    REQUIRE(launched == std::vector<int>{0, 1, 3, 4, 5});
+  }
+  // A wait that is given up ends with the reason.
+  const auto order = std::make_shared<LaunchOrder>();
+  const auto first = LaunchOrder::draw(order), second = LaunchOrder::draw(order);
+  CHECK_THROWS_WITH(second->await([] { throw RuntimeFailure("rank 1 died"); }), "rank 1 died");
 }
 
 TEST_CASE("two ranks on one device are refused, by name, and a machine without NCCL says so") {

@@ -169,7 +169,7 @@ TEST_CASE(
 TEST_CASE(
     "ranks as processes, a device each, over NCCL's double: the run that threads of one process make, to the bit") {
   const Folder folder;
-  const std::string demo = fmt::format("{} --backend cuda-fake --set sync.transport=collective", short_demo);
+  const std::string demo = fmt::format("{} --backend cuda-fake", short_demo);
   /// Two nodes of two GPUs, on this host. `more`: of rank 1.
   const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port) {
     std::vector<std::future<Ended>> runs;
@@ -186,23 +186,27 @@ TEST_CASE(
     for (auto& run : runs) ended.push_back(run.get());
     return ended;
   };
-  const ReservedPort first, second, third;
+  const ReservedPort first, second, third, fourth;
   const Ended threads = folder.run("threads", demo);
   INFO(threads.err);
   REQUIRE(threads.code == 0);
-  const auto ended = launched("processes", demo, "", first.number());
-  for (const Ended& e : ended) {
-    INFO(e.err);
-    REQUIRE(e.code == 0);
-  }
-  CHECK(json_from<Json>(ended[0].out)["equal"] == true);  // P1, P2
-  for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
-    CHECK(folder.lines("processes", file) == folder.lines("threads", file));
   const auto weights = [&](const std::string& run) {
     return read_file(folder.root / run / "checkpoints/final/model.safetensors").value_or("");
   };
   CHECK(!weights("threads").empty());
-  CHECK(weights("processes") == weights("threads"));
+  // Weights are read where their peers keep them, mapped anew after every wake; or all of them are gathered.
+  for (const std::string transport : {"ipc", "collective"}) {
+    const auto ended = launched(transport, fmt::format("{} --set sync.transport={}", demo, transport), "",
+                                (transport == "ipc" ? third : first).number());
+    for (const Ended& e : ended) {
+      INFO(transport << ": " << e.err);
+      REQUIRE(e.code == 0);
+    }
+    CHECK(json_from<Json>(ended[0].out)["equal"] == true);  // P1, P2
+    for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+      CHECK(folder.lines(transport, file) == folder.lines("threads", file));
+    CHECK(weights(transport) == weights("threads"));
+  }
 
   // A rank that fails takes the others with it, and each names it.
   const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", second.number());
@@ -212,11 +216,12 @@ TEST_CASE(
     CHECK_THAT(failed[r].err, Catch::Contains("rank 1") && Catch::Contains("phase train") &&
                                   Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
   }
-  // Nobody else's device memory is there to be read.
-  for (const Ended& e : launched("refused", fmt::format("{} --backend cuda-fake", short_demo), "", third.number())) {
-    INFO(e.err);
-    CHECK(e.code != 0);
-    CHECK_THAT(e.err, Catch::Contains("E706"));
+  // Memory that cannot be had from a peer ends the run likewise.
+  const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", fourth.number());
+  for (std::size_t r = 0; r < no_import.size(); ++r) {
+    INFO(r << ": " << no_import[r].err);
+    CHECK(no_import[r].code == 3);
+    CHECK_THAT(no_import[r].err, Catch::Contains("cannot be mapped by rank 1") && Catch::Contains("phase sync"));
   }
 }
 

@@ -1,13 +1,33 @@
 #!/usr/bin/env bash
-# What ptxas makes of every kernel, for each architecture: registers, shared bytes, spills. Fails where one spills.
+# What ptxas makes of every kernel, for each architecture: registers, shared bytes, spills, and how many warps of it an
+# SM of sm_90 holds. Fails where one spills.
 #   ptxas.sh PTXAS FOLDER_OF_PTX
+#
+# Warps per SM: 65,536 registers, handed out to a warp in pieces of 256, so 32 threads x registers rounded up to 8;
+# 228 KiB of shared memory, 1 KiB of which each block takes for itself; 64 warps and 32 blocks at most (CUDA C++
+# Programming Guide, technical specifications). Blocks are as the backend launches them at most (op_launches.cc): 128
+# threads for products in bf16 and for kernels with a warp per row and head, 32 for products in fp32, else 256.
 set -euo pipefail
-printf '%-36s %8s %8s %8s %14s\n' kernel sm_80 sm_90 sm_100 'shared bytes'
+printf '%-36s %8s %8s %8s %14s %8s %10s\n' kernel sm_80 sm_90 sm_100 'shared bytes' threads 'warps/SM'
 for file in "$2"/*.ptx; do
   for arch in sm_80 sm_90 sm_100; do
     "$1" -arch=$arch -v "$file" -o /dev/null 2>&1 | sed "s/^/$arch /"
   done
 done | awk '
+  function threads_of(k) {
+    if (k ~ /^matmul_.*f32_f32$/ && k !~ /bf16/) return 32
+    if (k ~ /^matmul_|attention|^qk_norm|weight|column_sums|embedding_backward|vocab_log_prob/) return 128
+    if (k ~ /clip_coefficient|_finish/) return 1
+    return 256
+  }
+  function warps_of(regs, shared, threads,    warps, blocks, limit) {
+    warps = int((threads + 31) / 32)
+    blocks = int(65536 / (int((regs + 7) / 8) * 8 * 32 * warps))
+    limit = int(228 * 1024 / (shared + 1024)); if (limit < blocks) blocks = limit
+    if (blocks > 32) blocks = 32
+    if (blocks * warps > 64) blocks = int(64 / warps)
+    return blocks * warps
+  }
   /Compiling entry function/ { split($0, q, "\047"); kernel = q[2]; arch = $1 }
   /bytes spill stores/ { if ($0 !~ / 0 bytes spill stores/) { print kernel " spills on " arch ": " $0; bad = 1 } }
   /Used [0-9]+ registers/ {
@@ -16,7 +36,11 @@ done | awk '
     names[kernel] = 1
   }
   END {
-    for (k in names) printf "%-36s %8d %8d %8d %14d\n", k, registers[k, "sm_80"], registers[k, "sm_90"], registers[k, "sm_100"], shared[k] | "sort"
+    for (k in names) {
+      t = threads_of(k)
+      printf "%-36s %8d %8d %8d %14d %8d %10d\n", k, registers[k, "sm_80"], registers[k, "sm_90"],
+        registers[k, "sm_100"], shared[k], t, warps_of(registers[k, "sm_90"], shared[k], t) | "sort"
+    }
     close("sort")
     exit bad
   }'

@@ -22,6 +22,11 @@ std::vector<std::string> FakeDriver::findings() const {
   return findings_;
 }
 
+std::map<std::string, FakeDriver::KernelCounts> FakeDriver::kernel_counts() const {
+  const std::lock_guard lock(mutex_);
+  return kernel_counts_;
+}
+
 std::int64_t FakeDriver::faults_met() const {
   const std::lock_guard lock(mutex_);
   return faults_met_;
@@ -45,9 +50,14 @@ void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
 std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
   const auto library = libraries_.find(kernel.library);
   if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");
-  library->second.machine->launch(kernel.name, launch);
+  KernelCounts& counts = kernel_counts_[kernel.name];
+  counts.counters += library->second.machine->launch(kernel.name, launch);
+  ++counts.launches;
   std::vector<Touch> out;
-  for (const auto& t : memory_.take_touched()) out.push_back({t.begin, t.end, t.write});
+  for (const auto& t : memory_.take_touched()) {
+    out.push_back({t.begin, t.end, t.write});
+    counts.touched_bytes += static_cast<std::int64_t>(t.end - t.begin);
+  }
   return out;
 }
 

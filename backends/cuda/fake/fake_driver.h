@@ -8,6 +8,8 @@
 //   order      every copy, fill and kernel has a vector clock; two that touch the same bytes, one of them writing, must
 //              be ordered by streams, events or the waiting of a host thread, whatever order they ran in. Each host
 //              thread knows what it has waited for, and what another one has told it (Driver::host_knows)
+//   processes  memory that another process exported is its memory file: an owner that unmaps it while a reader has it
+//              mapped, and a reader that still uses it then, are findings
 //   graphs     a stream that captures runs nothing; a graph's launch enqueues what was captured, in its order, and is
 //              checked when it runs as all else is: memory that was unmapped meanwhile is no device memory
 //   faults     a chosen call of an entry point returns an error, or never returns
@@ -73,6 +75,15 @@ class FakeDriver {
   std::map<std::string, std::int64_t> calls() const;
   std::int64_t mapped_bytes() const;
   std::int64_t tasks_run() const { return tasks_run_; }
+  /// What a kernel's launches asked for so far, and the bytes that they touched, in words of four, each once a launch.
+  struct KernelCounts {
+    std::int64_t launches = 0, touched_bytes = 0;
+    ptx::Counters counters;
+  };
+  std::map<std::string, KernelCounts> kernel_counts() const;
+  /// A host thread is inside of a call that returns only when a stream has come to its end. For the double of NCCL,
+  /// under this one's lock.
+  bool host_blocks() const { return blocking_ > 0; }
 
   struct Entries;  // the entry points (fake_entries.cc)
 
@@ -85,12 +96,17 @@ class FakeDriver {
   /// does the rest. For the double of NCCL. Both are called with this double locked; what they throw is a finding.
   CUresult enqueue_exchange(CUstream, const std::string& name, std::function<bool()> ready,
                             std::function<std::vector<Touch>()> run);
+  /// Enqueues work of another library that runs at once when its turn comes; a stream that captures takes it into its
+  /// graph. For the double of cuBLASLt. `run` is called with this double locked; what it throws is a finding.
+  CUresult enqueue_work(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
   /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
   /// would compute with bytes that never came.
   void give_up();
   /// For them: "" or why [begin, begin + bytes) is no device memory; and the double knows that it was written.
   std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   void mark_written(CUdeviceptr begin, std::size_t bytes);
+  /// Whether all of it, device memory, was written.
+  bool was_written(CUdeviceptr begin, std::size_t bytes);
 
  private:
   friend struct Entries;
@@ -122,10 +138,16 @@ class FakeDriver {
     Clock clock;                        // of the last one
     std::int64_t done_ns = 0;           // when that one ran
   };
+  /// What the processes that share a piece of memory say to each other, in a page behind it.
+  struct SharedState;
+  static SharedState* shared_state(int file, std::int64_t bytes);
   struct Physical {
     int file = -1;
     std::int64_t bytes = 0, maps = 0;
     bool released = false;
+    std::int64_t retained = 0;      // handles beside the first
+    SharedState* shared = nullptr;  // of memory that other processes may be given
+    bool imported = false;          // it is another process's, and no memory of this device
   };
   struct Mapping {
     std::int64_t bytes = 0;
@@ -142,10 +164,16 @@ class FakeDriver {
   };
 
   CUresult found(std::string what);
+  /// "" or why what was read or written of another process's memory is no longer that process's.
+  std::string why_stale(const std::vector<Touch>&) const;
   // memory (fake_memory.cc)
   CUresult reserve(CUdeviceptr*, std::size_t);
   CUresult free_address(CUdeviceptr, std::size_t);
-  CUresult create(CUmemGenericAllocationHandle*, std::size_t);
+  CUresult create(CUmemGenericAllocationHandle*, std::size_t, bool shareable);
+  CUresult retain_handle(CUmemGenericAllocationHandle*, CUdeviceptr);
+  CUresult export_handle(int*, CUmemGenericAllocationHandle);
+  CUresult import_handle(CUmemGenericAllocationHandle*, int file);
+  std::int64_t own_bytes() const;
   CUresult release(CUmemGenericAllocationHandle);
   CUresult map(CUdeviceptr, std::size_t, std::size_t offset, CUmemGenericAllocationHandle);
   CUresult unmap(CUdeviceptr, std::size_t);
@@ -214,6 +242,8 @@ class FakeDriver {
   std::map<std::int64_t, Graph> graphs_, instances_;
   TouchedBytes touched_;
   std::int32_t num_streams_ = 0;  // ever
+  std::int64_t blocking_ = 0;
+  std::map<std::string, KernelCounts> kernel_counts_;
   std::map<std::thread::id, Clock> hosts_;
 };
 

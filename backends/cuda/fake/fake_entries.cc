@@ -25,6 +25,7 @@ std::int64_t id_of(Handle handle) {
 }  // namespace
 
 struct FakeDriver::Entries {
+  static std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
   /// Runs the body of one entry point under the lock, unless a fault or an earlier finding says otherwise.
   template <class Body>
   static CUresult call(const char* name, Body&& body) {
@@ -95,6 +96,7 @@ struct FakeDriver::Entries {
         *out = 0;
         return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *out = 1;
         return CUDA_SUCCESS;
@@ -102,6 +104,8 @@ struct FakeDriver::Entries {
         return CUDA_ERROR_INVALID_VALUE;  // what nobody asked for yet is not made up
     }
   }
+  /// There is one device.
+  static CUresult can_access_peer(int*, CUdevice, CUdevice) { return CUDA_ERROR_INVALID_DEVICE; }
   static CUresult total_memory(std::size_t* bytes, CUdevice) {
     return call("cuDeviceTotalMem", [&](auto& d) {
       *bytes = static_cast<std::size_t>(d.options_.memory_bytes);
@@ -126,10 +130,8 @@ struct FakeDriver::Entries {
 
   static CUresult memory_info(std::size_t* free, std::size_t* total) {
     return call("cuMemGetInfo", [&](auto& d) {
-      std::int64_t used = 0;
-      for (const auto& [handle, p] : d.physical_) used += p.bytes;
       *total = static_cast<std::size_t>(d.options_.memory_bytes);
-      *free = *total - static_cast<std::size_t>(used);
+      *free = *total - static_cast<std::size_t>(d.own_bytes());
       return CUDA_SUCCESS;
     });
   }
@@ -145,9 +147,21 @@ struct FakeDriver::Entries {
   static CUresult free_address(CUdeviceptr at, std::size_t bytes) {
     return call("cuMemAddressFree", [&](auto& d) { return d.free_address(at, bytes); });
   }
-  static CUresult create(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp*,
+  static CUresult create(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp* p,
                          unsigned long long) {
-    return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes); });
+    const bool shareable = p->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes, shareable); });
+  }
+  static CUresult retain_handle(CUmemGenericAllocationHandle* out, void* at) {
+    return call("cuMemRetainAllocationHandle", [&](auto& d) { return d.retain_handle(out, address(at)); });
+  }
+  static CUresult export_handle(void* out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType,
+                                unsigned long long) {
+    return call("cuMemExportToShareableHandle", [&](auto& d) { return d.export_handle(static_cast<int*>(out), h); });
+  }
+  static CUresult import_handle(CUmemGenericAllocationHandle* out, void* file, CUmemAllocationHandleType) {
+    return call("cuMemImportFromShareableHandle",
+                [&](auto& d) { return d.import_handle(out, static_cast<int>(reinterpret_cast<std::intptr_t>(file))); });
   }
   static CUresult release(CUmemGenericAllocationHandle h) {
     return call("cuMemRelease", [&](auto& d) { return d.release(h); });
@@ -176,7 +190,6 @@ struct FakeDriver::Entries {
     return call("cuMemHostUnregister", [&](auto& d) { return d.host_unregister(p); });
   }
 
-  static std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
   /// A copy or fill, checked when it runs: what was mapped when it was enqueued may be gone by then.
   static std::vector<Touch> copy(FakeDriver& d, CUdeviceptr to, CUdeviceptr from, std::size_t bytes, bool to_device,
                                  bool from_device) {
@@ -420,11 +433,14 @@ Driver FakeDriver::table() const {
   t.cuInit = E::init, t.cuDriverGetVersion = E::driver_version, t.cuGetErrorName = E::error_name;
   t.cuGetErrorString = E::error_string, t.cuDeviceGetCount = E::device_count, t.cuDeviceGet = E::device_get;
   t.cuDeviceGetName = E::device_name, t.cuDeviceGetAttribute = E::device_attribute;
-  t.cuDeviceTotalMem = E::total_memory, t.cuDevicePrimaryCtxRetain = E::retain;
+  t.cuDeviceCanAccessPeer = E::can_access_peer, t.cuDeviceTotalMem = E::total_memory,
+  t.cuDevicePrimaryCtxRetain = E::retain;
   t.cuDevicePrimaryCtxRelease = E::release_context, t.cuCtxSetCurrent = E::set_current;
   t.cuCtxSynchronize = E::synchronize_all, t.cuMemGetInfo = E::memory_info;
   t.cuMemGetAllocationGranularity = E::granularity, t.cuMemAddressReserve = E::reserve;
   t.cuMemAddressFree = E::free_address, t.cuMemCreate = E::create, t.cuMemRelease = E::release;
+  t.cuMemRetainAllocationHandle = E::retain_handle, t.cuMemExportToShareableHandle = E::export_handle;
+  t.cuMemImportFromShareableHandle = E::import_handle;
   t.cuMemMap = E::map, t.cuMemUnmap = E::unmap, t.cuMemSetAccess = E::set_access;
   t.cuMemHostAlloc = E::host_alloc, t.cuMemFreeHost = E::host_free, t.cuMemcpyHtoDAsync = E::host_to_device;
   t.cuMemcpyDtoHAsync = E::device_to_host, t.cuMemcpyDtoDAsync = E::device_to_device;

@@ -1,8 +1,13 @@
 // Virtual addresses, physical memory and pinned host memory of the double.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 
 #include "backends/cuda/fake/fake_driver.h"
@@ -11,9 +16,34 @@
 namespace hotbunk::cuda {
 namespace {
 
+constexpr std::int64_t state_bytes = 4096;  // of SharedState, a page
+
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
 }  // namespace
+
+struct FakeDriver::SharedState {
+  std::atomic<bool> gone;                              // its owner has unmapped it
+  std::array<std::atomic<std::int32_t>, 256> readers;  // processes that have it mapped; 0: none
+
+  bool put(std::int32_t from, std::int32_t to) {
+    for (auto& r : readers)
+      if (std::int32_t expected = from; r.compare_exchange_strong(expected, to)) return true;
+    return false;
+  }
+  /// One that lives; 0: none.
+  std::int32_t reader() const {
+    for (const auto& r : readers)
+      if (const std::int32_t pid = r.load(); pid != 0 && ::kill(pid, 0) == 0) return pid;
+    return 0;
+  }
+};
+
+std::int64_t FakeDriver::own_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [handle, p] : physical_) bytes += p.imported ? 0 : p.bytes;
+  return bytes;
+}
 
 std::int64_t FakeDriver::mapped_bytes() const {
   const std::lock_guard lock(mutex_);
@@ -46,30 +76,90 @@ CUresult FakeDriver::free_address(CUdeviceptr begin, std::size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes) {
+CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes, bool shareable) {
+  static_assert(sizeof(SharedState) <= state_bytes);
   if (bytes == 0 || bytes % static_cast<std::size_t>(options_.granularity_bytes) != 0) return CUDA_ERROR_INVALID_VALUE;
-  std::int64_t used = 0;
-  for (const auto& [handle, p] : physical_) used += p.bytes;
-  if (used + static_cast<std::int64_t>(bytes) > options_.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (own_bytes() + static_cast<std::int64_t>(bytes) > options_.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const int file = ::memfd_create("hotbunk-fake-device", MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+  const std::int64_t all = static_cast<std::int64_t>(bytes) + (shareable ? state_bytes : 0);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(all)) != 0) {
     if (file >= 0) ::close(file);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *out = static_cast<CUmemGenericAllocationHandle>(next_handle_++);
-  physical_[*out] = {file, static_cast<std::int64_t>(bytes), 0, false};
+  Physical p;
+  p.file = file, p.bytes = static_cast<std::int64_t>(bytes);
+  if (shareable) p.shared = shared_state(file, p.bytes);
+  physical_[*out] = p;
   return CUDA_SUCCESS;
+}
+
+FakeDriver::SharedState* FakeDriver::shared_state(int file, std::int64_t bytes) {
+  void* at = ::mmap(nullptr, state_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(bytes));
+  HB_CHECK(at != MAP_FAILED, "the fake device cannot share {} B: errno {}", bytes, errno);
+  return static_cast<SharedState*>(at);  // of zeros
+}
+
+CUresult FakeDriver::retain_handle(CUmemGenericAllocationHandle* out, CUdeviceptr at) {
+  const auto it = mappings_.find(at);
+  if (it == mappings_.end()) return CUDA_ERROR_INVALID_VALUE;
+  *out = it->second.physical;
+  ++physical_.at(*out).retained;
+  return CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::export_handle(int* out, CUmemGenericAllocationHandle handle) {
+  const auto it = physical_.find(handle);
+  if (it == physical_.end()) return CUDA_ERROR_INVALID_HANDLE;
+  if (it->second.shared == nullptr || it->second.imported) return CUDA_ERROR_INVALID_VALUE;  // not asked for when made
+  *out = ::fcntl(it->second.file, F_DUPFD_CLOEXEC, 0);
+  return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
+CUresult FakeDriver::import_handle(CUmemGenericAllocationHandle* out, int file) {
+  struct stat is {};
+  const int own = ::fcntl(file, F_DUPFD_CLOEXEC, 0);  // the caller closes his
+  if (own < 0 || ::fstat(own, &is) != 0 || is.st_size <= state_bytes) {
+    if (own >= 0) ::close(own);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  Physical p;
+  p.file = own, p.bytes = static_cast<std::int64_t>(is.st_size) - state_bytes, p.imported = true;
+  p.shared = shared_state(own, p.bytes);
+  *out = static_cast<CUmemGenericAllocationHandle>(next_handle_++);
+  physical_[*out] = p;
+  return CUDA_SUCCESS;
+}
+
+std::string FakeDriver::why_stale(const std::vector<Touch>& touches) const {
+  for (const Touch& t : touches) {
+    auto it = mappings_.upper_bound(t.begin);
+    if (it != mappings_.begin()) --it;
+    for (; it != mappings_.end() && it->first < t.end; ++it) {
+      const Physical& p = physical_.at(it->second.physical);
+      if (it->first + static_cast<CUdeviceptr>(it->second.bytes) > t.begin && p.imported && p.shared->gone)
+        return fmt::format("touches [{:#x}, {:#x}) of another process, which has unmapped it: a stale handle", t.begin,
+                           t.end);
+    }
+  }
+  return "";
 }
 
 void FakeDriver::destroy_if_unused(CUmemGenericAllocationHandle handle) {
   const auto it = physical_.find(handle);
-  if (it == physical_.end() || !it->second.released || it->second.maps > 0) return;
+  if (it == physical_.end() || !it->second.released || it->second.retained > 0 || it->second.maps > 0) return;
+  if (it->second.shared != nullptr) ::munmap(it->second.shared, state_bytes);
   ::close(it->second.file);
   physical_.erase(it);
 }
 
 CUresult FakeDriver::release(CUmemGenericAllocationHandle handle) {
   const auto it = physical_.find(handle);
+  if (it != physical_.end() && it->second.retained > 0) {
+    --it->second.retained;
+    destroy_if_unused(handle);
+    return CUDA_SUCCESS;
+  }
   if (it == physical_.end() || it->second.released)
     return found(fmt::format("cuMemRelease: {} is no handle, or released already", handle));
   it->second.released = true;  // the memory stays while it is mapped
@@ -90,6 +180,7 @@ CUresult FakeDriver::map(CUdeviceptr begin, std::size_t bytes, std::size_t offse
       return found(fmt::format("cuMemMap: [{:#x}, +{}) is mapped already", begin, bytes));
   if (::mmap(pointer(begin), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, p->second.file, 0) == MAP_FAILED)
     return CUDA_ERROR_OUT_OF_MEMORY;
+  if (p->second.imported && !p->second.shared->put(0, ::getpid())) return CUDA_ERROR_OUT_OF_MEMORY;
   ++p->second.maps;
   mappings_[begin] = {static_cast<std::int64_t>(bytes), handle, false};
   return CUDA_SUCCESS;
@@ -102,22 +193,32 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
   if (const auto c = touched_.pending(begin, end, host()); c)
     return found(fmt::format("cuMemUnmap: the host has not waited for '{}' on stream {}, which uses [{:#x}, {:#x})",
                              touched_.name_of(c->earlier.name), c->earlier.stream, c->begin, c->end));
+  CUresult result = CUDA_SUCCESS;
   for (CUdeviceptr at = begin; at < end;) {
     const auto it = mappings_.find(at);
     if (it == mappings_.end() || at + static_cast<CUdeviceptr>(it->second.bytes) > end)
       return found(fmt::format("cuMemUnmap: [{:#x}, +{}) is not what was mapped", begin, bytes));
+    Physical& p = physical_.at(it->second.physical);
+    if (p.shared != nullptr && !p.imported) {
+      p.shared->gone = true;
+      if (const std::int32_t reader = p.shared->reader(); reader != 0 && !going_)
+        result =
+            found(fmt::format("cuMemUnmap: process {} still has [{:#x}, {:#x}) mapped: its memory does not come back",
+                              reader, begin, end));
+    }
+    if (p.imported) p.shared->put(::getpid(), 0);
     if (it->second.accessible) memory_.remove(at);
     const void* const hidden = ::mmap(pointer(at), static_cast<std::size_t>(it->second.bytes), PROT_NONE,
                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     HB_CHECK(hidden != MAP_FAILED, "the fake device cannot unmap {} B: errno {}", it->second.bytes, errno);
-    --physical_[it->second.physical].maps;
+    --p.maps;
     const auto handle = it->second.physical;
     at += static_cast<CUdeviceptr>(it->second.bytes);
     mappings_.erase(it);
     destroy_if_unused(handle);
   }
   touched_.forget(begin, end);
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult FakeDriver::set_access(CUdeviceptr begin, std::size_t bytes) {
@@ -126,7 +227,9 @@ CUresult FakeDriver::set_access(CUdeviceptr begin, std::size_t bytes) {
     if (it == mappings_.end()) return found(fmt::format("cuMemSetAccess: {:#x} is not mapped", at));
     if (!it->second.accessible) {
       ::mprotect(pointer(at), static_cast<std::size_t>(it->second.bytes), PROT_READ | PROT_WRITE);
-      memory_.add(at, it->second.bytes, fmt::format("mapping at {:#x}", at), false);
+      // Which bytes of another process's memory were written, that process knows.
+      memory_.add(at, it->second.bytes, fmt::format("mapping at {:#x}", at),
+                  physical_.at(it->second.physical).imported);
       it->second.accessible = true;
     }
     at += static_cast<CUdeviceptr>(it->second.bytes);
@@ -196,6 +299,16 @@ void FakeDriver::mark_written(CUdeviceptr begin, std::size_t bytes) {
     memory_.mark_written(at, static_cast<std::int64_t>(stop - at));
     at = stop;
   }
+}
+
+bool FakeDriver::was_written(CUdeviceptr begin, std::size_t bytes) {
+  for (CUdeviceptr at = begin; at < begin + bytes;) {
+    const auto* r = memory_.find(at);
+    const CUdeviceptr stop = std::min<CUdeviceptr>(begin + bytes, r->begin + static_cast<CUdeviceptr>(r->bytes));
+    if (!r->is_written(at - r->begin, stop - at)) return false;
+    at = stop;
+  }
+  return true;
 }
 
 }  // namespace hotbunk::cuda

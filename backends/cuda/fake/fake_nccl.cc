@@ -51,6 +51,7 @@ struct FakeNccl::Comm {
   std::int64_t splits = 0, pending = 0;
   Comm* child = nullptr;  // a split that is not complete
   NcclComm* child_out = nullptr;
+  std::vector<int> processes;                // by rank
   std::vector<std::int64_t> sent, received;  // messages, by peer
   std::map<void*, std::size_t> registered;
 };
@@ -110,6 +111,7 @@ NcclResult FakeNccl::state(Comm& comm) {
         if (seen[before] == seen[r]) return comm.error = NcclResult::invalid_usage;
       if (std::stoi(seen[r]) != comm.size) return comm.error = NcclResult::invalid_usage;
     }
+    for (const std::string& s : seen) comm.processes.push_back(std::stoi(s.substr(s.find(' '))));
     comm.complete = true;
   }
   if (comm.child != nullptr) {
@@ -152,6 +154,9 @@ NcclResult FakeNccl::enqueue(Exchange made) {
   if (comm.gone || comm.aborted || !comm.complete) return NcclResult::invalid_usage;
   for (const Message& m : made.sends) made.sent.push_back(comm.sent[static_cast<std::size_t>(m.peer)]++);
   for (const Message& m : made.receives) made.received.push_back(comm.received[static_cast<std::size_t>(m.peer)]++);
+  for (const auto* side : {&made.sends, &made.receives})
+    for (const Message& m : *side) made.launch.try_emplace(m.peer, 0);
+  for (auto& [peer, number] : made.launch) number = ++launches_[comm.processes[static_cast<std::size_t>(peer)]];
   comm.in_progress = 1;
   ++comm.pending;
   if (const auto fault = faults_.find(++exchanges_); fault != faults_.end()) made.fault = fault->second;
@@ -177,13 +182,15 @@ NcclResult FakeNccl::enqueue(Exchange made) {
 bool FakeNccl::ready(Exchange& e) {
   Comm& comm = *e.comm;
   if (e.fault != NcclResult::success) comm.error = e.fault;
+  if (comm.error != NcclResult::success && driver_.host_blocks() && !comm.aborted)
+    throw RuntimeFailure("the host waits for a stream whose communicator has failed and was not aborted");
   if (comm.error != NcclResult::success) return false;
   if (!std::exchange(e.posted, true))
     for (std::size_t i = 0; i < e.sends.size(); ++i) {
       const Message& m = e.sends[i];
       check_memory(m);
-      write_whole(file(comm, fmt::format("{}.{}.{}", e.sent[i], comm.rank, m.peer)), e.name,
-                  reinterpret_cast<const void*>(m.data), m.bytes);
+      write_whole(file(comm, fmt::format("{}.{}.{}", e.sent[i], comm.rank, m.peer)),
+                  fmt::format("{} {}", e.launch.at(m.peer), e.name), reinterpret_cast<const void*>(m.data), m.bytes);
     }
   e.arrived.resize(e.receives.size());
   bool all = true;
@@ -207,10 +214,17 @@ std::vector<FakeDriver::Touch> FakeNccl::run(Exchange& e) {
   for (const Message& m : e.sends) touched.push_back({m.data, m.data + m.bytes, false});
   for (std::size_t i = 0; i < e.receives.size(); ++i) {
     const Message& m = e.receives[i];
-    const auto& [name, data] = e.arrived[i];
+    const auto& [header, data] = e.arrived[i];
+    const auto space = header.find(' ');
+    const std::string name = header.substr(space + 1);
     check_memory(m);
     if (name != e.name)
       throw RuntimeFailure(fmt::format("rank {} calls '{}' where rank {} calls '{}'", m.peer, name, comm.rank, e.name));
+    if (const std::int64_t theirs = std::stoll(header), ours = e.launch.at(m.peer); theirs != ours)
+      throw RuntimeFailure(
+          fmt::format("rank {} launches '{}' as number {} of what it shares with rank {}, which launches it as number "
+                      "{}: where several communicators are in use, all ranks must launch in one order",
+                      m.peer, name, theirs, comm.rank, ours));
     if (data.size() != m.bytes)
       throw RuntimeFailure(
           fmt::format("rank {} sends {} B to rank {}, which expects {}", m.peer, data.size(), comm.rank, m.bytes));

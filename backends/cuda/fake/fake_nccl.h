@@ -3,7 +3,8 @@
 // stream until those that it needs have come, as a kernel of NCCL does.
 //
 // It holds the callers to NCCL's rules: one rank per device, ids of one communicator, ranks that make the same calls in
-// the same order with the same sizes, memory that is mapped when the stream comes to it. What breaks one is a finding
+// the same order with the same sizes, also of several communicators (two ranks launch what they share in one order),
+// memory that is mapped when the stream comes to it. What breaks one is a finding
 // of the driver's double. Calls are in progress first, as of a communicator that does not block. An asynchronous error
 // can be asked for; the messages behind it come only when the communicator is aborted.
 #pragma once
@@ -50,7 +51,8 @@ class FakeNccl {
     Comm* comm = nullptr;
     CUstream stream = nullptr;
     std::vector<Message> sends, receives;
-    std::vector<std::int64_t> sent, received;                  // their numbers between the two ranks
+    std::vector<std::int64_t> sent, received;  // their numbers between the two ranks
+    std::map<int, std::int64_t> launch;        // by peer: the how manieth with its process, of all comms
     std::vector<std::pair<std::string, std::string>> arrived;  // by receive: what the sender calls, and the bytes
     bool posted = false;
     NcclResult fault = NcclResult::success;  // that it meets
@@ -74,6 +76,7 @@ class FakeNccl {
   std::vector<std::unique_ptr<Comm>> comms_;
   std::map<std::string, std::int64_t> calls_;
   std::int64_t exchanges_ = 0;
+  std::map<int, std::int64_t> launches_;       // by process: exchanges with it, of all communicators
   std::map<std::int64_t, NcclResult> faults_;  // exchange -> what it meets
 };
 

@@ -37,6 +37,11 @@ CUresult FakeDriver::enqueue_exchange(CUstream handle, const std::string& name, 
   return enqueue(handle, name, std::move(run), std::move(ready));
 }
 
+CUresult FakeDriver::enqueue_work(CUstream handle, const std::string& name, std::function<std::vector<Touch>()> run) {
+  const std::lock_guard lock(mutex_);
+  return sticky_ != CUDA_SUCCESS ? sticky_ : enqueue(handle, name, std::move(run));
+}
+
 void FakeDriver::give_up() {
   const std::lock_guard lock(mutex_);
   gave_up_ = true;
@@ -147,6 +152,11 @@ void FakeDriver::let_some_run() {
 
 CUresult FakeDriver::drain(const std::function<bool()>& done) {
   const auto waits_for_others = [](const auto& s) { return !s.second.queue.empty() && s.second.queue.front().ready; };
+  struct Blocking {
+    std::int64_t& n;
+    explicit Blocking(std::int64_t& count) : n(count) { ++n; }
+    ~Blocking() { --n; }
+  } const blocking(blocking_);
   while (!done()) {
     if (run_one()) continue;
     if (sticky_ != CUDA_SUCCESS) break;
@@ -188,6 +198,8 @@ CUresult FakeDriver::synchronize_event(std::int64_t id) {
 
 void FakeDriver::note(const Stream& s, const Task& t, const std::vector<Touch>& touches) {
   const TouchedBytes::Toucher me{s.number, t.sequence, t.name};
+  if (const std::string why = why_stale(touches); !why.empty())
+    found(fmt::format("'{}' on stream {} {}", touched_.name_of(t.name), s.number, why));
   for (const Touch& touch : touches)
     if (const auto c = touched_.touch(touch.begin, touch.end, touch.write, me, t.clock); c)
       found(fmt::format("'{}' on stream {} and '{}' on stream {} touch [{:#x}, {:#x}) with no order between them",

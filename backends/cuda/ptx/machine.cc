@@ -379,4 +379,13 @@ Counters Machine::launch(std::string_view name, const Launch& launch) {
   return counters;
 }
 
+Counters& Counters::operator+=(const Counters& o) {
+  instructions += o.instructions, thread_instructions += o.thread_instructions;
+  global_read_bytes += o.global_read_bytes, global_written_bytes += o.global_written_bytes;
+  global_requests += o.global_requests, global_sectors += o.global_sectors;
+  shared_requests += o.shared_requests, shared_wavefronts += o.shared_wavefronts;
+  flops += o.flops, barriers += o.barriers;
+  return *this;
+}
+
 }  // namespace hotbunk::ptx

@@ -74,7 +74,7 @@ class DeviceMemory {
                                       written.begin() + static_cast<std::ptrdiff_t>(first + count),
                                       std::uint8_t{0}) == written.begin() + static_cast<std::ptrdiff_t>(first + count);
     }
-    std::vector<std::uint8_t> touched;  // by word: 1 read, 2 written; empty until one is
+    std::vector<std::uint8_t> touched;                                 // by word: 1 read, 2 written; empty until one is
     std::uint64_t touched_begin = ~std::uint64_t{0}, touched_end = 0;  // outside of these none is
     std::uint64_t begin = 0;
     std::int64_t bytes = 0;
@@ -106,6 +106,8 @@ struct Counters {
   std::int64_t shared_requests = 0, shared_wavefronts = 0;       // of warps; passes over 32 banks of 4 bytes
   std::int64_t flops = 0;                                        // of float instructions and mma
   std::int64_t barriers = 0;
+
+  Counters& operator+=(const Counters&);
 };
 
 struct Launch {

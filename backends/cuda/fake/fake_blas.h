@@ -1,0 +1,39 @@
+// A double of cuBLASLt on the double of the driver: the entry points of blas_table.h. A product is a task of its
+// stream, summed in fp32 in one order per shape; as the real one, it has no kernel for addresses that are aligned worse
+// than was said, and its sums have another order than our kernels'.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "backends/cuda/blas_table.h"
+#include "backends/cuda/fake/fake_driver.h"
+
+namespace hotbunk::cuda {
+
+class FakeBlasLt {
+ public:
+  /// C entry points know no object: at most one per process is alive at a time. The driver's double outlives it.
+  explicit FakeBlasLt(FakeDriver&);
+  ~FakeBlasLt();
+  FakeBlasLt(const FakeBlasLt&) = delete;
+  FakeBlasLt& operator=(const FakeBlasLt&) = delete;
+
+  static BlasLt table();
+  /// How often each entry point was called.
+  std::map<std::string, std::int64_t> calls() const;
+  /// From now on no kernel is found for any shape.
+  void know_nothing() { knows_ = false; }
+
+  struct Entries;
+
+ private:
+  friend struct Entries;
+  FakeDriver& driver_;
+  mutable std::mutex mutex_;
+  bool knows_ = true;
+  std::map<std::string, std::int64_t> calls_;
+};
+
+}  // namespace hotbunk::cuda

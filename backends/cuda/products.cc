@@ -1,0 +1,134 @@
+#include "backends/cuda/products.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+
+namespace hotbunk::cuda {
+namespace {
+
+constexpr std::array policy_names = {std::string_view("own"), std::string_view("backward"), std::string_view("all")};
+
+int type_of(DType t) { return t == DType::f32 ? blas::type_f32 : blas::type_bf16; }
+
+std::int64_t alignment_of(const ProductAddresses& p) {
+  const CUdeviceptr all = p.a | p.b | p.bias | p.c | 256;
+  return static_cast<std::int64_t>(all & (~all + 1));
+}
+
+}  // namespace
+
+std::string_view name_of(ProductPolicy p) { return policy_names[static_cast<std::size_t>(p)]; }
+std::optional<ProductPolicy> product_policy_from(std::string_view name) {
+  const auto at = std::ranges::find(policy_names, name);
+  if (at == policy_names.end()) return std::nullopt;
+  return static_cast<ProductPolicy>(at - policy_names.begin());
+}
+
+bool takes_products(ProductPolicy policy, OpKind kind) {
+  switch (kind) {
+    case OpKind::linear:
+      return policy == ProductPolicy::all;
+    case OpKind::linear_dgrad:
+    case OpKind::linear_wgrad:
+      return policy != ProductPolicy::own;
+    default:
+      return false;
+  }
+}
+
+BlasProducts::BlasProducts(const BlasLt& blas, ProductPolicy policy, const Launcher& launch)
+    : blas_(blas), policy_(policy), launch_(launch), workspace_(launch.context(), workspace_bytes) {
+  check(blas_.cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+BlasProducts::~BlasProducts() {
+  for (const auto& [key, c] : chosen_) {
+    if (c.desc != nullptr) blas_.cublasLtMatmulDescDestroy(c.desc);
+    for (const BlasLayout layout : {c.first, c.second, c.result})
+      if (layout != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout);
+  }
+  blas_.cublasLtDestroy(handle_);
+}
+
+void BlasProducts::check(BlasStatus status, const char* call) const {
+  if (status == 0) return;
+  const char* why = blas_.cublasLtGetStatusString(status);
+  throw RuntimeFailure(fmt::format("{}: {}", call, why != nullptr ? why : fmt::format("status {}", status)));
+}
+
+const BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
+  const auto [at, is_new] = chosen_.try_emplace(key);
+  Chosen& c = at->second;
+  if (!is_new) return c;
+  ++counts_.searched;
+  const Product& p = key.product;
+  check(blas_.cublasLtMatmulDescCreate(&c.desc, blas::compute_32f, blas::type_f32), "cublasLtMatmulDescCreate");
+  const auto describe = [&](int attribute, auto value) {
+    check(blas_.cublasLtMatmulDescSetAttribute(c.desc, attribute, &value, sizeof value),
+          "cublasLtMatmulDescSetAttribute");
+  };
+  // Its matrices are column by column: what lies row by row is the transposed one. So C' = op(B)' op(A)', B comes
+  // first.
+  const bool b_transposed = p.form == Product::Form::nt, a_transposed = p.form == Product::Form::tn;
+  describe(blas::desc_transa, std::int32_t{b_transposed ? blas::op_t : blas::op_n});
+  describe(blas::desc_transb, std::int32_t{a_transposed ? blas::op_t : blas::op_n});
+  if (p.bias) describe(blas::desc_epilogue, blas::epilogue_bias);
+  const auto layout = [&](BlasLayout& out, DType type, std::int64_t rows, std::int64_t cols) {
+    check(blas_.cublasLtMatrixLayoutCreate(&out, type_of(type), static_cast<std::uint64_t>(rows),
+                                           static_cast<std::uint64_t>(cols), rows),
+          "cublasLtMatrixLayoutCreate");
+  };
+  layout(c.first, p.operands, b_transposed ? p.k : p.n, b_transposed ? p.n : p.k);
+  layout(c.second, p.operands, a_transposed ? p.m : p.k, a_transposed ? p.k : p.m);
+  layout(c.result, p.result, p.n, p.m);
+  BlasPreference preference = nullptr;
+  check(blas_.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+  const auto prefer = [&](int attribute, auto value) {
+    return blas_.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value);
+  };
+  BlasStatus status = prefer(blas::pref_max_workspace_bytes, static_cast<std::uint64_t>(workspace_bytes));
+  if (status == 0) status = prefer(blas::pref_reduction_scheme_mask, blas::reduction_compute_type);
+  for (const int attribute : {blas::pref_min_alignment_a_bytes, blas::pref_min_alignment_b_bytes,
+                              blas::pref_min_alignment_c_bytes, blas::pref_min_alignment_d_bytes})
+    if (status == 0) status = prefer(attribute, static_cast<std::uint32_t>(key.alignment));
+  BlasHeuristic best{};
+  int found = 0;
+  BlasStatus searched = status;
+  if (status == 0)
+    searched = blas_.cublasLtMatmulAlgoGetHeuristic(handle_, c.desc, c.first, c.second, c.result, c.result, preference,
+                                                    1, &best, &found);
+  blas_.cublasLtMatmulPreferenceDestroy(preference);
+  check(status, "cublasLtMatmulPreferenceSetAttribute");
+  c.none = searched != 0 || found < 1 || best.state != 0;
+  c.algo = best.algo;
+  return c;
+}
+
+bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind) {
+  // A bias has the operands' dtype here, the result's there.
+  const bool ours =
+      !takes_products(policy_, kind) || p.m == 0 || p.n == 0 || p.k == 0 || (p.bias && p.operands != p.result);
+  const Chosen* c = ours ? nullptr : &choose({p, alignment_of(at)});
+  if (c == nullptr || c->none) {
+    ++counts_.declined;
+    return false;
+  }
+  if (p.bias)
+    check(blas_.cublasLtMatmulDescSetAttribute(c->desc, blas::desc_bias_pointer, &at.bias, sizeof at.bias),
+          "cublasLtMatmulDescSetAttribute");
+  const float one = 1.0f, beta = p.accumulate ? 1.0f : 0.0f;
+  const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
+  check(
+      blas_.cublasLtMatmul(handle_, c->desc, &one, pointer(at.b), c->first, pointer(at.a), c->second, &beta,
+                           pointer(at.c), c->result, pointer(at.c), c->result, &c->algo, pointer(workspace_.address()),
+                           static_cast<std::size_t>(workspace_bytes), launch_.stream()),
+      fmt::format("cublasLtMatmul of {} x {} x {}", p.m, p.n, p.k).c_str());
+  ++counts_.taken;
+  return true;
+}
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,87 @@
+// Which library forms matrix products: cuBLASLt where the policy and the product allow it, else kernels/matmul*.cu,
+// which are also what cuBLASLt is compared with.
+//
+// cuBLASLt chooses a kernel by the whole shape, so a row's bits depend on how many rows there are: log-probs of rollout
+// and training would no longer be equal to the bit (P5). Gradients have no counterpart in a rollout. Hence the policy
+// `backward`: forward products by our kernels, the two thirds of training that are backward products by cuBLASLt.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "backends/cuda/blas_table.h"
+#include "backends/cuda/launch.h"
+#include "graph/op.h"
+
+namespace hotbunk::cuda {
+
+enum class ProductPolicy : std::uint8_t { own, backward, all };
+std::string_view name_of(ProductPolicy);
+std::optional<ProductPolicy> product_policy_from(std::string_view);
+/// Whether cuBLASLt forms the products of ops of this kind.
+bool takes_products(ProductPolicy, OpKind);
+
+/// C[M,N] (+)= op(A) op(B) (+ bias[N]), row by row without gaps. Form: nt A[M,K] B[N,K]', nn A[M,K] B[K,N],
+/// tn A[K,M]' B[K,N].
+struct Product {
+  enum class Form : std::uint8_t { nt, nn, tn };
+  Form form = Form::nt;
+  DType operands = DType::f32, result = DType::f32;
+  std::int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false, bias = false;
+  friend auto operator<=>(const Product&, const Product&) = default;
+};
+struct ProductAddresses {
+  CUdeviceptr a = 0, b = 0, bias = 0, c = 0;
+};
+
+/// cuBLASLt on one stream, for its thread. What it chose for a shape it keeps: the same shape, the same kernel.
+class BlasProducts {
+ public:
+  /// Of what a product may need beside its operands, on each stream that has some. NVIDIA's documentation recommends
+  /// 32 MiB on Hopper and later, less before.
+  static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;
+
+  /// RuntimeFailure when the device has no memory for the workspace.
+  BlasProducts(const BlasLt&, ProductPolicy, const Launcher&);
+  ~BlasProducts();
+  BlasProducts(const BlasProducts&) = delete;
+  BlasProducts& operator=(const BlasProducts&) = delete;
+
+  /// Enqueues it and returns true; or false: our kernels' turn.
+  /// RuntimeFailure names the call and cuBLASLt's reason.
+  bool take(const Product&, const ProductAddresses&, OpKind);
+
+  struct Counts {
+    std::int64_t taken = 0, declined = 0, searched = 0;
+  };
+  Counts counts() const { return counts_; }
+
+ private:
+  struct Key {
+    Product product;
+    std::int64_t alignment = 0;  // of the addresses, at most 256
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  struct Chosen {
+    BlasDesc desc = nullptr;
+    BlasLayout first = nullptr, second = nullptr, result = nullptr;
+    BlasAlgo algo{};
+    bool none = false;  // cuBLASLt has no kernel for it
+  };
+  const Chosen& choose(const Key&);
+  void check(BlasStatus, const char* call) const;
+
+  const BlasLt blas_;
+  const ProductPolicy policy_;
+  const Launcher& launch_;
+  BlasHandle handle_ = nullptr;
+  const DeviceBlock workspace_;
+  std::map<Key, Chosen> chosen_;
+  Counts counts_;
+};
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,176 @@
+// Matrix products by cuBLASLt, on its double: the numbers of our kernels, one search per shape, and what stays ours.
+#include "backends/cuda/products.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "backends/cuda/fake/fake_blas.h"
+#include "backends/cuda/staging.h"
+#include "base/rng.h"
+#include "lowering/lower.h"
+#include "tests/cuda_backend/iteration.h"
+
+using namespace hotbunk;
+using namespace hotbunk::cuda;
+using namespace hotbunk::test;
+
+namespace products_test {
+namespace {
+
+/// A device with room for one product, and cuBLASLt's double.
+struct Bench {
+  FakeDriver fake;
+  FakeBlasLt blas{fake};
+  Context context{fake.table()};
+  OwnedStream stream{context};
+  Launcher launch{context, stream.handle()};
+  Staging staging{context, stream.handle()};
+  DeviceBlock memory{context, std::int64_t{1} << 21};
+
+  void write(CUdeviceptr to, const std::vector<float>& v, DType dtype) {
+    std::byte* here = staging.take(static_cast<std::int64_t>(4 * v.size()));
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      if (dtype == DType::f32) std::memcpy(here + 4 * i, &v[i], 4);
+      else {
+        const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v[i]) >> 16);
+        std::memcpy(here + 2 * i, &half, 2);
+      }
+    }
+    HB_CUDA(context.driver(),
+            cuMemcpyHtoDAsync(to, here, v.size() * static_cast<std::size_t>(size_of(dtype)), stream.handle()));
+    staging.in_use();
+  }
+  std::vector<float> read(CUdeviceptr from, std::size_t n, DType dtype) {
+    std::byte* here = staging.take(static_cast<std::int64_t>(4 * n));
+    HB_CUDA(context.driver(),
+            cuMemcpyDtoHAsync(here, from, n * static_cast<std::size_t>(size_of(dtype)), stream.handle()));
+    HB_CUDA(context.driver(), cuStreamSynchronize(stream.handle()));
+    std::vector<float> out(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (dtype == DType::f32) std::memcpy(&out[i], here + 4 * i, 4);
+      else {
+        std::uint16_t half;
+        std::memcpy(&half, here + 2 * i, 2);
+        out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
+      }
+    }
+    return out;
+  }
+};
+
+/// Numbers that bf16 has, and so few that products of them are exact in fp32: sums differ by their order alone.
+std::vector<float> numbers(std::int64_t n, std::uint64_t seed) {
+  std::vector<float> v;
+  for (std::int64_t i = 0; i < n; ++i)
+    v.push_back(
+        (static_cast<float>(random_words(seed, RngPurpose::test, 7, static_cast<std::uint64_t>(i))[0] % 255) - 127.0f) /
+        64.0f);
+  return v;
+}
+
+}  // namespace
+
+TEST_CASE("cuBLASLt's products are those of our kernels and of fp64, in every form and dtype") {
+  for (const Product::Form form : {Product::Form::nt, Product::Form::nn, Product::Form::tn})
+    for (const auto& [operands, result] :
+         {std::pair{DType::f32, DType::f32}, std::pair{DType::bf16, DType::bf16}, std::pair{DType::bf16, DType::f32}})
+      for (const bool accumulate : {false, true})
+        for (const bool bias : {false, true}) {
+          if (bias && (form != Product::Form::nt || accumulate || operands != result)) continue;
+          Bench t;
+          const std::int64_t m = 5, n = 24, k = 40;
+          const Product p{form, operands, result, m, n, k, accumulate, bias};
+          const CUdeviceptr base = t.memory.address();
+          const ProductAddresses at{base, base + 65536, bias ? base + 131072 : 0, base + 196608};
+          const auto a = numbers(m * k, 1), b = numbers(n * k, 2), c = numbers(n, 3), before = numbers(m * n, 4);
+          t.write(at.a, a, operands), t.write(at.b, b, operands), t.write(at.c, before, result);
+          if (bias) t.write(at.bias, c, operands);
+          BlasProducts products(t.blas.table(), ProductPolicy::all, t.launch);
+          REQUIRE(products.take(p, at, OpKind::linear));
+          const auto theirs = t.read(at.c, static_cast<std::size_t>(m * n), result);
+          t.write(at.c, before, result);
+          const char* const name = form == Product::Form::nt ? "nt" : form == Product::Form::nn ? "nn" : "tn";
+          const bool f32 = operands == DType::f32;
+          t.launch(fmt::format("matmul_{}_{}_{}", name, kernel_dtype(operands), kernel_dtype(result)),
+                   {blocks_of(n, 64), blocks_of(m, f32 ? 32 : 64)}, f32 ? 32 : 128, at.a, at.b, at.bias, at.c,
+                   static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), accumulate ? 1 : 0);
+          const auto ours = t.read(at.c, static_cast<std::size_t>(m * n), result);
+          INFO(fmt::format("{} {} -> {}, accumulate {}, bias {}", name, name_of(operands), name_of(result), accumulate,
+                           bias));
+          for (std::int64_t i = 0; i < m; ++i)
+            for (std::int64_t j = 0; j < n; ++j) {
+              double exact = accumulate ? before[static_cast<std::size_t>(i * n + j)] : 0.0;
+              for (std::int64_t x = 0; x < k; ++x)
+                exact += static_cast<double>(
+                             a[static_cast<std::size_t>(form == Product::Form::tn ? x * m + i : i * k + x)]) *
+                         b[static_cast<std::size_t>(form == Product::Form::nt ? j * k + x : x * n + j)];
+              if (bias) exact += c[static_cast<std::size_t>(j)];
+              // 40 products of at most 4, each exact: fp32 sums err by 40 roundings of 160 at most. A result in bf16
+              // has 8 bits: half of the last one, and as much where two orders of the sum fall to two sides.
+              const double tolerance = 40 * 160 * std::ldexp(1.0, -24) +
+                                       (result == DType::bf16 ? std::abs(exact) * std::ldexp(1.0, -8) : 0.0);
+              const auto at_ij = static_cast<std::size_t>(i * n + j);
+              CHECK(std::abs(theirs[at_ij] - exact) <= tolerance);
+              CHECK(std::abs(ours[at_ij] - exact) <= tolerance);
+            }
+          CHECK(t.fake.findings().empty());
+        }
+}
+
+TEST_CASE("a shape is searched for once, worse aligned addresses are another, and what is not asked for stays ours") {
+  Bench t;
+  const CUdeviceptr base = t.memory.address();
+  t.launch.fill(base, 0, t.memory.bytes());
+  const Product p{Product::Form::nn, DType::bf16, DType::bf16, 4, 8, 8, false, false};
+  const auto at = [&](CUdeviceptr skip) { return ProductAddresses{base, base + 4096, 0, base + 8192 + skip}; };
+  BlasProducts products(t.blas.table(), ProductPolicy::backward, t.launch);
+  CHECK_FALSE(products.take(p, at(0), OpKind::linear));  // forward
+  CHECK(products.take(p, at(0), OpKind::linear_wgrad));
+  CHECK(products.take(p, at(0), OpKind::linear_wgrad));
+  CHECK(products.counts().searched == 1);
+  CHECK(products.take(p, at(16), OpKind::linear_wgrad));  // the double refuses what is aligned worse than it was told
+  CHECK(products.counts().searched == 2);
+  Product empty = p;
+  empty.m = 0;
+  CHECK_FALSE(products.take(empty, at(0), OpKind::linear_wgrad));
+  CHECK(products.counts().taken == 3);
+  t.blas.know_nothing();
+  Product other = p;
+  other.m = 3;
+  CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));  // no kernel: ours
+  CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));
+  CHECK(products.counts().searched == 3);
+  HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
+  CHECK(t.fake.findings().empty());
+}
+
+TEST_CASE(
+    "an iteration whose backward products are cuBLASLt's: log-probs stay equal to the bit, every schedule the same") {
+  const Scenario scenario = tiny_job({"steps=2"});
+  const auto plan = lower(scenario);
+  REQUIRE(plan);
+  const Iteration own = run_iteration(*plan, scenario);
+  constexpr std::int64_t roomy = std::int64_t{512} << 20;  // workspaces of both ranks' streams
+  const Setting backward{.memory_bytes = roomy, .products = ProductPolicy::backward};
+  const Iteration first = run_iteration(*plan, scenario, backward);
+  REQUIRE_THAT(first.text(), Catch::Equals(""));
+  CHECK(first.calls.at("cublasLtMatmul") > 0);
+  CHECK(first.calls.at("cuLaunchKernel") < own.calls.at("cuLaunchKernel"));
+  CHECK(own.calls.count("cublasLtMatmul") == 0);
+  for (std::uint64_t seed = 2; seed <= 6; ++seed) {
+    Setting other = backward;
+    other.seed = seed;
+    CHECK(run_iteration(*plan, scenario, other).numbers == first.numbers);
+  }
+  // All of them, those of decode's graphs too: no finding.
+  const Iteration all = run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::all});
+  REQUIRE_THAT(all.text(), Catch::Equals(""));
+  CHECK(all.calls.at("cublasLtMatmul") > first.calls.at("cublasLtMatmul"));
+}
+
+}  // namespace products_test
