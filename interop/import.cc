@@ -132,7 +132,7 @@ class Importer {
   }
 
   void take(const LaunchKey& row) {
-    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty()))
+    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty()) || !row.ignored.empty())
       return;  // what is left out is told with the settings
     if (!applies(row)) return;
     const auto value = effective(row, true);
