@@ -304,7 +304,8 @@ int run(const PlanArguments& o) {
     print_answer(o, **pricer, *choices, findings, report.memory);
   }
   if (!o.html.empty()) {
-    if (auto s = write_plan_page(o.html, **pricer, explain(**pricer), *choices, {}); !s) return report_errors(s.error());
+    if (auto s = write_plan_page(o.html, **pricer, explain(**pricer), *choices, {}); !s)
+      return report_errors(s.error());
   }
   if (report.error) {
     flush_output();

@@ -1,4 +1,5 @@
-// Rules of low-rank adapters: PEFT's matrices, and Megatron-Bridge's modules, of which two are several matrices at once.
+// Rules of low-rank adapters: PEFT's matrices, and Megatron-Bridge's modules, of which two are several matrices at
+// once.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,8 +17,8 @@
 namespace hotbunk::rules {
 namespace {
 
-/// A module of Megatron's and the matrices of a checkpoint that it is. `fused`: of its adapters of type lora, where q, k
-/// and v, and gate and up, are one module with one A; the others are of canonical_lora, which has an A for each.
+/// A module of Megatron's and the matrices of a checkpoint that it is. `fused`: of its adapters of type lora, where q,
+/// k and v, and gate and up, are one module with one A; the others are of canonical_lora, which has an A for each.
 struct BridgeModule {
   std::string_view name;
   bool fused, canonical;
@@ -61,7 +62,8 @@ std::string targets_of(const std::vector<std::string>& matrices) {
 std::vector<std::string> matrices_of(const LoraSpec& lora) {
   std::vector<std::string> out;
   for (const LoraTarget& t : lora_targets)
-    if (lora.targets == "all-linear" || ("-" + lora.targets + "-").find(fmt::format("-{}-", t.module)) != std::string::npos)
+    if (lora.targets == "all-linear" ||
+        ("-" + lora.targets + "-").find(fmt::format("-{}-", t.module)) != std::string::npos)
       out.emplace_back(t.module);
   return out;
 }
@@ -113,9 +115,10 @@ void read_adapters(RuleInput& in) {
   const auto rank = in.number("adapter_rank");
   if (!rank || *rank <= 0) return;
   const bool apart = in.find("adapters_merged") == nullptr || !in.is_true("adapters_merged");
-  in.set("train.lora.rank", *rank,
-         in.said("adapter_rank") + (apart ? "; engines are sent merged weights here, whatever they are sent there" : ""),
-         in.where("adapter_rank"));
+  in.set(
+      "train.lora.rank", *rank,
+      in.said("adapter_rank") + (apart ? "; engines are sent merged weights here, whatever they are sent there" : ""),
+      in.where("adapter_rank"));
   if (const auto alpha = in.number("adapter_alpha"))
     in.set("train.lora.alpha", *alpha, in.said("adapter_alpha"), in.where("adapter_alpha"));
   read_targets(in);

@@ -291,8 +291,8 @@ std::vector<ScenarioKey> build() {
                          {"iterations", "between checkpoints; 0 = only at the end"}));
   keys.push_back(
       word("profile", HB_FIELD(profile),
-           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "torchtitan",
-            "megatron"},
+           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "openrlhf",
+            "torchtitan", "megatron"},
            {"",
             "framework whose memory rules are followed; verl and slime also set transition and sync.bucket_mib where "
             "they are left out"}));

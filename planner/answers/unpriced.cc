@@ -73,8 +73,9 @@ std::optional<Diagnostic> adapters_without_price(const Scenario& s) {
                     .message = "adapters are planned only in what is executed, and this scenario is not",
                     .where = {},
                     .notes = reasons,
-                    .help = "change what is named, or leave train.lora out: what is said then is of training all of the "
-                            "model, which takes more"};
+                    .help =
+                        "change what is named, or leave train.lora out: what is said then is of training all of the "
+                        "model, which takes more"};
 }
 
 std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {

@@ -169,7 +169,8 @@ TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatro
     if (!s) FAIL(render(s.error()));
     return export_launch(table_of(bases()[base].system), *s).text;
   };
-  const std::vector<std::string> attention = {"train.lora={rank: 16, alpha: 48, targets: [q_proj, k_proj, v_proj, o_proj]}"};
+  const std::vector<std::string> attention = {
+      "train.lora={rank: 16, alpha: 48, targets: [q_proj, k_proj, v_proj, o_proj]}"};
   // PEFT under FSDP, Megatron-Bridge under Megatron: verl has keys for each, and reads the others' not.
   CHECK_THAT(launch(0, attention),
              Catch::Contains("model.lora_rank=16") && Catch::Contains("model.lora_alpha=48") &&
@@ -185,7 +186,8 @@ TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatro
   // Its module of q, k and v has them all.
   CHECK_THAT(launch(3, {"train.lora={rank: 16, targets: [q_proj]}"}),
              Catch::Contains("# NeMo-RL has no key for train.lora.targets: q_proj; this says all-linear"));
-  for (const std::size_t base : {0U, 1U, 3U}) CHECK_THAT(launch(base, {}), !Catch::Contains("lora") && !Catch::Contains("peft"));
+  for (const std::size_t base : {0U, 1U, 3U})
+    CHECK_THAT(launch(base, {}), !Catch::Contains("lora") && !Catch::Contains("peft"));
   for (const auto& [base, name] : {std::pair{2U, "slime"}, {4U, "Megatron-LM"}}) {
     const LaunchTable table = table_of(bases()[base].system);
     const auto plain = load_scenario_text(bases()[base].text, "base.yaml"),

@@ -431,10 +431,26 @@ TEST_CASE("the worked configurations of BACKGROUND I are priced and come out san
 }
 
 TEST_CASE("profiles of frameworks: all load, mistakes are found") {
-  for (const char* name : {"hotbunk", "megatron-sc21", "megatron-a100", "megatron-a100-flash", "megatron-vtrain",
-                           "megatron-h100", "megatron-te", "megatron-te-overlap", "megatron-bridge",
-                           "megatron-bridge-graphs", "deepspeed-zero3", "torchtitan", "torchtitan-compile", "megatron",
-                           "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron"})
+  for (const char* name : {"hotbunk",
+                           "megatron-sc21",
+                           "megatron-a100",
+                           "megatron-a100-flash",
+                           "megatron-vtrain",
+                           "megatron-h100",
+                           "megatron-te",
+                           "megatron-te-overlap",
+                           "megatron-bridge",
+                           "megatron-bridge-graphs",
+                           "deepspeed-zero3",
+                           "torchtitan",
+                           "torchtitan-compile",
+                           "megatron",
+                           "verl-fsdp",
+                           "verl-megatron",
+                           "slime-fsdp",
+                           "slime-megatron",
+                           "nemo-megatron",
+                           "openrlhf"})
     CHECK(framework_named(name, catalog_root()).has_value());
   const auto missing = framework_named("megatronn", catalog_root());
   REQUIRE_FALSE(missing.has_value());

@@ -33,7 +33,7 @@ class LaunchDraw {
 /// Colocated RL of the systems that people run; sizes that do not divide are left to the loader to refuse.
 std::string drawn_launch(LaunchDraw& draw) {
   const std::string profile =
-      draw.word({"verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "hotbunk"});
+      draw.word({"verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "openrlhf", "hotbunk"});
   const bool megatron = profile.ends_with("megatron");
   const std::int64_t nodes = draw.number({1, 1, 2, 4}), world = 8 * nodes;
   const std::int64_t tp = megatron ? draw.number({1, 2, 4}) : 1, pp = megatron ? draw.number({1, 1, 2, 4}) : 1,

@@ -74,7 +74,7 @@ TEST_CASE("what a GPU lacks is answered with what the key takes, and a size that
 
 TEST_CASE("every profile of the profile key is priced, and says what hardware it stands on") {
   for (const char* profile : {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron",
-                              "torchtitan", "megatron"}) {
+                              "openrlhf", "torchtitan", "megatron"}) {
     INFO(profile);
     const auto p = scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}",
                                          fmt::format("profile: {}\n", profile)));
