@@ -1,6 +1,7 @@
 #include "planner/cost/hardware.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -188,7 +189,15 @@ Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path&
   std::error_code ignored;
   if (!c.calibration.empty()) {
     const std::filesystem::path named = profiles / (c.calibration + ".yaml");
-    return read_hardware(std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration), c);
+    const bool of_catalogue = std::filesystem::exists(named, ignored);
+    auto h = read_hardware(of_catalogue ? named : std::filesystem::path(c.calibration), c);
+    // A file of the user's own is of the machine that it was made on; the catalogue's say of which GPUs they are.
+    if (h && of_catalogue && h->name != c.gpu.name && std::ranges::find(h->gpus, c.gpu.name) == h->gpus.end()) {
+      h->calibrated = false;
+      h->source = fmt::format("{} on its own rates with what was fitted on {}, uncalibrated ({})", c.gpu.name,
+                              h->gpus.empty() ? h->name : fmt::format("{}", fmt::join(h->gpus, ", ")), h->source);
+    }
+    return h;
   }
   const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");
   if (c.gpu.name.empty()) return hardware_from_datasheet(c);

@@ -227,6 +227,12 @@ TEST_CASE("calibrated is said where the rates are") {
   }
   CHECK(at({}).calibrated);
   CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb"}).calibrated);
+  // What was fitted on other chips calibrates none.
+  const Explanation other = at({"cluster.calibration=blackwell-te"});
+  CHECK_FALSE(other.calibrated);
+  CHECK_THAT(other.hardware, Catch::Contains("h100-sxm-80gb on its own rates with what was fitted on b200-sxm-180gb"));
+  CHECK(at({"cluster.gpu=b200-sxm-180gb", "cluster.calibration=blackwell-te"}).calibrated);
+  CHECK(at({"cluster.calibration=h100-sxm-80gb"}).calibrated);
 }
 
 TEST_CASE("sensitivity is of the layout shown") {

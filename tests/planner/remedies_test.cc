@@ -200,6 +200,25 @@ TEST_CASE("what a system lacks is said by key") {
         Keys{"transition"});
 }
 
+TEST_CASE("transition auto copies nothing out and back within an iteration") {
+  const char* text =
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb}\n"
+      "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 16384, recompute: full}\n"
+      "rollout: {engine: vllm, layout: {tp: 2, dp: 4}, memory_fraction: 0.6}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n";
+  const auto copied = [&](const char* order) {
+    const auto pricer = pricer_of_text(text, {fmt::format("transition={}", order)});
+    const RlPoint p = pricer->point();
+    const RlModel::Parts of = pricer->rl().parts(p);
+    const ShiftBytes held = pricer->rl().shift_bytes(p, of.train, of.rollout, 0.0);
+    const double down = price_shift(p.transition, held).down;
+    CHECK(down > 0.9 * held.optimizer);
+    return down / (held.params + held.optimizer);
+  };
+  CHECK(copied("auto") <= 1.0 + 1e-9);
+  CHECK(copied("verl") > 1.1);  // its own order has the parameters up once more for the update
+}
+
 TEST_CASE("deep stages are interleaved layer by layer where that is faster") {
   const TrainSpace space = default_train_space(
       pricer_of_text(
