@@ -59,7 +59,7 @@ int run(const ExplainArguments& o) {
     code = small->gpus == 0 ? exit_no : exit_done;
   }
   if (!o.html.empty()) {
-    const auto choices = choose(**pricer, {.budget = 2'000'000});
+    const auto choices = choose_trainer(**pricer, {.budget = 2'000'000});
     if (!choices) return report_errors(choices.error());
     if (auto s = write_plan_page(o.html, **pricer, e, *choices, unsupported_to_execute(*scenario)); !s)
       return report_errors(s.error());

@@ -130,8 +130,8 @@ PlanReport report_on(const Job& job, bool json) {
 Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
-  return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget,
-                         o.scenario.json || !o.html.empty()});
+  return choose_trainer(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top,
+                                 o.budget, o.scenario.json || !o.html.empty()});
 }
 
 /// The first lines, in colour on a terminal; then what ranks.
