@@ -68,18 +68,15 @@ std::vector<std::string> matrices_of(const LoraSpec& lora) {
   return out;
 }
 
-/// The modules of one kind that are these matrices and no other; empty: there are none.
+/// The modules of one kind that have any of the matrices: of fused ones some may have others, too.
 std::vector<std::string> modules_for(const std::vector<std::string>& matrices, bool fused) {
   std::vector<std::string> out;
-  std::size_t covered = 0;
-  for (const BridgeModule& m : bridge_modules()) {
-    if (!(fused ? m.fused : m.canonical)) continue;
-    if (!std::ranges::all_of(m.matrices,
-                             [&](const auto& one) { return std::ranges::find(matrices, one) != matrices.end(); }))
-      continue;
-    out.emplace_back(m.name), covered += m.matrices.size();
-  }
-  return covered == matrices.size() ? out : std::vector<std::string>();
+  for (const BridgeModule& m : bridge_modules())
+    if ((fused ? m.fused : m.canonical) && std::ranges::any_of(m.matrices, [&](const auto& one) {
+          return std::ranges::find(matrices, one) != matrices.end();
+        }))
+      out.emplace_back(m.name);
+  return out;
 }
 
 void read_targets(RuleInput& in) {
@@ -140,9 +137,8 @@ void write_adapters(RuleOutput& out) {
   if (!all) out.give("adapter_matrix_names", list(matrices));
   out.give("adapter_kind", std::string("canonical"));
   out.give("adapter_modules", list(modules_for(matrices, false)));
-  // An empty list is all of them; of what the modules cannot say nothing is written, and export tells of it.
-  if (const auto fused = modules_for(matrices, true); all || !fused.empty())
-    out.give("adapter_fused_modules", list(all ? std::vector<std::string>() : fused));
+  // An empty list is all of them.
+  out.give("adapter_fused_modules", list(all ? std::vector<std::string>() : modules_for(matrices, true)));
   if (!lora.adapter.empty()) out.give("adapter_folder", lora.adapter);
   // What a scenario's engines are sent are merged weights, and verl's vLLM reads the frozen ones from the checkpoint.
   out.give("adapters_merged", true);

@@ -130,7 +130,7 @@ double RlModel::pinned_beyond(const RolloutPoint& r) const {
     if (const auto at = pinned_->known.find(key); at != pinned_->known.end())
       return at->second / static_cast<double>(r.pp);
   }
-  constexpr std::uint64_t mib = 1 << 20, own_mapping = 10 * mib, step = 2 * mib;
+  constexpr std::uint64_t own_mapping = 10 << 20, step = 2 << 20;
   double beyond = 0.0;
   for (const LocalWeight& w : rollout_weights(m, EngineCut{.tp = r.tp, .experts = whole_experts ? r.tp : 1}, 0)) {
     const auto bytes = static_cast<std::uint64_t>(static_cast<double>(w.elements()) * setting_.rollout_element_bytes);

@@ -185,7 +185,7 @@ TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatro
                                        Catch::Contains("peft.dim=16") && Catch::Contains("[linear_qkv,linear_proj]"));
   // Its module of q, k and v has them all.
   CHECK_THAT(launch(3, {"train.lora={rank: 16, targets: [q_proj]}"}),
-             Catch::Contains("# NeMo-RL has no key for train.lora.targets: q_proj; this says all-linear"));
+             Catch::Contains("# NeMo-RL has no key for train.lora.targets: q_proj; this says q_proj-k_proj-v_proj"));
   for (const std::size_t base : {0U, 1U, 3U})
     CHECK_THAT(launch(base, {}), !Catch::Contains("lora") && !Catch::Contains("peft"));
   for (const auto& [base, name] : {std::pair{2U, "slime"}, {4U, "Megatron-LM"}}) {
