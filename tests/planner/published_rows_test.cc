@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "own_tables.h"
+#include "base/file.h"
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
 #include "tests/json.h"

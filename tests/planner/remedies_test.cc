@@ -211,11 +211,9 @@ TEST_CASE("transition auto copies nothing out and back within an iteration") {
     const RlPoint p = pricer->point();
     const RlModel::Parts of = pricer->rl().parts(p);
     const ShiftBytes held = pricer->rl().shift_bytes(p, of.train, of.rollout, 0.0);
-    const double down = price_shift(p.transition, held).down;
-    CHECK(down > 0.9 * held.optimizer);
-    return down / (held.params + held.optimizer);
+    return price_shift(p.transition, held).down / (held.params + held.optimizer);
   };
-  CHECK(copied("auto") <= 1.0 + 1e-9);
+  CHECK(copied("auto") <= 1.0 + 1e-9);  // what stays awake is not copied at all
   CHECK(copied("verl") > 1.1);  // its own order has the parameters up once more for the update
 }
 

@@ -8,6 +8,7 @@
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/scenario_keys.h"
 
 namespace hotbunk {
 namespace {
