@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "own_tables.h"
 #include "base/file.h"
+#include "own_tables.h"
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
 #include "tests/json.h"
