@@ -7,16 +7,19 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "cli/command.h"
+#include "cli/plan_page.h"
 #include "cli/streams.h"
 #include "planner/answers/answers.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
 
 struct ExplainArguments {
   ScenarioOptions scenario;
+  std::string html;
   bool search = false, sensitivity = false, smallest = false;
 };
 
@@ -55,6 +58,12 @@ int run(const ExplainArguments& o) {
     text += "\n" + render(*small);
     code = small->gpus == 0 ? exit_no : exit_done;
   }
+  if (!o.html.empty()) {
+    const auto choices = choose_trainer(**pricer, {.budget = 2'000'000});
+    if (!choices) return report_errors(choices.error());
+    if (auto s = write_plan_page(o.html, **pricer, e, *choices, unsupported_to_execute(*scenario)); !s)
+      return report_errors(s.error());
+  }
   if (o.scenario.json) print_document(json_text(doc, 2));
   else fmt::print("{}", printable(text));
   flush_output();
@@ -75,6 +84,7 @@ void add_explain(CommandLine& line) {
   add_scenario_options(sub, o->scenario);
   sub.flag("--search", o->search, "also search training, rollout, sync and sleep together on these ranks");
   sub.flag("--sensitivity", o->sensitivity, "also the effect of 10 % on each number of hardware and workload");
+  sub.option("--html", o->html, "also write the answer as a page: memory by moment, seconds, layouts, what if");
   sub.flag("--smallest", o->smallest, "also the fewest nodes on which some layout fits");
   sub.action([o] { return run(*o); });
 }

@@ -28,12 +28,10 @@ int run(const ExportArguments& o) {
   if (!table) return report_errors(table.error());
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
-  if (o.system == "megatron" && scenario->algorithm.name != AlgorithmName::sft)
-    return report_errors({Diagnostic{.code = "E151",
-                                     .message = "Megatron-LM pre-trains, the scenario's algorithm has a rollout",
-                                     .where = {o.scenario.path},
-                                     .notes = {},
-                                     .help = "export verl, slime or nemo-rl, or set algorithm.name to sft"}});
+  if (auto why = why_not_exported(*table, *scenario)) {
+    why->where = {o.scenario.path};
+    return report_errors({*why});
+  }
   const ExportedLaunch launch = export_launch(*table, *scenario);
   if (o.scenario.json) {
     nlohmann::ordered_json arguments;

@@ -99,7 +99,11 @@ int run(const ImportArguments& o) {
   if (!o.out.empty())
     if (auto s = write_scenario(o, imported->text); !s) return report_errors(s.error());
   const auto pricer = ScenarioPricer::make(imported->scenario, catalog_root());
-  if (!pricer) return report_errors(pricer.error());
+  if (!pricer) {  // the scenario is read all the same
+    if (!o.json && o.out.empty()) print_result(imported->text);
+    flush_output();
+    return report_errors(pricer.error());
+  }
   const Explanation e = explain(**pricer);
   const std::vector<Finding> findings = lint_beside(**pricer, e);
   if (o.json) {

@@ -16,6 +16,7 @@
 #include "base/parallel.h"
 #include "base/printable.h"
 #include "cli/command.h"
+#include "cli/plan_page.h"
 #include "cli/run_facts.h"
 #include "cli/streams.h"
 #include "graph/plan_json.h"
@@ -24,7 +25,6 @@
 #include "planner/answers/headline.h"
 #include "planner/answers/lint.h"
 #include "planner/answers/stated_error.h"
-#include "reports/html.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
@@ -130,8 +130,8 @@ PlanReport report_on(const Job& job, bool json) {
 Result<Choices> best_layouts(const PlanArguments& o, const ScenarioPricer& pricer) {
   auto objective = objective_named(o.objective);
   if (!objective) return fail(objective.error());
-  return choose(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top, o.budget,
-                         o.scenario.json || !o.html.empty()});
+  return choose_trainer(pricer, {*objective, o.headroom == unset ? std::nullopt : std::optional(o.headroom), o.top,
+                                 o.budget, o.scenario.json || !o.html.empty()});
 }
 
 /// The first lines, in colour on a terminal; then what ranks.
@@ -146,29 +146,6 @@ void print_answer(const PlanArguments& o, const ScenarioPricer& pricer, const Ch
   if (!o.details) fmt::print("\n--details: where bytes and seconds go, phase by phase\n");
   flush_output();
   fmt::print(stderr, "{}", printable(render_beside(findings)));
-}
-
-/// --html: the answer as a page. E103.
-Status write_page(const PlanArguments& o, const ScenarioPricer& pricer, const Explanation& e, const Choices& choices,
-                  const std::vector<std::string>& not_lowered) {
-  const Scenario& s = pricer.scenario();
-  Json what_if = Json::array();
-  if (!e.unpriced) {
-    const auto numbers = sensitivity(s, catalog_root());
-    if (!numbers) return fail(numbers.error());
-    what_if = json_from<Json>(to_json(*numbers));
-  }
-  const Json data = {{"scenario", s.name},
-                     {"ranks", s.cluster.ranks()},
-                     {"verdict", name_of(e.unpriced ? Verdict::no : e.verdict.verdict)},
-                     {"seconds_error", error_text(iteration_error(e.framework))},
-                     {"why_not_lowered", not_lowered},
-                     {"findings", json_from<Json>(to_json(s.name, lint_beside(pricer, e)))["findings"]},
-                     {"provenance", Json::array({Json::array({"hotbunk", HOTBUNK_VERSION})})},
-                     {"explanation", json_from<Json>(to_json(e))},
-                     {"search", json_from<Json>(to_json(choices))},
-                     {"sensitivity", what_if}};
-  return write_file_atomic(o.html, html_plan(data));
 }
 
 /// What nothing lowers yet is priced in closed form; the answer says so.
@@ -198,7 +175,7 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
   }
   flush_output();
   if (!o.html.empty())
-    if (auto s = write_page(o, **pricer, e, *choices, reasons); !s) return report_errors(s.error());
+    if (auto s = write_plan_page(o.html, **pricer, e, *choices, reasons); !s) return report_errors(s.error());
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
   if (e.unpriced) return report_errors({*e.unpriced});
@@ -327,7 +304,8 @@ int run(const PlanArguments& o) {
     print_answer(o, **pricer, *choices, findings, report.memory);
   }
   if (!o.html.empty()) {
-    if (auto s = write_page(o, **pricer, explain(**pricer), *choices, {}); !s) return report_errors(s.error());
+    if (auto s = write_plan_page(o.html, **pricer, explain(**pricer), *choices, {}); !s)
+      return report_errors(s.error());
   }
   if (report.error) {
     flush_output();

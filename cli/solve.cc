@@ -2,11 +2,13 @@
 #include "planner/answers/solve.h"
 
 #include <memory>
+#include <utility>
 
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "spec/catalog.h"
+#include "spec/scenario_keys.h"
 
 namespace hotbunk {
 namespace {
@@ -16,7 +18,10 @@ struct SolveArguments {
   ScenarioOptions scenario;
 };
 
-int run(const SolveArguments& o) {
+int run(SolveArguments o) {
+  // Other commands begin with the scenario: either order is meant.
+  if (find_scenario_key(o.key) == nullptr && find_scenario_key(o.scenario.path) != nullptr)
+    std::swap(o.key, o.scenario.path);
   const auto solved = solve(o.scenario.path, o.scenario.sets, o.key, catalog_root());
   if (!solved) return report_errors(solved.error());
   if (o.scenario.json) print_document(to_json(*solved));

@@ -153,6 +153,24 @@ std::set<std::string> exported_keys(const LaunchTable& table) {
   return out;
 }
 
+std::optional<Diagnostic> why_not_exported(const LaunchTable& table, const Scenario& scenario) {
+  const auto refused = [](std::string message, std::string help) {
+    return Diagnostic{.code = "E156", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)};
+  };
+  const bool only_trains = std::ranges::any_of(
+      table.scenario, [](const auto& fixed) { return fixed.first == "algorithm.name" && fixed.second == "sft"; });
+  if (only_trains && scenario.algorithm.name != AlgorithmName::sft)
+    return refused(fmt::format("{} pre-trains, and the scenario's algorithm has a rollout", table.title),
+                   "export verl, slime or nemo-rl, or set algorithm.name to sft");
+  if (scenario.model.lora.on() && !exported_keys(table).contains("train.lora.rank"))
+    return refused(
+        fmt::format("{} trains no adapters: a launch of it would train all of the model, and the scenario has "
+                    "train.lora.rank {}",
+                    table.title, scenario.model.lora.rank),
+        "export verl or nemo-rl, or set train.lora.rank to 0");
+  return std::nullopt;
+}
+
 ExportedLaunch export_launch(const LaunchTable& table, const Scenario& scenario) {
   return Exporter(table, scenario).run();
 }

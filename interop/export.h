@@ -1,5 +1,6 @@
 // A scenario → the launch arguments of another system: the tables and rules of import, backwards.
 #pragma once
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,6 +17,10 @@ struct ExportedLaunch {
   std::vector<std::string> unsaid;                             // what of the scenario the system has no key for
   std::string text;                                            // the command with its arguments, as a shell reads it
 };
+
+/// What a launch of the system cannot be, whatever its keys: E156. Megatron-LM has no rollout, slime and Megatron-LM
+/// have no adapters. nullopt: there is nothing such.
+std::optional<Diagnostic> why_not_exported(const LaunchTable&, const Scenario&);
 
 /// import_launch of it gives the same value of every key in exported_keys, but for what `unsaid` names.
 ExportedLaunch export_launch(const LaunchTable&, const Scenario&);

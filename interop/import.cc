@@ -34,7 +34,7 @@ class Importer {
 
   Result<ImportedScenario> run(const std::string& name, const std::string& folder,
                                const std::vector<std::string>& sets) {
-    in_.folder = folder;
+    in_.folder = folder, in_.launch = name;
     for (const std::string& text : sets)
       if (const auto equals = text.find('='); equals != std::string::npos)
         in_.chosen[text.substr(0, equals)] = text.substr(equals + 1);
@@ -132,7 +132,7 @@ class Importer {
   }
 
   void take(const LaunchKey& row) {
-    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty()))
+    if (row.key.ends_with('*') || (row.to.empty() && row.role.empty()) || !row.ignored.empty())
       return;  // what is left out is told with the settings
     if (!applies(row)) return;
     const auto value = effective(row, true);

@@ -28,7 +28,7 @@ struct LaunchKey {
   double factor = 1;     // ours = theirs x factor
   std::string role;      // what rules know it by (interop/rules.h); else `to`, else ignored
   WordPairs words;       // of the role's value
-  std::string ignored;   // why
+  std::string ignored;   // why; with a role, export writes it and import makes nothing of it
   std::string when_key;  // only read where this key has one of these values
   std::vector<std::string> when_values;
   int line = 0;  // of the table

@@ -35,6 +35,22 @@ std::string known_name(std::string text) {
   return longest;
 }
 
+/// "deepseek-v3" of "grpo-deepseek-v3-32n8g": the longest of the catalogue's names that stands whole in the launch's;
+/// "".
+std::string name_within(std::string launch) {
+  std::ranges::transform(launch, launch.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const auto ends = [&](std::size_t at) {
+    return at >= launch.size() || std::isalnum(static_cast<unsigned char>(launch[at])) == 0;
+  };
+  std::string longest;
+  for (const std::string& name : catalog_names("models")) {
+    const auto at = launch.find(name);
+    if (at != std::string::npos && (at == 0 || ends(at - 1)) && ends(at + name.size()) && name.size() > longest.size())
+      longest = name;
+  }
+  return longest;
+}
+
 /// With the keys of config.json that the user sets: --set model.num_hidden_layers=2.
 std::string with_chosen(const RuleInput& in, std::string yaml) {
   std::string more;
@@ -142,6 +158,12 @@ void find_launch_model(RuleInput& in) {
       return;
     }
   }
+  // A sentence in the model's place: "Follow instructions in …".
+  if (role != nullptr && role->value.find(' ') != std::string::npos)
+    if (const std::string name = name_within(in.launch); !name.empty()) {
+      take(in, name, "by the launch's name, " + role->said + " is none: --set model=NAME", role->where);
+      return;
+    }
   if (const std::string sizes = spelled_out(in); !sizes.empty()) {
     take(in, sizes, "Megatron's sizes: " + in.said("layers"), in.find("layers")->where);
     return;

@@ -22,6 +22,8 @@ void read_recompute(RuleInput&);
 void write_recompute(RuleOutput&);
 void read_offload(RuleInput&);
 void write_offload(RuleOutput&);
+void read_adapters(RuleInput&);
+void write_adapters(RuleOutput&);
 void read_cpu_optimizer(RuleInput&);
 void write_cpu_optimizer(RuleOutput&);
 void read_loss(RuleInput&);

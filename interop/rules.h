@@ -35,6 +35,7 @@ class RuleInput {
   Diagnostics problems;
   std::optional<ModelSpec> model;
   std::string folder;                         // where relative paths of a model start
+  std::string launch;                         // what the launch is called: its file's name
   std::map<std::string, std::string> chosen;  // scenario keys that the user sets: rules ask, and do not write over them
 
   const RoleValue* find(const std::string& role) const;

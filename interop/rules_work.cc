@@ -26,6 +26,9 @@ void read_lengths(RuleInput& in) {
     in.set("workload.response_tokens.distribution", "fixed", said, where);
     return;
   }
+  // A release that has one cap has a default for it; a launch that gives both lengths is of one that has none.
+  const auto given = [&](const char* role) { return in.find(role) != nullptr && in.find(role)->given; };
+  if (given("max_prompt") && given("max_response") && !given("max_total")) in.roles.erase("max_total");
   const auto total = in.number("max_total"), prompt = in.number("max_prompt"), response = in.number("max_response");
   double longest_prompt = prompt.value_or(0), longest_response = response.value_or(0);
   std::string prompt_said = in.said("max_prompt"), response_said = in.said("max_response");

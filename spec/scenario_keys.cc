@@ -289,13 +289,17 @@ std::vector<ScenarioKey> build() {
   keys.push_back(integer("steps", HB_FIELD(steps), 1, 1e9, {"iterations", "of `simulate` and `run`"}));
   keys.push_back(integer("checkpoint_every", HB_FIELD(checkpoint_every), 0, 1e9,
                          {"iterations", "between checkpoints; 0 = only at the end"}));
-  keys.push_back(
-      word("profile", HB_FIELD(profile),
-           {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "torchtitan",
-            "megatron"},
-           {"",
-            "framework whose memory rules are followed; verl and slime also set transition and sync.bucket_mib where "
-            "they are left out"}));
+  keys.push_back(word(
+      "profile", HB_FIELD(profile), {"hotbunk",         "verl-fsdp",           "verl-megatron",
+                                     "slime-fsdp",      "slime-megatron",      "nemo-megatron",
+                                     "openrlhf",        "torchtitan",          "torchtitan-compile",
+                                     "megatron",        "megatron-te",         "megatron-te-overlap",
+                                     "megatron-h100",   "megatron-bridge",     "megatron-bridge-graphs",
+                                     "megatron-a100",   "megatron-a100-flash", "megatron-sc21",
+                                     "megatron-vtrain", "deepspeed-zero3"},
+      {"",
+       "framework whose rules and constants are followed; those behind torchtitan are the ones that `validate` "
+       "predicts published rows by; verl and slime also set transition and sync.bucket_mib where they are left out"}));
   keys.push_back(
       choice("placement", HB_FIELD(placement), {"", "colocated: training and rollout share the ranks by shifts"}));
   keys.push_back(

@@ -368,7 +368,7 @@ class Validator {
                "name modules as the model's parameters do, with * for any text and ? for one character");
   }
 
-  /// E232: adapters for matrices that the model does not have, or that are not executed beside one.
+  /// E232: adapters for matrices that the model does not have, or that nobody makes one for.
   void adapters() {
     const ModelSpec& m = s_.model;
     if (!m.lora.on()) {
@@ -383,10 +383,6 @@ class Validator {
       return;
     }
     const std::string key = "train.lora.targets";
-    if (s_.train.engine == TrainEngine::fsdp1)
-      return report("E232", "train.lora", "adapters have no units of FSDP1",
-                    {"a flat parameter is trained or frozen as a whole, and a layer with adapters is both"},
-                    "set train.engine to fsdp2, ddp, zero1 or zero2");
     if (m.family == ModelFamily::gpt2 || m.mla)
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
                     {m.mla ? "multi-head latent attention has other projections than q, k, v and o"
@@ -407,13 +403,6 @@ class Validator {
                {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
-    if (s_.transition == "auto" && problems_.empty())
-      return report("E232", "transition", "adapters are planned only in what is executed",
-                    {"transition auto leaves the order to what is priced, where there are no adapters"},
-                    "set transition to hotbunk, or leave train.lora out");
-    if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
-      report("E232", "train.lora", "adapters are planned only in what is executed", {reasons.front()},
-             "change the setting named, or leave train.lora out");
     if (m.moe && (all || std::ranges::any_of(found, is_mlp)))
       report("E232", key, "experts have no adapters",
              {fmt::format(

@@ -26,6 +26,7 @@ ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const F
 
 Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
                                                              const std::filesystem::path& catalogue) {
+  if (auto why = adapters_without_price(s)) return fail(std::move(*why));
   auto hardware = hardware_for(s, catalogue);
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);

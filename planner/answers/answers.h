@@ -17,10 +17,14 @@
 
 namespace hotbunk {
 
+/// E266: a scenario with adapters that nothing executes. The closed forms are of training everything; what is lowered
+/// is read from its plan, adapters too. nullopt: there is no such mistake.
+std::optional<Diagnostic> adapters_without_price(const Scenario&);
+
 /// A scenario's models, whole: hardware, framework, training and rollout closed forms.
 class ScenarioPricer {
  public:
-  /// E209, E205 from profiles; E260, E264 as hardware_for.
+  /// E209, E205 from profiles; E260, E264 as hardware_for; E266.
   static Result<std::unique_ptr<ScenarioPricer>> make(const Scenario&, const std::filesystem::path& catalogue);
 
   const Scenario& scenario() const { return scenario_; }

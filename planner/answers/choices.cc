@@ -105,7 +105,7 @@ nlohmann::ordered_json row_json(const ChoiceRow& r) {
              {"rollout", r.price.rollout_bytes},
              {"sync", r.price.sync_bytes},
              {"wake", r.price.wake_bytes}};
-  nlohmann::ordered_json out = {{"layout", describe(r.point)},
+  nlohmann::ordered_json out = {{"layout", describe(r)},
                                 {"own", r.own},
                                 {"fits", r.price.fits},
                                 {"verdict", name_of(r.verdict)},
@@ -120,6 +120,7 @@ nlohmann::ordered_json row_json(const ChoiceRow& r) {
                                 {"host_bytes", r.price.host_bytes},
                                 {"fullest", r.moment},
                                 {"flags", r.flags}};
+  if (!r.profile.empty()) out["profile"] = r.profile;
   if (r.money > 0) out["money_per_million_samples"] = r.money;
   if (!r.price.fits) out["bytes_over"] = r.bytes_over;
   return out;
@@ -210,8 +211,9 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   return s;
 }
 
-std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) {
-  const Scenario chosen = with_point(s, p);
+std::vector<std::string> flags_of(const Scenario& s, const RlPoint& p) { return flags_between(s, with_point(s, p)); }
+
+std::vector<std::string> flags_between(const Scenario& s, const Scenario& chosen) {
   std::vector<std::string> out;
   for (const ScenarioKey& key : scenario_keys()) {
     if (!key.in_resolved) continue;
@@ -226,6 +228,7 @@ namespace {
 /// The best of the whole space by estimate that nothing executes: of what is lowered, the plan says whether it fits.
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
                                      SearchOptions options, const PlanPrices& lowered) {
+  if (s.scenario().model.lora.on()) return {};  // estimates are of training everything
   options.keep = 4;
   options.nearest = options.front = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
@@ -315,6 +318,8 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   return out;
 }
 
+std::string describe(const ChoiceRow& r) { return (r.profile.empty() ? "" : r.profile + ": ") + describe(r.point); }
+
 std::string render(const Choices& c) {
   if (c.points == 0 && c.rows.empty()) return fmt::format("No layout to rank: {}\n", c.reason);
   std::string out = fmt::format("Best layouts{} by {}: {} of {} combinations priced{}, {} fit in {}\n",
@@ -328,9 +333,12 @@ std::string render(const Choices& c) {
   if (c.options.objective == Objective::gpus)
     out += "All of them use the same GPUs, so the faster is better here; --gpus ? searches smaller clusters\n";
   // What was not tried is not said to be worse.
-  out +=
-      "Not varied, as the scenario says: train.engine, train.loss_chunk_tokens, the order of dimensions; "
-      "docs/planner.md lists the values of the rest\n";
+  if (!c.other_trainer.empty())
+    out += fmt::format("Under {}, as the scenario says, and under {}\n", c.framework, c.other_trainer);
+  out += fmt::format(
+      "Not varied, as the scenario says: {}train.loss_chunk_tokens, the order of dimensions; "
+      "docs/planner.md lists the values of the rest\n",
+      c.other_trainer.empty() ? "train.engine, " : "");
   if (!c.cuts.empty())
     out += fmt::format("Training cut by: {}; yours, and the best by estimate (--budget 0: all)\n",
                        fmt::join(c.cuts | std::views::transform([](const TrainCut& t) { return describe(t); }), ", "));
@@ -344,7 +352,7 @@ std::string render(const Choices& c) {
     rank += r.price.fits ? 1 : 0;
     out += fmt::format("  {:>5}  {:>11}  {:>12.0f}  {:>10}  {:<8} {}{}\n", r.own ? "yours" : fmt::format("{}", rank),
                        format_seconds(r.price.iteration_seconds), r.tokens_per_gpu, format_bytes(r.price.peak_bytes()),
-                       r.moment, describe(r.point),
+                       r.moment, describe(r),
                        r.verdict == Verdict::tight ? "; tight"
                        : r.price.fits              ? ""
                                       : fmt::format("; does not fit, {} too much{}", format_bytes(r.bytes_over),
@@ -358,7 +366,7 @@ std::string render(const Choices& c) {
   const bool some = std::any_of(c.rows.begin(), c.rows.end(), [](const ChoiceRow& r) { return r.price.fits; });
   for (const ChoiceRow& r : c.infeasible)
     out += fmt::format("{}, but {} too much at {}: {} in {}\n", some ? "Better" : "Nearest", format_bytes(r.bytes_over),
-                       r.moment, format_seconds(r.price.iteration_seconds), describe(r.point));
+                       r.moment, format_seconds(r.price.iteration_seconds), describe(r));
   for (const ChoiceRow& r : c.beyond)
     out += fmt::format("Better, but only priced, nothing executes it yet: {} in {}\n",
                        format_seconds(r.price.iteration_seconds), describe(r.point));

@@ -15,6 +15,8 @@ Scenario with_point(Scenario, const RlPoint&);
 /// "train.layout.dp=4", …: what --set needs to turn the scenario into `with_point`; empty for its own point. From the
 /// table of keys, so that the loader takes what is printed.
 std::vector<std::string> flags_of(const Scenario&, const RlPoint&);
+/// "a.b.c=value" of every key in which the second differs.
+std::vector<std::string> flags_between(const Scenario&, const Scenario&);
 
 struct ChoiceOptions {
   Objective objective = Objective::seconds;
@@ -26,6 +28,7 @@ struct ChoiceOptions {
 };
 
 struct ChoiceRow {
+  std::string profile;  // of the system's other trainer; empty: the scenario's own
   RlPoint point;
   RlPrice price;
   bool own = false;                 // the scenario's layout
@@ -50,10 +53,18 @@ struct Choices {
   std::string reason;             // why no row fits
   bool lowered = false;           // the rows execute here, and their bytes are their plans', mapped
   std::vector<TrainCut> cuts;     // then: of training, that were searched; empty: all
+  std::string other_trainer;      // whose layouts are ranked with the scenario's, a profile; empty: nobody's
   std::vector<ChoiceRow> beyond;  // then: the best of all that is priced, if better than the rows; it does not execute
 };
 /// E262 when money is asked for and no price is known.
 Result<Choices> choose(const ScenarioPricer&, const ChoiceOptions&);
+/// The same with the layouts of the system's other trainer, FSDP beside Megatron (verl, slime), in one ranking. A
+/// lowered scenario has none: what executes has one trainer.
+Result<Choices> choose_trainer(const ScenarioPricer&, const ChoiceOptions&);
+/// The scenario under the other profile of its system, every rank a data rank; nullopt: there is none, or it is not
+/// legal.
+std::optional<Scenario> with_other_trainer(const Scenario&);
+std::string describe(const ChoiceRow&);
 std::string render(const Choices&);
 std::string to_json(const Choices&);
 

@@ -74,7 +74,7 @@ std::vector<std::string> best_lines(const Choices& c, const ChoiceRow* own, bool
   std::string flags;
   for (const std::string& f : best->flags) flags += fmt::format(" --set '{}'", f);
   return {cut_off(fmt::format("Best by {}: {}{}, {}", name_of(c.options.objective),
-                              format_seconds(best->price.iteration_seconds), gain, describe(best->point))),
+                              format_seconds(best->price.iteration_seconds), gain, describe(*best))),
           paint("  take it:", "1", colour) + flags};
 }
 

@@ -51,7 +51,7 @@ class Solver {
     return key_.type == KeyType::integer ? std::floor(bounded) : bounded;
   }
   std::string text(double v) const {
-    return key_.type == KeyType::integer ? fmt::format("{:.0f}", v) : fmt::format("{:.4g}", v);
+    return key_.type == KeyType::integer || v >= 1000 ? fmt::format("{:.0f}", v) : fmt::format("{:.4g}", v);
   }
 
   Status try_at(double v, bool& fits) {

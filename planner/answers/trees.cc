@@ -273,10 +273,17 @@ CostNode host_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   const RlModel& rl = s.rl();
   const RlModel::Parts of = rl.parts(p);
   const FrameworkProfile& frame = s.train().framework();
-  if (rl.loading_bytes() >= price.host_bytes) {
-    out.children = {bytes_of("whole models", rl.loading_bytes() - frame.host_process_bytes.value,
+  const double pinned = p.placement == PlacementMode::colocated ? of.rollout.pinned_bytes : 0.0;
+  const char* const rounded = "the allocator of pinned memory takes the next power of two for each tensor";
+  if (const double loading = rl.loading_bytes(p, of.rollout); loading >= price.host_bytes) {
+    const bool engine = frame.engine_first && rl.setting().keeps_weights && p.placement == PlacementMode::colocated;
+    const double slept = engine ? of.rollout.weight_bytes : 0.0;
+    out.children = {bytes_of("whole models", loading - frame.host_process_bytes.value - slept - (engine ? pinned : 0.0),
                              "while a rank loads, before it keeps its part"),
+                    bytes_of("the engine's weights", slept, "it started first, and sleeps"),
+                    bytes_of("pinned beyond them", engine ? pinned : 0.0, rounded),
                     bytes_of("processes", frame.host_process_bytes.value, frame.host_process_bytes.source)};
+    std::erase_if(out.children, [](const CostNode& part) { return part.bytes < 1.0; });
     return out;
   }
   double asleep = 0.0;
@@ -286,6 +293,7 @@ CostNode host_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
       of.train.host_bytes - of.train.swapped_reference - of.train.host_copies - frame.host_process_bytes.value;
   for (CostNode& part : std::vector<CostNode>{
            bytes_of("asleep", asleep, "what waits while the other side has the device"),
+           bytes_of("pinned beyond it", pinned, rounded),
            bytes_of("gradients asleep", p.sleeps() ? of.train.slept_gradients : 0.0, "buffers sleep with the rest"),
            bytes_of("optimizer on the CPUs", optimizer, "gradients, master copy and moments"),
            bytes_of("reference model", of.train.swapped_reference),

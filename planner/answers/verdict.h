@@ -13,10 +13,10 @@ struct RlPrice;
 
 /// no:    what tensors take, beside context and communicators, is more than the device or the host has.
 /// tight: it is not, but what PyTorch reserves of the device at training's peak (or what another moment takes), raised
-///        by the stated error of predicted memory, is; or what the device holds in the rollout, beside a trainer that sleeps, with the most
-///        that PyTorch was seen to keep reserved of it (framework's asleep_reserved_bytes). The caching allocator gives
-///        blocks back and tries again, so such a launch may run. On the host: with what its node holds beside its ranks
-///        and the error it is more than the share at which Ray kills.
+///        by the stated error of predicted memory, is; or what the device holds in the rollout, beside a trainer that
+///        sleeps, with the most that PyTorch was seen to keep reserved of it (framework's asleep_reserved_bytes). The
+///        caching allocator gives blocks back and tries again, so such a launch may run. On the host: with what its
+///        node holds beside its ranks and the error it is more than the share at which Ray kills.
 /// fits:  that, too, is there.
 enum class Verdict : std::uint8_t { fits, tight, no };
 std::string_view name_of(Verdict);

@@ -1,6 +1,7 @@
 #include "planner/cost/hardware.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -188,16 +189,22 @@ Result<Hardware> hardware_for(const ClusterSpec& c, const std::filesystem::path&
   std::error_code ignored;
   if (!c.calibration.empty()) {
     const std::filesystem::path named = profiles / (c.calibration + ".yaml");
-    const std::filesystem::path file =
-        std::filesystem::exists(named, ignored) ? named : std::filesystem::path(c.calibration);
+    const bool of_catalogue = std::filesystem::exists(named, ignored);
+    const std::filesystem::path file = of_catalogue ? named : std::filesystem::path(c.calibration);
     auto h = read_hardware(file, c);
     if (h && h->source.starts_with("the driver's double") && !file.string().ends_with(".double.yaml"))
       return fail(Diagnostic{
-          .code = "E266",
+          .code = "E267",
           .message = "the profile was taken on the driver's double, whose times are an interpreter's",
           .where = {file.string()},
           .notes = {"source: " + h->source},
           .help = "calibrate on a GPU (--backend cuda); to try the logic all the same, name the file *.double.yaml"});
+    // A file of the user's own is of the machine that it was made on; the catalogue's say of which GPUs they are.
+    if (h && of_catalogue && h->name != c.gpu.name && std::ranges::find(h->gpus, c.gpu.name) == h->gpus.end()) {
+      h->calibrated = false;
+      h->source = fmt::format("{} on its own rates with what was fitted on {}, uncalibrated ({})", c.gpu.name,
+                              h->gpus.empty() ? h->name : fmt::format("{}", fmt::join(h->gpus, ", ")), h->source);
+    }
     return h;
   }
   const std::filesystem::path own = profiles / (c.gpu.name + ".yaml");

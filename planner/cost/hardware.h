@@ -58,6 +58,7 @@ struct Hardware {
   std::string name;
   std::string source;                  // "datasheet + stated efficiencies", "calibrated on …"
   bool calibrated = false;             // efficiencies were fitted or measured on this very chip
+  std::vector<std::string> gpus;       // that a profile is of, where its name is none
   std::vector<std::string> siblings;   // other GPUs of the architecture, which these efficiencies stand in for
   std::map<std::string, double> peak;  // FLOP/s by precision name, datasheet
   double memory_bandwidth = 0.0;       // bytes/s, datasheet

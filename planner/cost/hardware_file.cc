@@ -170,13 +170,14 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
     h.shared_transport = entry.value.text == "true";
   } else if (key == "measured_ranks_per_device" && number_of(entry.value, number) && number >= 1 && number <= 4096) {
     h.measured_ranks_per_device = static_cast<std::int64_t>(number);
-  } else if (key == "siblings" && entry.value.kind == YamlNode::Kind::sequence) {
-    for (const YamlNode& node : entry.value.items) h.siblings.push_back(node.text);
+  } else if ((key == "siblings" || key == "gpus") && entry.value.kind == YamlNode::Kind::sequence) {
+    for (const YamlNode& node : entry.value.items) (key == "gpus" ? h.gpus : h.siblings).push_back(node.text);
   } else if (key == "measurements" && entry.value.kind == YamlNode::Kind::sequence) {
     for (const YamlNode& node : entry.value.items) read_measurement(node, h, errors);
   } else {
     std::vector<std::string> names = {
-        "schema", "name", "source", "siblings", "shared_transport", "measured_ranks_per_device", "measurements"};
+        "schema",      "name", "source", "gpus", "siblings", "shared_transport", "measured_ranks_per_device",
+        "measurements"};
     for (const Field& field : fields_of(h)) names.emplace_back(field.key);
     const std::string near = nearest_name(key, names);
     errors.push_back(profile_mistake(entry.value,

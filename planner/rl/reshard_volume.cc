@@ -107,6 +107,15 @@ ReshardCounter::ReshardCounter(const ModelSpec& model) : model_(model) {
   }
 }
 
+std::vector<std::pair<std::int64_t, std::int64_t>> ReshardCounter::layer_units() const {
+  const auto elements = [&](const std::vector<ParamSpec>& list) {
+    std::int64_t sum = 0;
+    for (const ParamSpec& p : list) sum += p.numel() * (p.expert < 0 ? 1 : model_.moe->experts);
+    return sum;
+  };
+  return {{elements(outer_), 1}, {elements(dense_), dense_layers_}, {elements(moe_), model_.layers - dense_layers_}};
+}
+
 /// One layout, seen by rank: where it is, and the slices of every place in the axes that cut.
 struct ReshardCounter::Side {
   Side(const ReshardCounter& of, const Layout& layout) : counter(of), layout_of(layout) {}

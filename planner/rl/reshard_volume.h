@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "layout/layout.h"
@@ -30,6 +31,8 @@ class ReshardCounter {
   explicit ReshardCounter(const ModelSpec&);
   /// Both layouts of as many ranks; their axes divide the model.
   std::vector<std::int64_t> received(const Layout& have, const Layout& need) const;
+  /// Elements of each unit that FSDP cuts, a layer or all that is outside of layers, and how many there are.
+  std::vector<std::pair<std::int64_t, std::int64_t>> layer_units() const;
 
  private:
   struct Side;

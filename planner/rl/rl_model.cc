@@ -208,18 +208,24 @@ void RlModel::colocate(const RlPoint& p, const ShiftShape& shape, const TrainSid
                       overhead + engine_overhead(p.rollout) + held.graphs;
   out.sync_bytes = shift.sync_bytes + overhead;
   out.wake_bytes = shift.wake_bytes + overhead;
-  out.host_bytes = host_bytes(p, train, shift);
+  out.host_bytes = host_bytes(p, train, rollout, shift);
 }
 
-double RlModel::loading_bytes() const {
+double RlModel::loading_bytes(const RlPoint& p, const RolloutPrice& rollout) const {
   const FrameworkProfile& frame = train_.framework();
-  return frame.host_process_bytes.value + frame.load_copies.value * counts_.parameters * train_.setting().element_bytes;
+  const bool sleeps =
+      frame.engine_first && setting_.keeps_weights && p.placement == PlacementMode::colocated && p.samples();
+  return frame.host_process_bytes.value +
+         frame.load_copies.value * counts_.parameters * train_.setting().element_bytes +
+         (sleeps ? rollout.weight_bytes + rollout.pinned_bytes : 0.0);
 }
 
 /// What sleeps keeps its place on the host, so that the fullest moment has all of it; models are loaded before anything
 /// sleeps.
-double RlModel::host_bytes(const RlPoint& p, const TrainSide& train, const ShiftPrice& shift) const {
-  return std::max(train.host_bytes + shift.asleep + (p.sleeps() ? train.slept_gradients : 0.0), loading_bytes());
+double RlModel::host_bytes(const RlPoint& p, const TrainSide& train, const RolloutPrice& rollout,
+                           const ShiftPrice& shift) const {
+  return std::max(train.host_bytes + shift.asleep + rollout.pinned_bytes + (p.sleeps() ? train.slept_gradients : 0.0),
+                  loading_bytes(p, rollout));
 }
 
 /// Two sets of GPUs: nothing sleeps, buckets cross the network, and both sides may run at the same time when sampling
@@ -230,7 +236,7 @@ void RlModel::disaggregate(const RlPoint& p, const TrainSide& train, const Rollo
   out.train_bytes = train.fullest_bytes();
   out.rollout_bytes = rollout_side;
   out.sync_bytes = std::max(train.persistent(), rollout_side) + staging;
-  out.host_bytes = std::max(train.host_bytes, loading_bytes());
+  out.host_bytes = std::max(train.host_bytes, loading_bytes(p, rollout));
   if (!setting_.overlaps) return;
   double training = 0.0;
   for (RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train})

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "planner/rl/engine_parts.h"
 #include "planner/rl/engine_schedule.h"
@@ -61,6 +64,7 @@ struct RolloutPrice {
   double start_lacking_bytes = 0;  // of these, what the engine's start asks for beyond what is free
   double kv_bytes_per_token = 0;   // per rank, of a token that the engine holds
   double slim_bytes = 0;           // all three of a rank of a stage with the fewest layers
+  double pinned_bytes = 0;         // of host memory that its slept weights take beyond their own bytes
   double slots = 0;                // sequences decoded together by one engine
   double steps = 0;
   RolloutPayload sent;
@@ -255,10 +259,11 @@ class RlModel {
     SyncPrice sync;
   };
   Parts parts(const RlPoint&) const;
-  /// Host bytes of one rank while models are loaded: whole ones, before each rank keeps its part.
-  double loading_bytes() const;
+  /// Host bytes of one rank while models are loaded: whole ones, before each rank keeps its part; beside them an engine
+  /// that started first, and sleeps.
+  double loading_bytes(const RlPoint&, const RolloutPrice&) const;
   /// Host bytes of one rank in an iteration.
-  double host_bytes(const RlPoint&, const TrainSide&, const ShiftPrice&) const;
+  double host_bytes(const RlPoint&, const TrainSide&, const RolloutPrice&, const ShiftPrice&) const;
   /// Device bytes of the sync's buckets on one rank.
   double staging_bytes(const RlPoint&, const SyncPrice&) const;
   /// What the point's shifts move; colocated.
@@ -305,7 +310,8 @@ class RlModel {
   SyncJob sync_job(const RlPoint& p) const {
     return sync_job(sync_source(p.train), p.rollout, p.placement, p.bucket_bytes);
   }
-  SyncPrice sync_price(const RlPoint& p) const { return price_sync(p.sync, sync_job(p), train_.cost()); }
+  /// With what the worst rank receives counted as layout/'s map has it, however many ranks there are.
+  SyncPrice sync_price(const RlPoint& p) const;
 
   const RlSetting& setting() const { return setting_; }
   const TrainModel& train() const { return train_; }
@@ -364,9 +370,18 @@ class RlModel {
   std::optional<TrainModel> scorer_;  // where passes that only score have micro-batches of their own
   ModelCounts counts_;
   double product_peak_ = 0, wide_peak_ = 0;
+  /// What is known of pinned_beyond, by tensor parallelism and whether experts are whole; shared by copies of the
+  /// model.
+  struct PinnedCache {
+    std::mutex mutex;
+    std::map<std::pair<std::int64_t, bool>, double> known;
+  };
+  std::shared_ptr<PinnedCache> pinned_ = std::make_shared<PinnedCache>();
   struct ReshardCache;
   static std::shared_ptr<ReshardCache> new_reshard_cache(const ModelSpec&);
-  std::optional<double> counted_bytes(const SyncSource&, const RolloutPoint&) const;
+  std::optional<double> counted_bytes(const SyncSource&, const RolloutPoint&, std::int64_t most_ranks) const;
+  std::optional<double> gathered_bytes(const TrainPoint&) const;
+  double pinned_beyond(const RolloutPoint&) const;
   bool counts_shards_ = false;
   std::shared_ptr<ReshardCache> reshard_;  // what was counted, shared by copies of the model
 };

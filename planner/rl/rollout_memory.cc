@@ -2,8 +2,10 @@
 // pipeline stages every rank sizes a pool for its own layers and the smallest decides how many tokens the engine holds
 // (vLLM: the least number of blocks of all workers; SGLang: the least over the ranks).
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
+#include "layout/rollout_weights.h"
 #include "planner/rl/engine_step.h"
 #include "planner/rl/kv_pool.h"
 
@@ -108,8 +110,36 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
     last = b;
   });
   out.weight_bytes = weights;
+  if (setting_.keeps_weights) out.pinned_bytes = pinned_beyond(r);
   out.pool_bytes = r.pp > 1 ? held - weights : tokens * last.token;
   out.activation_bytes = r.pp > 1 ? working - held : last.activations;
+}
+
+/// vLLM keeps a slept tensor in pinned memory, for which PyTorch takes the next power of two
+/// (ATen/core/CachingHostAllocator.h: PowerOf2Ceil; vllm/device_allocator/cumem.py: a pinned copy of each mapping).
+/// What the device's allocator gives a mapping of its own, from 10 MiB on, in steps of 2 MiB.
+double RlModel::pinned_beyond(const RolloutPoint& r) const {
+  const bool whole_experts = r.ep > 1;
+  const ModelSpec& m = train_.model();
+  if (setting_.engine != RolloutEngine::vllm || setting_.weights.narrow || r.attention_dp > 1 || r.cp > 1 ||
+      (whole_experts && r.ep != r.tp) || !why_not_rollout_tp(m, r.tp, whole_experts).empty())
+    return 0.0;
+  const auto key = std::pair(r.tp, whole_experts);
+  {
+    const std::lock_guard lock(pinned_->mutex);
+    if (const auto at = pinned_->known.find(key); at != pinned_->known.end())
+      return at->second / static_cast<double>(r.pp);
+  }
+  constexpr std::uint64_t own_mapping = 10 << 20, step = 2 << 20;
+  double beyond = 0.0;
+  for (const LocalWeight& w : rollout_weights(m, EngineCut{.tp = r.tp, .experts = whole_experts ? r.tp : 1}, 0)) {
+    const auto bytes = static_cast<std::uint64_t>(static_cast<double>(w.elements()) * setting_.rollout_element_bytes);
+    if (bytes < own_mapping) continue;
+    beyond += static_cast<double>(std::bit_ceil((bytes + step - 1) / step * step) - bytes);
+  }
+  const std::lock_guard lock(pinned_->mutex);
+  pinned_->known.emplace(key, beyond);
+  return beyond / static_cast<double>(r.pp);
 }
 
 double RlModel::apart_bytes(const RolloutPoint& r, const RolloutPrice& p) const {

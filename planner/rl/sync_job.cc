@@ -1,6 +1,7 @@
 // What a weight update has to move from a training layout to a rollout's.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,8 +57,9 @@ std::shared_ptr<RlModel::ReshardCache> RlModel::new_reshard_cache(const ModelSpe
   return std::make_shared<ReshardCache>(model);
 }
 
-std::optional<double> RlModel::counted_bytes(const SyncSource& from, const RolloutPoint& to) const {
-  if (!from.layout || from.ranks != to.ranks() || from.ranks > most_counted || !divides(to)) return std::nullopt;
+std::optional<double> RlModel::counted_bytes(const SyncSource& from, const RolloutPoint& to,
+                                             std::int64_t most_ranks) const {
+  if (!from.layout || from.ranks != to.ranks() || from.ranks > most_ranks || !divides(to)) return std::nullopt;
   RolloutPoint shape = to;
   shape.memory_fraction = 0;  // a pool of any size
   {
@@ -78,7 +80,7 @@ std::optional<double> RlModel::counted_bytes(const SyncSource& from, const Rollo
 }
 
 double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const {
-  if (const auto exact = counted_bytes(p, r)) return *exact;
+  if (const auto exact = counted_bytes(p, r, most_counted)) return *exact;
   // A rank needs 1 / tp of its stage's weights and holds 1 / shard of them; how much of that lies in its own slice
   // depends on the order: with contiguous engines the shards run across the slices, with strided ones along them.
   // Training stages lie elsewhere than the engines': some rank then holds nothing of the layers that it needs.
@@ -89,6 +91,45 @@ double RlModel::reshard_bytes(const SyncSource& p, const RolloutPoint& r) const 
   const double overlap = r.strided && r.pp == 1 ? 1.0 : 1.0 / static_cast<double>(r.tp);
   const double here = r.pp == 1 ? 1.0 : p.stages ? 0.0 : stage.layers / static_cast<double>(train_.model().layers);
   return std::max(0.0, need - held * overlap * here);
+}
+
+namespace {
+
+/// What the last of `shards` ranks has of units that are cut as a whole, each into equal parts but for the last.
+double last_shard(const ReshardCounter& counter, std::int64_t shards) {
+  double out = 0.0;
+  for (const auto& [elements, count] : counter.layer_units()) {
+    const std::int64_t part = (elements + shards - 1) / shards;
+    out += static_cast<double>(count) * static_cast<double>(std::max<std::int64_t>(0, elements - (shards - 1) * part));
+  }
+  return out;
+}
+
+}  // namespace
+
+/// Whole tensors on every rank, of which each has its own part: what the rank with least receives. nullopt: who holds
+/// what is not counted.
+std::optional<double> RlModel::gathered_bytes(const TrainPoint& p) const {
+  const SyncSource from(p, true);
+  if (train_.setting().flat_parameters && p.sharding == Sharding::fsdp && p.shard_ranks() > 1) {
+    if (p.tp * p.pp * p.ep > 1) return std::nullopt;
+    return (counts_.parameters - last_shard(reshard_->counter, p.shard_ranks())) * setting_.rollout_element_bytes;
+  }
+  RolloutPoint everything;
+  everything.engines = from.ranks;
+  return counted_bytes(from, everything, std::numeric_limits<std::int64_t>::max());
+}
+
+SyncPrice RlModel::sync_price(const RlPoint& p) const {
+  SyncPrice out = price_sync(p.sync, sync_job(p), train_.cost());
+  if (p.placement != PlacementMode::colocated || setting_.own_engine) return out;
+  if (p.sync == SyncMechanism::shard_to_shard) {
+    const auto exact = counted_bytes(SyncSource(p.train, true), p.rollout, std::numeric_limits<std::int64_t>::max());
+    if (exact && p.train.ranks() > most_counted) out.bytes_received = *exact;
+  } else if (const auto exact = gathered_bytes(p.train)) {
+    out.bytes_received = *exact;
+  }
+  return out;
 }
 
 /// The stage with most weights, the first of equals.

@@ -115,7 +115,8 @@ TableResult validate_rl_phases(const CsvTable& csv, ValidationContext& context) 
     CellReader cells(csv.row(i));
     const std::string label = fmt::format("{} {} {} {}", cells.text("source"), cells.text("quantity"),
                                           cells.text("model"), cells.text("setting"));
-    if (cells.text("quantity") == "GRPO iteration") cells.refuse("the source gives no prompt and response lengths");
+    if (cells.text("quantity") == "GRPO iteration")
+      cells.refuse("rl_iterations has the iterations of this source, with their lengths");
     if (cells.text("quantity") != "memory per communicator" || cells.text("setting") == "2 ranks")
       cells.refuse("an implementation's own overhead, no layout to predict it from");
     put(out, label, cells, "value", frame->communicator_bytes.value / 1e6);

@@ -49,7 +49,7 @@ TEST_CASE("a profile of the double has all kinds of ops, says what it is, and is
     return hotbunk(fmt::format("simulate {} --set steps=1 --set cluster.calibration={}", demo, with));
   };
   CHECK(simulated(profile) == 2);
-  CHECK_THAT(said("err"), Catch::Contains("E266"));
+  CHECK_THAT(said("err"), Catch::Contains("E267"));
   fs::rename(profile, accepted);
   const int accepted_code = simulated(accepted);
   INFO(said("err"));

@@ -71,6 +71,13 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
   if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};
   if (key.path == "train.precision.master" || key.path == "train.precision.moments")
     return {{"train.precision.master=bf16", "train.precision.moments=bf16"}};
+  const std::string rank = "train.lora.rank=16", attention = "train.lora.targets=[q_proj, k_proj, v_proj, o_proj]";
+  if (key.path == "train.lora.rank") return {{rank}, {rank, attention}};
+  if (key.path == "train.lora.alpha") return {{"train.lora.alpha=48", rank}, {"train.lora.alpha=48", rank, attention}};
+  if (key.path == "train.lora.targets")
+    return {{"train.lora.targets=[q_proj, v_proj]", rank}, {"train.lora.targets=[o_proj]", rank}, {attention, rank}};
+  if (key.path == "train.lora.adapter")
+    return {{"train.lora.adapter=/adapters/first", rank}, {"train.lora.adapter=/adapters/first", rank, attention}};
   if (key.path == "rollout.layout.ep") return {{"rollout.layout.ep=2"}};
   if (key.path == "train.engine" || key.path == "profile" || key.path == "algorithm.name") return {};
   if (key.path == "rollout.layout.attention_dp") return {{"rollout.layout.attention_dp=2"}};
@@ -123,7 +130,7 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
       {"nemo-rl qwen3-30b-a3b",
        {"train.offload", "train.precision.grads", "train.pipeline_schedule", "train.logprob_micro_batch_sequences",
-        "rollout.engine", "rollout.dtype"}},
+        "rollout.engine", "rollout.dtype", "train.lora.targets"}},
       {"megatron llama-3.1-8b",
        {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
   for (const Base& base : bases()) {
@@ -153,6 +160,44 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
     }
     INFO(name << fmt::format("\nkept: {}", fmt::join(kept, ", ")));
     CHECK(kept.size() >= (base.system == "megatron" ? 15U : 24U));  // keys that took another value and kept it
+  }
+}
+
+TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatron-LM refuse") {
+  const auto launch = [](std::size_t base, const std::vector<std::string>& sets) {
+    const auto s = load_scenario_text(bases()[base].text, "base.yaml", sets);
+    if (!s) FAIL(render(s.error()));
+    return export_launch(table_of(bases()[base].system), *s).text;
+  };
+  const std::vector<std::string> attention = {
+      "train.lora={rank: 16, alpha: 48, targets: [q_proj, k_proj, v_proj, o_proj]}"};
+  // PEFT under FSDP, Megatron-Bridge under Megatron: verl has keys for each, and reads the others' not.
+  CHECK_THAT(launch(0, attention),
+             Catch::Contains("model.lora_rank=16") && Catch::Contains("model.lora_alpha=48") &&
+                 Catch::Contains("'actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj]'") &&
+                 Catch::Contains("model.lora.merge=true") && Catch::Contains("load_format=safetensors") &&
+                 !Catch::Contains("model.lora.rank"));
+  CHECK_THAT(launch(0, {"train.lora.rank=8"}), Catch::Contains("model.target_modules=all-linear"));
+  CHECK_THAT(launch(1, attention), Catch::Contains("model.lora.rank=16") && Catch::Contains("type=canonical_lora") &&
+                                       Catch::Contains("[linear_q,linear_k,linear_v,linear_proj]") &&
+                                       !Catch::Contains("lora_rank"));
+  CHECK_THAT(launch(3, attention), Catch::Contains("megatron_cfg.peft.enabled=true") &&
+                                       Catch::Contains("peft.dim=16") && Catch::Contains("[linear_qkv,linear_proj]"));
+  // Its module of q, k and v has them all.
+  CHECK_THAT(launch(3, {"train.lora={rank: 16, targets: [q_proj]}"}),
+             Catch::Contains("# NeMo-RL has no key for train.lora.targets: q_proj; this says q_proj-k_proj-v_proj"));
+  for (const std::size_t base : {0U, 1U, 3U})
+    CHECK_THAT(launch(base, {}), !Catch::Contains("lora") && !Catch::Contains("peft"));
+  for (const auto& [base, name] : {std::pair{2U, "slime"}, {4U, "Megatron-LM"}}) {
+    const LaunchTable table = table_of(bases()[base].system);
+    const auto plain = load_scenario_text(bases()[base].text, "base.yaml"),
+               adapted = load_scenario_text(bases()[base].text, "base.yaml", attention);
+    REQUIRE((plain && adapted));
+    CHECK_FALSE(why_not_exported(table, *plain).has_value());
+    const auto why = why_not_exported(table, *adapted);
+    REQUIRE(why.has_value());
+    CHECK(why->code == "E156");
+    CHECK_THAT(why->message, Catch::StartsWith(std::string(name) + " trains no adapters"));
   }
 }
 

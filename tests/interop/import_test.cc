@@ -268,6 +268,50 @@ TEST_CASE("Megatron and torchtitan: every sample is a sequence of the same lengt
   CHECK(d.train.recompute == Recompute::selective);
 }
 
+TEST_CASE("adapters are read by each system's names, and what is not switched on is not there") {
+  const std::string verl =
+      "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct "
+      "data.train_batch_size=256 actor_rollout_ref.actor.use_dynamic_bsz=True ";
+  const auto lora = [](const std::string& system, const std::string& words) {
+    return import_of(system, {.file = {}, .words = words_of(words), .variables = {}}).scenario.model.lora;
+  };
+  CHECK_FALSE(lora("verl", verl).on());
+  const LoraSpec peft = lora(
+      "verl", verl + "actor_rollout_ref.model.lora_rank=64 'actor_rollout_ref.model.target_modules=[v_proj, q_proj]'");
+  CHECK((peft.rank == 64 && peft.alpha == 16.0 && peft.targets == "q_proj-v_proj"));  // 16: the release's default
+  // FSDP's keys are nothing to Megatron, and Megatron's nothing to FSDP.
+  const std::string megatron = verl + "model_engine=megatron ";
+  CHECK_FALSE(lora("verl", megatron + "actor_rollout_ref.model.lora_rank=64").on());
+  CHECK_FALSE(lora("verl", verl + "actor_rollout_ref.model.lora.rank=64").on());
+  const LoraSpec fused = lora("verl", megatron +
+                                          "actor_rollout_ref.model.lora.rank=32 "
+                                          "'actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_fc2]'");
+  CHECK((fused.rank == 32 && fused.alpha == 32.0 && fused.targets == "q_proj-k_proj-v_proj-down_proj"));
+  CHECK(lora("verl", megatron + "actor_rollout_ref.model.lora.rank=32").targets == "all-linear");
+  const std::string nemo = "run_grpo.py policy.model_name=Qwen/Qwen3-8B policy.max_total_sequence_length=2048 ";
+  CHECK_FALSE(lora("nemo-rl", nemo + "policy.dtensor_cfg.lora_cfg.dim=64").on());
+  const LoraSpec dtensor =
+      lora("nemo-rl", nemo + "policy.dtensor_cfg.lora_cfg.enabled=true policy.dtensor_cfg.lora_cfg.dim=64");
+  CHECK((dtensor.rank == 64 && dtensor.alpha == 32.0 && dtensor.targets == "all-linear"));
+  const std::string bridge = nemo + "policy.megatron_cfg.enabled=true policy.megatron_cfg.peft.enabled=true ";
+  CHECK(lora("nemo-rl", bridge).rank == 8);
+  CHECK(lora("nemo-rl", bridge + "'policy.megatron_cfg.peft.target_modules=[linear_proj]'").targets == "o_proj");
+  const LoraSpec openrlhf =
+      lora("openrlhf",
+           "train_ppo_ray.py --pretrain Qwen/Qwen3-8B --actor_num_gpus_per_node 8 --colocate_all_models "
+           "--vllm_num_engines 4 --vllm_tensor_parallel_size 2 --lora_rank 16 --target_modules q_proj v_proj");
+  CHECK((openrlhf.rank == 16 && openrlhf.targets == "q_proj-v_proj"));
+  // What a matrix is called nowhere stands at the launch's line.
+  const auto wrong =
+      imported("verl", {.file = launch_file("lora.sh", verl + "\\\n  actor_rollout_ref.model.lora_rank=4 \\\n  "
+                                                              "actor_rollout_ref.model.target_modules=[qkv]\n"),
+                        .words = {},
+                        .variables = {}});
+  REQUIRE_FALSE(wrong);
+  CHECK(wrong.error()[0].code == "E232");
+  CHECK(wrong.error()[0].where.line == 3);
+}
+
 TEST_CASE("sizes that have no role are not left out of a model in silence") {
   const std::string sizes =
       "python3 train.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu --vocab-size 32000 "
@@ -324,6 +368,32 @@ TEST_CASE("variables that nothing sets are named, and the default stands; the en
   CHECK(
       import_of("verl", {.file = file, .words = {}, .variables = {{"MEM", "0.75"}}}).scenario.rollout.memory_fraction ==
       0.75);
+}
+
+TEST_CASE("a sentence in the model's place is none: the launch's name says it, where it says one") {
+  const std::string recipe =
+      "policy:\n  model_name: Follow the instructions of the guide\n  max_total_sequence_length: 2048\n";
+  const auto read = [&](const std::string& file) {
+    return imported("nemo-rl", {.file = launch_file(file, recipe), .words = {}, .variables = {}});
+  };
+  const auto named = read("grpo-llama-3.1-8b-32n8g.yaml");
+  if (!named) FAIL(render(named.error()));
+  CHECK(named->scenario.model.name == "llama-3.1-8b");
+  CHECK_THAT(named->text, Catch::Contains("by the launch's name"));
+  const auto nameless = read("grpo-llama-3.1-8bit.yaml");  // no whole name
+  REQUIRE_FALSE(nameless);
+  CHECK(nameless.error()[0].code == "E153");
+}
+
+TEST_CASE("OpenRLHF: the cap of a release is nothing to a launch that gives both lengths") {
+  const std::string launch =
+      "train_ppo_ray.py --pretrain Qwen/Qwen2.5-7B --actor_num_gpus_per_node 8 --colocate_all_models "
+      "--vllm_num_engines 8 --prompt_max_len 3000 --generate_max_len 4096 ";
+  const Scenario both = import_of("openrlhf", words(launch)).scenario,
+                 capped = import_of("openrlhf", words(launch + "--max_len 4096")).scenario;
+  CHECK((both.workload.prompt_tokens.max == 3000 && both.workload.response_tokens.max == 4096));
+  CHECK(both.workload.longest() == 7096);
+  CHECK(capped.workload.longest() == 4096);
 }
 
 TEST_CASE("a model that nobody knows is asked for, and --set says it") {

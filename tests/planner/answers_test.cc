@@ -227,6 +227,12 @@ TEST_CASE("calibrated is said where the rates are") {
   }
   CHECK(at({}).calibrated);
   CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb"}).calibrated);
+  // What was fitted on other chips calibrates none.
+  const Explanation other = at({"cluster.calibration=blackwell-te"});
+  CHECK_FALSE(other.calibrated);
+  CHECK_THAT(other.hardware, Catch::Contains("h100-sxm-80gb on its own rates with what was fitted on b200-sxm-180gb"));
+  CHECK(at({"cluster.gpu=b200-sxm-180gb", "cluster.calibration=blackwell-te"}).calibrated);
+  CHECK(at({"cluster.calibration=h100-sxm-80gb"}).calibrated);
 }
 
 TEST_CASE("sensitivity is of the layout shown") {
@@ -431,10 +437,26 @@ TEST_CASE("the worked configurations of BACKGROUND I are priced and come out san
 }
 
 TEST_CASE("profiles of frameworks: all load, mistakes are found") {
-  for (const char* name : {"hotbunk", "megatron-sc21", "megatron-a100", "megatron-a100-flash", "megatron-vtrain",
-                           "megatron-h100", "megatron-te", "megatron-te-overlap", "megatron-bridge",
-                           "megatron-bridge-graphs", "deepspeed-zero3", "torchtitan", "torchtitan-compile", "megatron",
-                           "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron"})
+  for (const char* name : {"hotbunk",
+                           "megatron-sc21",
+                           "megatron-a100",
+                           "megatron-a100-flash",
+                           "megatron-vtrain",
+                           "megatron-h100",
+                           "megatron-te",
+                           "megatron-te-overlap",
+                           "megatron-bridge",
+                           "megatron-bridge-graphs",
+                           "deepspeed-zero3",
+                           "torchtitan",
+                           "torchtitan-compile",
+                           "megatron",
+                           "verl-fsdp",
+                           "verl-megatron",
+                           "slime-fsdp",
+                           "slime-megatron",
+                           "nemo-megatron",
+                           "openrlhf"})
     CHECK(framework_named(name, catalog_root()).has_value());
   const auto missing = framework_named("megatronn", catalog_root());
   REQUIRE_FALSE(missing.has_value());

@@ -98,6 +98,50 @@ TEST_CASE("the flags of every row are taken by the loader and price to the row's
   CHECK(once > 0);
 }
 
+TEST_CASE("FSDP and Megatron in one ranking: rows of both trainers, each selected by its flags") {
+  for (const auto& [profile, engine] :
+       {std::pair{"verl-fsdp", "fsdp2"}, {"verl-megatron", "megatron"}, {"slime-fsdp", "fsdp2"}}) {
+    const std::string text = fmt::format(
+        "model: qwen2.5-32b\nprofile: {}\ncluster: {{gpu: h100-sxm-80gb, nodes: 2}}\n"
+        "train: {{engine: {}, layout: {{dp: auto}}, micro_batch_tokens: 9216, recompute: full}}\n"
+        "rollout: {{engine: {}, layout: {{tp: 4, dp: auto}}, memory_fraction: 0.6}}\n"
+        "algorithm: {{prompts: 128, samples_per_prompt: 8}}\n"
+        "workload: {{prompt_tokens: {{mean: 512, max: 1024}}, response_tokens: {{mean: 2048, max: 8192}}}}\n",
+        profile, engine, std::string(profile).starts_with("slime") ? "sglang" : "vllm");
+    INFO(text);
+    const auto pricer = pricer_of_text(text);
+    const auto found = choose_trainer(*pricer, {.top = 8, .budget = 100'000}),
+               alone = choose(*pricer, {.top = 8, .budget = 100'000});
+    REQUIRE((found && alone));
+    REQUIRE_FALSE(found->rows.empty());
+    CHECK(found->other_trainer == with_other_trainer(pricer->scenario())->profile);
+    CHECK(found->points > alone->points);
+    CHECK(found->rows.front().price.iteration_seconds <= alone->rows.front().price.iteration_seconds);
+    int others = 0;
+    double before = 0;
+    for (const ChoiceRow& row : found->rows) {
+      if (!row.price.fits) continue;
+      INFO(describe(row));
+      CHECK(row.price.iteration_seconds >= before);
+      before = row.price.iteration_seconds;
+      others += row.profile.empty() ? 0 : 1;
+      const auto there = pricer_of_text(text, row.flags);
+      CHECK(there->scenario().profile == (row.profile.empty() ? profile : row.profile));
+      const RlPrice price = there->price(there->point());
+      CHECK(price.fits);
+      CHECK(price.iteration_seconds == Approx(row.price.iteration_seconds).epsilon(1e-9));
+      CHECK(price.peak_bytes() == Approx(row.price.peak_bytes()).epsilon(1e-9));
+    }
+    // One of the two trainers is not better in all eight.
+    if (std::string(profile) == "verl-fsdp") CHECK(others > 0);
+  }
+  // Others have one trainer; what executes has one.
+  CHECK_FALSE(
+      with_other_trainer(scenario_of_text("model: qwen2.5-7b\nprofile: nemo-megatron\ntrain: {engine: megatron}\n"
+                                          "cluster: {gpu: h100-sxm-80gb, gpus_per_node: 1}\n"))
+          .has_value());
+}
+
 TEST_CASE("on a slow network the search finds shard groups, and never less than what it is asked about") {
   // 64 ranks gather every unit over 1 GB/s; groups of a node gather inside it.
   const std::vector<std::string> slow = {"cluster.nodes=8", "train.layout={dp: 64}", "rollout.layout={tp: 4, dp: 16}",

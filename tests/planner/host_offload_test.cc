@@ -118,7 +118,7 @@ TEST_CASE("layer-wise offload: the rollout is synced from the host, its log-prob
   CHECK(a.rollout_bytes - b.rollout_bytes > 0);
   // Awake, loading is the host's fullest moment: the first rank's whole model.
   CHECK(b.host_bytes == Approx(t.host_bytes + host->train().framework().host_process_bytes.value));
-  CHECK(a.host_bytes == Approx(awake->rl().loading_bytes()));
+  CHECK(a.host_bytes == Approx(awake->rl().loading_bytes(awake->point(), awake->rl().price_rollout(awake->point()))));
   double links = 0;
   for (const LinkUse& u : link_bytes(host->rl(), host->point(), t, host->rl().price_rollout(host->point()), true))
     if (u.what == "parameters from the host") links += u.host_bytes;

@@ -57,6 +57,31 @@ TEST_CASE("a host that holds its ranks and not what its node holds besides is ti
   CHECK(explained("verl-dsv3-671b-96xh20").verdict.verdict == Verdict::fits);
 }
 
+// OpenRLHF/OpenRLHF issue 1013: a 7B on nodes of 8 GPUs and 512 GB. With vLLM's sleep Ray killed workers while models
+// were loaded, without it the same launch runs.
+TEST_CASE("OpenRLHF's engines sleep on the host while every rank loads a whole model") {
+  const std::string text =
+      "model: qwen2.5-7b\nprofile: openrlhf\ncluster: {gpu: h100-sxm-80gb, nodes: 2, host_memory_gib: 477}\n"
+      "train: {engine: zero1, layout: {dp: 16}, micro_batch_sequences: 2, micro_batch_tokens: 14192, recompute: full}\n"
+      "rollout: {engine: vllm, layout: {tp: 1, dp: 16}, memory_fraction: 0.5, sleep_level: 1}\n"
+      "algorithm: {prompts: 128, samples_per_prompt: 8, mini_batches: 8}\n"
+      "workload: {prompt_tokens: {mean: 750, max: 3000}, response_tokens: {mean: 1365, max: 4096}}\n";
+  const auto with = pricer_of_text(text, {"train.offload=none"}),
+             without = pricer_of_text(text, {"train.offload=none", "rollout.sleep=false"});
+  const Explanation asleep = explain(*with), awake = explain(*without);
+  const double model = 2.0 * 7'615'616'512, process = 3e9;
+  CHECK(awake.price.host_bytes == Approx(process + model));
+  CHECK(asleep.price.host_bytes - awake.price.host_bytes > model);
+  CHECK(asleep.verdict.host_bytes > asleep.verdict.host_limit_bytes);
+  CHECK(awake.verdict.host_bytes < awake.verdict.host_limit_bytes);
+  // A pinned copy takes the next power of two of each tensor: of a layer's 37,888 x 3,584 and 3,584 x 18,944 matrices
+  // (259 and 129.5 MiB) 512 and 256 MiB, of q, k and v and of the output (31.5 and 24.5 MiB) 32 each, of the two of
+  // 152,064 x 3,584 (1,039.5 MiB) 2,048 each.
+  const double mib = 1024.0 * 1024.0;
+  CHECK(with->rl().price_rollout(with->point().rollout).pinned_bytes ==
+        Approx((28 * (253 + 126.5 + 0.5 + 7.5) + 2 * 1008.5) * mib).epsilon(1e-9));
+}
+
 TEST_CASE("a verdict has three words") {
   // Room to spare, less than what is reserved, less than what tensors take: the device shrinks.
   const Explanation roomy = explained("verl-7b-2xh800-min");

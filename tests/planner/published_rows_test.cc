@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/file.h"
 #include "own_tables.h"
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
@@ -239,6 +240,13 @@ TEST_CASE("docs/validation.md says what validate computes") {
             percent(t, t.mean_abs_error(), false), percent(t, t.max_abs_error(), false), percent(t, t.bias(), true),
             t.left_out.rows.empty() ? "" : fmt::format("{:.2f} %", 100.0 * t.left_out.mean_abs_error()), peers)));
   }
+  const auto readme = read_file(fs::path(source_folder) / "README.md");
+  REQUIRE(readme);
+  const auto rl = std::ranges::find(v->tables, "rl_iterations", &ValidationTable::name);
+  REQUIRE(rl != v->tables.end());
+  CHECK_THAT(*readme, Catch::Contains(fmt::format(
+                          "{:.1f} % off in the mean over {} published ones of NeMo-RL, {:.1f} % where",
+                          100.0 * rl->mean_abs_error(), rl->rows.size(), 100.0 * rl->left_out.mean_abs_error())));
 }
 
 }  // namespace hotbunk

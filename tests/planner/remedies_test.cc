@@ -33,7 +33,7 @@ class LaunchDraw {
 /// Colocated RL of the systems that people run; sizes that do not divide are left to the loader to refuse.
 std::string drawn_launch(LaunchDraw& draw) {
   const std::string profile =
-      draw.word({"verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "hotbunk"});
+      draw.word({"verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron", "openrlhf", "hotbunk"});
   const bool megatron = profile.ends_with("megatron");
   const std::int64_t nodes = draw.number({1, 1, 2, 4}), world = 8 * nodes;
   const std::int64_t tp = megatron ? draw.number({1, 2, 4}) : 1, pp = megatron ? draw.number({1, 1, 2, 4}) : 1,
@@ -198,6 +198,23 @@ TEST_CASE("what a system lacks is said by key") {
   CHECK(lacks({"rollout.layout.order=strided"}) == Keys{"rollout.layout.order"});
   CHECK(lacks({"profile=slime-fsdp", "transition=slime", "train.offload=none", "rollout.engine=sglang"}) ==
         Keys{"transition"});
+}
+
+TEST_CASE("transition auto copies nothing out and back within an iteration") {
+  const char* text =
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb}\n"
+      "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 16384, recompute: full}\n"
+      "rollout: {engine: vllm, layout: {tp: 2, dp: 4}, memory_fraction: 0.6}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 8192}}\n";
+  const auto copied = [&](const char* order) {
+    const auto pricer = pricer_of_text(text, {fmt::format("transition={}", order)});
+    const RlPoint p = pricer->point();
+    const RlModel::Parts of = pricer->rl().parts(p);
+    const ShiftBytes held = pricer->rl().shift_bytes(p, of.train, of.rollout, 0.0);
+    return price_shift(p.transition, held).down / (held.params + held.optimizer);
+  };
+  CHECK(copied("auto") <= 1.0 + 1e-9);  // what stays awake is not copied at all
+  CHECK(copied("verl") > 1.1);  // its own order has the parameters up once more for the update
 }
 
 TEST_CASE("deep stages are interleaved layer by layer where that is faster") {

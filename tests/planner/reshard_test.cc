@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "layout/scenario_layout.h"
 #include "planner/rl/reshard_volume.h"
 #include "planner/rl/rl_model.h"
 #include "tests/planner/pricers.h"
@@ -113,6 +114,75 @@ TEST_CASE("received bytes of 500 random pairs of layouts are layout/'s map, rank
   }
   CHECK(pairs == 500);
   CHECK(std::min({moe, stages, sharded}) > 100);
+}
+
+// What a command prints of a weight update, of the systems whose engines are contiguous: the scenario's own layouts, by
+// the map that `hotbunk layout` prints, rank by rank; of the sync the rank that receives most.
+TEST_CASE("500 random launches: the worst rank of a weight update receives what layout/'s map of the scenario says") {
+  LayoutDraw draw(28);
+  int pairs = 0, gathered = 0, flat = 0, experts = 0, stages = 0;
+  for (int round = 0; round < 6000 && pairs < 500; ++round) {
+    const bool moe = draw.coin(), megatron = draw.coin(), direct = draw.coin();
+    const std::int64_t ranks = draw.one_of({2, 4, 8, 16, 16, 96}), nodes = ranks > 8 ? ranks / 8 : 1;
+    const std::int64_t tp = megatron ? draw.divisor(std::min<std::int64_t>(ranks, 8), 8) : 1,
+                       pp = megatron ? draw.divisor(ranks / tp, 4) : 1, cp = megatron ? draw.one_of({1, 1, 2}) : 1,
+                       ulysses = megatron ? 1 : draw.one_of({1, 1, 2}),
+                       ep = megatron && moe ? draw.one_of({1, 2, 4}) : 1,
+                       etp = megatron && moe ? draw.one_of({1, tp}) : tp;
+    if (ranks % (tp * pp * cp * ulysses) != 0) continue;
+    const std::int64_t dp = ranks / (tp * pp * cp * ulysses),
+                       fsdp = megatron ? -1 : draw.one_of({-1, -1, dp * ulysses / 2});
+    const std::int64_t engine_tp = draw.divisor(ranks, 8), engine_pp = draw.divisor(ranks / engine_tp, 2);
+    const std::string engine = megatron ? "megatron" : draw.one_of({0, 1}) == 1 ? "fsdp1" : "fsdp2";
+    if (fsdp == 0 || (direct && engine == "fsdp1")) continue;  // no system moves parts of flat parameters
+    const std::string model =
+        moe ? fmt::format(
+                  "{{model_type: qwen3_moe, hidden_size: 64, intermediate_size: 96, num_hidden_layers: {}, "
+                  "num_attention_heads: 16, num_key_value_heads: {}, head_dim: 4, vocab_size: {}, num_experts: 8, "
+                  "num_experts_per_tok: 2, moe_intermediate_size: 16, max_position_embeddings: 64}}",
+                  draw.one_of({4, 8}), draw.one_of({2, 4, 16}), draw.one_of({160, 1001}))
+            : fmt::format(
+                  "{{model_type: llama, hidden_size: 72, intermediate_size: 96, num_hidden_layers: {}, "
+                  "num_attention_heads: 16, num_key_value_heads: {}, head_dim: 4, vocab_size: {}, "
+                  "tie_word_embeddings: {}, max_position_embeddings: 64}}",
+                  draw.one_of({4, 8}), draw.one_of({2, 4, 16}), draw.one_of({160, 1001}),
+                  draw.coin() ? "true" : "false");
+    const std::string text = fmt::format(
+        "model: {}\nprofile: {}\ncluster: {{gpu: h100-sxm-80gb, nodes: {}, gpus_per_node: {}}}\n"
+        "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, ep: {}, etp: {}, fsdp: {}}}, "
+        "micro_batch_tokens: 64}}\n"
+        "rollout: {{engine: vllm, layout: {{tp: {}, pp: {}, dp: {}}}, max_prefill_tokens: 64}}\nsync: {{mode: {}}}\n"
+        "algorithm: {{prompts: {}, samples_per_prompt: 2}}\n"
+        "workload: {{prompt_tokens: {{mean: 4, max: 8}}, response_tokens: {{mean: 8, max: 16}}}}\n",
+        model, megatron ? "verl-megatron" : "verl-fsdp", nodes, ranks / nodes, engine, dp, cp, ulysses, tp, pp, ep, etp,
+        fsdp, engine_tp, engine_pp, ranks / engine_tp / engine_pp, direct ? "direct" : "bucketed", ranks);
+    const auto s = load_scenario_text(text, "drawn.yaml");
+    if (!s) continue;  // what does not divide
+    const auto have = TrainHoldings::of(*s);
+    const auto need = engine_layout(*s);
+    if (!have || !need) continue;
+    INFO(text);
+    const auto pricer = pricer_for(*s);
+    if (pricer->why_unpriced(pricer->point())) continue;
+    std::vector<TensorMove> moves;
+    for (const ParamSpec& t : parameters_of(s->model)) {
+      TensorMove move{t.name, {}, holdings(*need, s->model, t)};
+      const std::int64_t rows = t.shape[0], cols = t.shape.size() > 1 ? t.shape[1] : 1;
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        move.have.push_back(have->held(t, rank));
+        if (!direct) move.need[static_cast<std::size_t>(rank)] = {{{0, rows}, {0, cols}}};  // buckets of whole tensors
+      }
+      moves.push_back(std::move(move));
+    }
+    const std::vector<std::int64_t> received = reshard(moves).received;
+    REQUIRE(pricer->rl().sync_price(pricer->point()).bytes_received ==
+            2.0 * static_cast<double>(*std::ranges::max_element(received)));
+    ++pairs, gathered += direct ? 0 : 1, flat += engine == "fsdp1", experts += ep > 1, stages += pp > 1;
+  }
+  CAPTURE(pairs, gathered, flat, experts, stages);
+  CHECK(pairs == 500);
+  CHECK(std::min(gathered, pairs - gathered) > 100);
+  CHECK(std::min({flat, experts, stages}) > 30);
 }
 
 TEST_CASE("a rank that holds its slice receives nothing: Megatron's distributed optimizer cuts moments, not weights") {

@@ -8,6 +8,7 @@
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/scenario_keys.h"
 
 namespace hotbunk {
 namespace {
@@ -73,8 +74,11 @@ TEST_CASE("what a GPU lacks is answered with what the key takes, and a size that
 }
 
 TEST_CASE("every profile of the profile key is priced, and says what hardware it stands on") {
-  for (const char* profile : {"hotbunk", "verl-fsdp", "verl-megatron", "slime-fsdp", "slime-megatron", "nemo-megatron",
-                              "torchtitan", "megatron"}) {
+  // One set for users and for `validate`.
+  std::vector<std::string> names = find_scenario_key("profile")->choices;
+  std::ranges::sort(names);
+  REQUIRE(names == catalog_names("frameworks"));
+  for (const std::string& profile : names) {
     INFO(profile);
     const auto p = scope_pricer(scenario("qwen2.5-7b", "h100-sxm-80gb", "engine: fsdp2, layout: {dp: 32}",
                                          fmt::format("profile: {}\n", profile)));
@@ -82,8 +86,8 @@ TEST_CASE("every profile of the profile key is priced, and says what hardware it
     CHECK(e.framework == profile);
     CHECK(e.price.iteration_seconds > 0);
     // Users of PyTorch see what is reserved; hotbunk's own arena has no such thing.
-    CHECK((e.torch.reserved > 0) == (std::string(profile) != "hotbunk"));
-    CHECK((render(e).find("reserved") != std::string::npos) == (std::string(profile) != "hotbunk"));
+    CHECK((e.torch.reserved > 0) == (profile != "hotbunk"));
+    CHECK((render(e).find("reserved") != std::string::npos) == (profile != "hotbunk"));
   }
 }
 

@@ -70,6 +70,24 @@ TEST_CASE("import: the exit code is the answer's, a file is not written over, JS
   CHECK(json.out.find("s3cr3t") == std::string::npos);
 }
 
+TEST_CASE("import: adapters are read and have no price; export writes them for verl and refuses for slime") {
+  const fs::path file = launch("lora.sh", "\\\n  actor_rollout_ref.model.lora_rank=32"),
+                 out = work_folder() / "lora.yaml";
+  fs::remove(out);
+  const Result2 read = hotbunk_command("import verl " + file.string() + " --out " + out.string());
+  INFO(read.err);
+  CHECK(read.code == 2);
+  CHECK(read.err.find("E266") != std::string::npos);
+  REQUIRE(fs::exists(out));
+  CHECK(hotbunk_command("explain " + out.string()).code == 2);
+  const Result2 written = hotbunk_command("export verl " + out.string());
+  CHECK(written.code == 0);
+  CHECK(written.out.find("actor_rollout_ref.model.lora_rank=32") != std::string::npos);
+  const Result2 refused = hotbunk_command("export slime " + out.string() + " --json");
+  CHECK(refused.code == 2);
+  CHECK(json_from<Json>(refused.out)["code"] == "E156");
+}
+
 TEST_CASE("import: words behind -- stand over the file; errors name its lines; a system that is none is refused") {
   const std::string file = launch("run.sh").string();
   const Result2 words =

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/file.h"
 #include "tests/json.h"
 #include "tests/run/program.h"
 
@@ -200,6 +201,32 @@ TEST_CASE("the flags that plan names first select its best layout") {
   INFO(flags);
   REQUIRE(taken.code == 0);
   CHECK_THAT(taken.out, Catch::Contains("Yours is the best of "));
+}
+
+TEST_CASE("plan and explain write their answer as a page; plan ranks both trainers of a system") {
+  const fs::path file = priced_scenario(), page = work_folder() / "page.html";
+  for (const char* command : {"plan", "explain"}) {
+    fs::remove(page);
+    const Result2 r = hotbunk_command(fmt::format("{} {} --html {}", command, file.string(), page.string()));
+    INFO(r.err);
+    REQUIRE(r.code == 0);
+    REQUIRE(fs::exists(page));
+    const auto html = read_file(page);
+    REQUIRE(html);
+    CHECK_THAT(*html, Catch::Contains("\"pareto\"") && Catch::Contains("\"sensitivity\""));
+  }
+  CHECK_THAT(hotbunk_command(fmt::format("plan {}", file.string())).out,
+             Catch::Contains("Under verl-fsdp, as the scenario says, and under verl-megatron"));
+}
+
+TEST_CASE("solve takes its key and its scenario in either order, and prints whole numbers") {
+  const std::string file = priced_scenario().string(), key = "workload.response_tokens.max";
+  const Result2 one = hotbunk_command(fmt::format("solve {} {}", key, file)),
+                other = hotbunk_command(fmt::format("solve {} {}", file, key));
+  CHECK(one.code == 0);
+  CHECK(one.out == other.out);
+  CHECK_THAT(one.out, Catch::StartsWith(key + " can be ") && !Catch::Contains("e+0"));
+  CHECK(hotbunk_command(fmt::format("solve {} nokey", file)).code == 2);
 }
 
 TEST_CASE("plan is in colour on a terminal alone, and not where NO_COLOR is set") {

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "spec/loader.h"
+#include "spec/validate.h"
 
 using namespace hotbunk;
 
@@ -67,6 +68,21 @@ TEST_CASE("adapters are in the resolved form where they are set, whatever stands
   CHECK(late->model.lora.rank == 5);
 }
 
+TEST_CASE("adapters beside what nothing executes are a scenario, and no part of what is executed") {
+  for (const auto& [set, reason] : {std::pair{"train.engine=fsdp1", "a flat parameter is trained or frozen as a whole"},
+                                    {"train.engine=megatron", "train.engine megatron"},
+                                    {"rollout.engine=vllm", "rollout.engine vllm"},
+                                    {"transition=auto", "transition auto"}}) {
+    INFO(set);
+    const auto s = with_lora({"train.lora={rank: 3}", set});
+    if (!s) FAIL(render(s.error()));
+    const auto reasons = unsupported_to_execute(*s);
+    REQUIRE_FALSE(reasons.empty());
+    CHECK_THAT(reasons.front(), Catch::Contains(reason));
+  }
+  CHECK(unsupported_to_execute(*with_lora({"train.lora={rank: 3}"})).empty());
+}
+
 TEST_CASE("adapters that cannot be are refused by name, with what could be") {
   check_refused({"train.lora={rank: 3, targets: [q_proj, q_porj]}"}, "E232", "no matrix is called 'q_porj'");
   check_refused({"train.lora={rank: 3, targets: [q_proj, q_proj]}"}, "E232", "names q_proj twice");
@@ -75,10 +91,6 @@ TEST_CASE("adapters that cannot be are refused by name, with what could be") {
   check_refused({"train.lora={rank: 3, alfa: 2}"}, "E202", "did you mean train.lora.alpha?");
   check_refused({"train.lora={alpha: 10}"}, "E227", "train.lora.rank 0 has none");
   check_refused({"train.lora={targets: [q_proj]}"}, "E227", "train.lora.rank 0 has none");
-  check_refused({"train.lora={rank: 3}", "train.engine=fsdp1"}, "E232", "no units of FSDP1");
-  check_refused({"train.lora={rank: 3}", "train.engine=megatron"}, "E232", "train.engine megatron");
-  // `plan` refuses it too: it is no way to find an order.
-  check_refused({"train.lora={rank: 3}", "transition=auto"}, "E232", "set transition to hotbunk");
   check_refused({"train.lora={rank: 3}",
                  "model={model_type: mixtral, hidden_size: 24, intermediate_size: 40, "
                  "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, "
