@@ -39,6 +39,7 @@
 //   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim; offset: as rms_norm
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
+//                                                rope_first: only the first so many numbers of a head
 //                                                rope_dim: only the last so many numbers of a head, neighbours as pairs
 //   rope_backward      dx[T,Q], positions[T] -> dx
 //   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim

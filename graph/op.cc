@@ -119,7 +119,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
     "ranks",       "value_dim",     "rope_dim",     "sigmoid",     "groups",          "taken_groups",  "count",
-    "gives",       "column"};
+    "gives",       "column",        "rope_first"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

@@ -184,8 +184,9 @@ enum class Attr : std::uint8_t {
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
   column,
+  rope_first,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::column) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::rope_first) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

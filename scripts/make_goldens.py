@@ -33,7 +33,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
-                          GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          GPT2Config, Glm4MoeConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
@@ -183,6 +183,16 @@ def cases():
             norm_topk_prob=True, rms_norm_eps=1e-5, max_position_embeddings=128, num_mtp_layers=0,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(9, 22, 5, 16, 11)),
+        # Half of a head turns; biases of q, k and v and none behind o_proj; queries and keys are normed. Experts as in
+        # DeepSeek-V3, behind a first dense layer.
+        Case("glm4-moe-tiny", Glm4MoeConfig(**common(
+            vocab_size=73, hidden_size=32, intermediate_size=44, moe_intermediate_size=12, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=12, attention_bias=True, use_qk_norm=True,
+            n_shared_experts=1, n_routed_experts=8, routed_scaling_factor=1.5, n_group=4, topk_group=2,
+            num_experts_per_tok=3, first_k_dense_replace=1, norm_topk_prob=True, rms_norm_eps=1e-5,
+            max_position_embeddings=128, num_mtp_layers=0,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5})),
+            lengths=(10, 21, 6, 17, 8), config_v4=True),
         # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
         # that keeps AdamW from making steps of it.
         Case("gpt2-tiny", GPT2Config(**common(
@@ -305,9 +315,11 @@ def plain_logits(weights, config, rotary, sequences, margins):
     def rotate(x_LHE, kind):
         inv_freq, amplitude = turning[kind]
         angle_LE = torch.arange(len(x_LHE), dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
-        first, second = x_LHE.chunk(2, dim=-1)
+        part_LHE, rest_LHE = x_LHE[..., :2 * len(inv_freq)], x_LHE[..., 2 * len(inv_freq):]  # of GLM a part turns
+        first, second = part_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
-        return amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        part_LHE = amplitude * (part_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        return torch.cat((part_LHE, rest_LHE), dim=-1)
 
     def mlp_of(h_LD, mlp):
         gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
@@ -338,7 +350,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
         return torch.zeros_like(score).scatter(-1, score.topk(count, dim=-1).indices, 1.0).detach()
 
     def deepseek_experts_of(h_LD, mlp):
-        v3 = config.model_type == "deepseek_v3"
+        v3 = config.model_type in ("deepseek_v3", "glm4_moe")
         logits_LX = linear(h_LD, mlp + ".gate")
         share_LX = logits_LX.sigmoid() if v3 else logits_LX.softmax(-1)
         score_LX = share_LX + weights[mlp + ".gate.e_score_correction_bias"] if v3 else share_LX
@@ -431,7 +443,8 @@ def plain_logits(weights, config, rotary, sequences, margins):
                 continue
             x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
-            x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
+            routed = deepseek_experts_of if config.model_type == "glm4_moe" else experts_of
+            x_LD = x_LD + (routed if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights
         logits_LV = norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
         return capped(logits_LV, getattr(config, "final_logit_softcapping", None))
@@ -584,6 +597,8 @@ def to_v4(config):
     old = dict(config)
     rope = dict(old.pop("rope_parameters"))
     old["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     old["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     old["torch_dtype"] = old.pop("dtype")
     del old["transformers_version"]  # no version 4 wrote this file

@@ -35,9 +35,12 @@ OpKind backward_of_activation(OpKind k) {
                               : OpKind::gelu_backward;
 }
 
-/// The heads that an op turns: of latent attention queries alone.
+/// The heads that an op turns: of latent attention queries alone; and how much of each.
 Op& with_turned(Op& op, const TensorSharding& s) {
-  if (!s.model.mla) return with_heads(op, s);
+  if (!s.model.mla) {
+    with_heads(op, s);
+    return s.model.rotary_dim > 0 ? with(op, Attr::rope_first, s.model.rotary_dim) : op;
+  }
   with(with(op, Attr::heads, s.heads()), Attr::kv_heads, std::int64_t{0});
   return with(with(op, Attr::head_dim, s.model.head_dim), Attr::rope_dim, s.model.mla->qk_rope_head_dim);
 }

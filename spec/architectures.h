@@ -23,6 +23,7 @@ inline constexpr Architecture architectures[] = {
     {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
     {"Gemma2ForCausalLM", "gemma2", ModelFamily::gemma2},
     {"Gemma3ForCausalLM", "gemma3_text", ModelFamily::gemma3},
+    {"Glm4MoeForCausalLM", "glm4_moe", ModelFamily::glm4_moe},
 };
 /// The one that is written.
 inline const Architecture& architecture_of(ModelFamily family) {

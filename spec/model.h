@@ -23,7 +23,8 @@ enum class ModelFamily : std::uint8_t {
   deepseek_v3,
   gpt2,
   gemma2,
-  gemma3
+  gemma3,
+  glm4_moe
 };
 std::string_view name_of(ModelFamily);
 
@@ -179,6 +180,7 @@ struct ModelSpec {
   std::int64_t max_position = 0;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
+  std::int64_t rotary_dim = 0;     // only so many numbers of a head turn, its first ones; 0: all of them
   double window_rope_theta = 0.0;  // of layers with the window, without scaling; 0: these turn as the others do
   double norm_eps = 1e-6;
   double init_range = 0.02;  // standard deviation of random initialisation

@@ -232,14 +232,15 @@ class ConfigReader {
   }
 
   void read_llama_like(ModelSpec& m) {
-    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3;
+    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3,
+               glm = m.family == ModelFamily::glm4_moe;
     m.hidden = integer("hidden_size", {}, 1, max_width);
     m.layers = integer("num_hidden_layers", {}, 1, max_layers);
     m.heads = integer("num_attention_heads", {}, 1, max_heads);
     m.vocab = integer("vocab_size", {}, 1, max_vocab);
     m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
-    m.max_position = integer("max_position_embeddings", gemma3 ? 131072 : 2048, 1, max_tokens);
-    m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
+    m.max_position = integer("max_position_embeddings", gemma3 || glm ? 131072 : 2048, 1, max_tokens);
+    m.norm_eps = real("rms_norm_eps", glm ? 1e-5 : 1e-6, least_eps, 1.0);
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
@@ -255,8 +256,8 @@ class ConfigReader {
              "set head_dim, or a divisor of hidden_size");
     const bool bias = boolean("attention_bias", false);
     m.qkv_bias = m.family == ModelFamily::qwen2 || bias;
-    m.o_bias = m.family != ModelFamily::qwen2 && bias;
-    m.qk_norm = qwen3 || gemma3;
+    m.o_bias = m.family != ModelFamily::qwen2 && !glm && bias;
+    m.qk_norm = qwen3 || gemma3 || (glm && boolean("use_qk_norm", false));
     if (boolean("mlp_bias", false))
       report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
              "no published model of this family has them");
@@ -267,6 +268,7 @@ class ConfigReader {
     if (m.family == ModelFamily::mixtral) read_mixtral(m);
     if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
     if (deepseek) read_deepseek(m);
+    if (glm) read_glm4_moe(m);
     if (gemma) read_gemma(m);
   }
 
@@ -422,6 +424,22 @@ class ConfigReader {
     m.rope_scaling = scaling;
   }
 
+  /// Experts as DeepSeek-V3 has them; of queries and keys a part turns, which rope_parameters say (transformers 5) or
+  /// the config itself (4).
+  void read_glm4_moe(ModelSpec& m) {
+    double part = real("partial_rotary_factor", 0.5, 0.0, 1.0);
+    if (const json* rope = find("rope_parameters"); rope != nullptr && rope->is_object())
+      if (const auto at = rope->find("partial_rotary_factor"); at != rope->end() && !at->is_null())
+        part = checked_real(*at, "partial_rotary_factor", part, 0.0, 1.0);
+    m.rotary_dim = static_cast<int64_t>(part * static_cast<double>(m.head_dim));
+    if (m.rotary_dim % 2 != 0 || m.rotary_dim == 0)
+      report("E413", "partial_rotary_factor",
+             fmt::format("{} of a head's {} numbers turn; rotary embedding turns pairs", m.rotary_dim, m.head_dim),
+             {fmt::format("partial_rotary_factor {} x head_dim {}", part, m.head_dim)});
+    if (m.rotary_dim == m.head_dim) m.rotary_dim = 0;
+    read_deepseek_experts(m);
+  }
+
   void read_mixtral(ModelSpec& m) {
     MoeSpec e;
     e.experts = integer("num_local_experts", 8, 1, max_experts);
@@ -477,13 +495,13 @@ class ConfigReader {
   }
 
   void read_deepseek_experts(ModelSpec& m) {
-    const bool v2 = m.family == ModelFamily::deepseek_v2;
+    const bool v2 = m.family == ModelFamily::deepseek_v2, glm = m.family == ModelFamily::glm4_moe;
     MoeSpec e;
-    e.experts = integer("n_routed_experts", 0, 0, max_experts);
-    e.experts_per_token = integer("num_experts_per_tok", 1, 1, max_experts);
-    e.expert_intermediate = integer("moe_intermediate_size", 1407, 1, max_width);
-    e.shared_experts = integer("n_shared_experts", 0, 0, max_experts);
-    e.first_dense_layers = integer("first_k_dense_replace", 0, 0, max_layers);
+    e.experts = integer("n_routed_experts", glm ? 128 : 0, 0, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", glm ? 8 : 1, 1, max_experts);
+    e.expert_intermediate = integer("moe_intermediate_size", glm ? 1408 : 1407, 1, max_width);
+    e.shared_experts = integer("n_shared_experts", glm ? 1 : 0, 0, max_experts);
+    e.first_dense_layers = integer("first_k_dense_replace", glm ? 1 : 0, 0, max_layers);
     e.groups = integer("n_group", 1, 1, max_experts);
     e.topk_groups = integer("topk_group", 1, 1, max_experts);
     e.norm_topk = boolean("norm_topk_prob", !v2);
@@ -663,6 +681,8 @@ const std::vector<std::string>& config_keys() {
                                                 "topk_method",
                                                 "moe_layer_freq",
                                                 "rope_interleave",
+                                                "partial_rotary_factor",
+                                                "use_qk_norm",
                                                 "n_embd",
                                                 "n_layer",
                                                 "n_head",

@@ -45,12 +45,16 @@ void add_moe(json& c, const ModelSpec& m) {
   c["n_group"] = e.groups;
   c["topk_group"] = e.topk_groups;
   c["routed_scaling_factor"] = e.routed_scaling;
+  if (m.family == ModelFamily::glm4_moe) return;
   c["scoring_func"] = e.sigmoid_scores ? "sigmoid" : "softmax";
   c["topk_method"] = e.router_bias ? "noaux_tc" : v2 && e.groups == 1 ? "greedy" : "group_limited_greedy";
 }
 
 json full_rope_config(const ModelSpec& m) {
   json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
+  if (m.family == ModelFamily::glm4_moe)
+    rope["partial_rotary_factor"] =
+        m.rotary_dim > 0 ? static_cast<double>(m.rotary_dim) / static_cast<double>(m.head_dim) : 1.0;
   if (!m.rope_scaling) return rope;
   rope["rope_type"] = m.rope_scaling->type;
   rope["factor"] = m.rope_scaling->factor;
@@ -111,6 +115,7 @@ json llama_config(const ModelSpec& m) {
   if (m.sliding_window > 0) add_window(c, m);
   else if (m.family == ModelFamily::mistral || is_gemma(m.family)) c["sliding_window"] = nullptr;
   if (is_gemma(m.family)) add_gemma(c, m);
+  if (m.family == ModelFamily::glm4_moe) c["use_qk_norm"] = m.qk_norm;
   if (m.mla) {
     c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
     c["kv_lora_rank"] = m.mla->kv_lora_rank;
@@ -119,8 +124,8 @@ json llama_config(const ModelSpec& m) {
     c["v_head_dim"] = m.mla->v_head_dim;
   }
   if (m.moe) add_moe(c, m);
-  // transformers' own default has experts from the fourth layer (V3) or the first one (V2) on.
-  else if (m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3)
+  // transformers' own default has experts from the fourth layer (V3), the first one (V2) or the second (GLM) on.
+  else if (m.mla || m.family == ModelFamily::glm4_moe)
     c["first_k_dense_replace"] = m.layers;
   return c;
 }

@@ -233,7 +233,7 @@ void run_rope_in(const KernelCall& c, RopeDirection direction) {
                            c.op.integer(Attr::rope_dim), direction,
                            static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
   rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
-       heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
+       heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)), c.op.integer(Attr::rope_first, 0));
 }
 void run_rope(const KernelCall& c) { run_rope_in(c, RopeDirection::forward); }
 void run_rope_backward(const KernelCall& c) { run_rope_in(c, RopeDirection::backward); }

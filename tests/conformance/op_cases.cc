@@ -294,6 +294,13 @@ void add_attention(std::vector<OpCase>& out, DType x) {
   for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
     out.push_back(
         {kind, {qkv, {"positions", DType::i32, {T}, itself}}, {0, 1}, {0}, heads({{Attr::rope_theta, 1e4}}), {}});
+  for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+    out.push_back({kind,
+                   {qkv, {"positions", DType::i32, {T}, itself}},
+                   {0, 1},
+                   {0},
+                   heads({{Attr::rope_theta, 1e4}, {Attr::rope_first, std::int64_t{2}}}),
+                   {}});
   out.push_back({OpKind::attention,
                  {qkv, cu, to_write("o", x, {T, a * d}), to_write("lse", DType::f32, {T, a})},
                  {0, 1},

@@ -107,7 +107,9 @@ class Cuda : public Subject {
     return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
            (kind >= OpKind::add_bias && kind <= OpKind::latent_attention);
   }
-  bool lacks(Attr attr) const override { return attr == Attr::value_dim || attr == Attr::rope_dim; }
+  bool lacks(Attr attr) const override {
+    return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;
+  }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

@@ -80,6 +80,12 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
   CHECK(double(active_parameter_count(catalogued("deepseek-v3"))) == Approx(37.5e9).epsilon(0.02));
   CHECK(double(parameter_count(catalogued("deepseek-v2"))) == Approx(236e9).epsilon(0.002));
   CHECK(double(active_parameter_count(catalogued("deepseek-v2"))) == Approx(21.4e9).epsilon(0.02));
+  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Both count the layer that predicts a second
+  // token (one of 92 and of 46 more), which is not here.
+  CHECK(double(parameter_count(catalogued("glm-4.5"))) == Approx(355e9 * 92 / 93).epsilon(0.01));
+  CHECK(double(active_parameter_count(catalogued("glm-4.5"))) == Approx(32e9).epsilon(0.05));
+  CHECK(double(parameter_count(catalogued("glm-4.5-air"))) == Approx(106e9).epsilon(0.02));
+  CHECK(double(active_parameter_count(catalogued("glm-4.5-air"))) == Approx(12e9).epsilon(0.1));
   CHECK(double(active_parameter_count(catalogued("qwen3-30b-a3b"))) == Approx(3.35e9).epsilon(0.02));
   CHECK(double(active_parameter_count(catalogued("qwen3-235b-a22b"))) == Approx(22.2e9).epsilon(0.02));
   CHECK(double(active_parameter_count(catalogued("mixtral-8x7b"))) == Approx(12.9e9).epsilon(0.01));
@@ -163,7 +169,7 @@ TEST_CASE("a config survives the writer, for every catalogued model") {
 }
 
 TEST_CASE("transformers 4 and 5 spell one model") {
-  for (const char* name : {"llama-gqa", "llama3-rope", "llama-yarn-bias"}) {
+  for (const char* name : {"llama-gqa", "llama3-rope", "llama-yarn-bias", "glm4-moe-tiny"}) {
     INFO(name);
     auto v5 = read_file(golden / name / "config.json"), v4 = read_file(golden / name / "config.v4.json");
     REQUIRE(v5);
@@ -183,7 +189,7 @@ TEST_CASE("transformers 4 and 5 spell one model") {
 
 TEST_CASE("names and shapes are those of checkpoints written by transformers") {
   for (const char* name : {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied",
-                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny"}) {
+                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny", "glm4-moe-tiny"}) {
     INFO(name);
     const auto model = load_model(golden / name);
     REQUIRE(model);
@@ -300,10 +306,24 @@ TEST_CASE("eos_token_id may be a list; the first counts") {
 
 }  // namespace hotbunk
 
-TEST_CASE("a DeepSeek of dense layers alone says so to transformers, whose default is another") {
-  for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+TEST_CASE("a DeepSeek or GLM of dense layers alone says so to transformers, whose default is another") {
+  for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny"}) {
     const ModelSpec dense = changed(name, {{"first_k_dense_replace", 64}});
     CHECK(!dense.moe);
     CHECK(config_of(dense, DType::f32)["first_k_dense_replace"] == dense.layers);
   }
+}
+
+TEST_CASE("GLM-4.5's heads turn in part, and queries and keys are normed where the config says so") {
+  const ModelSpec tiny = changed("glm4-moe-tiny", {});
+  CHECK(tiny.rotary_dim == 6);  // half of 12
+  CHECK((tiny.qk_norm && tiny.qkv_bias && !tiny.o_bias));
+  CHECK(!changed("glm4-moe-tiny", {{"use_qk_norm", false}}).qk_norm);
+  CHECK(!changed("glm4-moe-tiny", {{"attention_bias", false}}).qkv_bias);
+  // What rope_parameters say stands above the config's own; all of a head is no part.
+  CHECK(changed("glm4-moe-tiny", {{"partial_rotary_factor", 1.0}}).rotary_dim == 6);
+  const auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 100.0}};
+  CHECK(changed("glm4-moe-tiny", {{"rope_parameters", rope}, {"partial_rotary_factor", 1.0}}).rotary_dim == 0);
+  CHECK(changed("glm4-moe-tiny", {{"rope_parameters", rope}}).rotary_dim == 6);  // transformers' default
+  CHECK(catalogued("glm-4.5").rotary_dim == 64);
 }
