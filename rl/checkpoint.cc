@@ -251,7 +251,7 @@ Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> sour
     for (std::int64_t i = 0; i < box.rows; ++i) {
       const std::int64_t from = box.src_offset + i * box.src_pitch, to = box.dst_offset + i * box.dst_pitch;
       if (at == nullptr) copy(from, to, box.cols);
-      else if (!at->transposed) copy(from, at->element(to), box.cols);
+      else if (at->in_order()) copy(from, at->element(to), box.cols);
       else
         for (std::int64_t j = 0; j < box.cols; ++j) copy(from + j, at->element(to + j), 1);
     }

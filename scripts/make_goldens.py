@@ -33,7 +33,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
-                          GPT2Config, Glm4MoeConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          GPT2Config, Glm4MoeConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
@@ -193,6 +193,15 @@ def cases():
             max_position_embeddings=128, num_mtp_layers=0,
             rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5})),
             lengths=(10, 21, 6, 17, 8), config_v4=True),
+        # The window in the first layer; sinks; biases everywhere; gates and ups that are clamped. Of five pairs of a head one
+        # keeps its frequency, and where the others begin to be divided is no whole pair.
+        Case("gpt-oss-tiny", GptOssConfig(**common(
+            vocab_size=75, hidden_size=32, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=10, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.9,
+            sliding_window=8, rms_norm_eps=1e-5, max_position_embeddings=128,
+            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
+                             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 32})),
+            lengths=(11, 20, 7, 18), config_v4=True),
         # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
         # that keeps AdamW from making steps of it.
         Case("gpt2-tiny", GPT2Config(**common(
@@ -212,8 +221,10 @@ def build(config, rng):
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
             if "norm" in name or (".ln_" in name and name.endswith(".weight")):  # Gemma's multiply by 1 + weight
                 parameter.copy_((0.0 if config.model_type.startswith("gemma") else 1.0) + NORM_STD * noise)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias")):
                 parameter.copy_(BIAS_STD * noise)
+            elif name.endswith(".sinks"):
+                parameter.copy_(noise)  # as a score
             else:
                 parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
         for name, buffer in stored_buffers(model).items():
@@ -248,6 +259,8 @@ def load(folder, dtype=torch.float32):
 
 def as_in_files(tensors, config):
     """By the names that files have: transformers stacks a layer's experts in memory, gate above up in one matrix."""
+    if config.model_type == "gpt_oss":  # stacked in files, too
+        return tensors
     mixtral = config.model_type == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     out = {}
@@ -342,6 +355,19 @@ def plain_logits(weights, config, rotary, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
+    def gpt_oss_experts_of(h_LD, mlp):
+        logits_LX = linear(h_LD, mlp + ".router")
+        kept_LX = best(logits_LX, config.num_experts_per_tok)
+        share_LX = logits_LX.masked_fill(kept_LX == 0, -math.inf).softmax(-1)
+        out_LD = torch.zeros_like(h_LD)
+        for x in range(config.num_local_experts):  # matrices are stored (in, out), gates in even columns
+            both = h_LD @ weights[mlp + ".experts.gate_up_proj"][x] + weights[mlp + ".experts.gate_up_proj_bias"][x]
+            gate, up = both[:, 0::2].clamp(max=config.swiglu_limit), both[:, 1::2].clamp(-config.swiglu_limit, config.swiglu_limit)
+            inner = (up + 1) * gate * torch.sigmoid(config.swiglu_alpha * gate)
+            y_LD = inner @ weights[mlp + ".experts.down_proj"][x] + weights[mlp + ".experts.down_proj_bias"][x]
+            out_LD = out_LD + share_LX[:, x, None] * y_LD
+        return out_LD
+
     def best(score, count, margin=True):
         """The `count` best of each row as a mask; the distance to the next one is added to margins."""
         order = score.detach().sort(descending=True, dim=-1).values
@@ -434,7 +460,11 @@ def plain_logits(weights, config, rotary, sequences, margins):
             unseen_LL = future_LL
             if types[i] == "sliding_attention":  # itself and the tokens before it, as many as the window has
                 unseen_LL = future_LL | torch.ones(length, length, dtype=torch.bool).tril(-config.sliding_window)
-            weights_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf).softmax(-1)
+            scores_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf)
+            sinks = weights.get(attention + ".sinks")  # one more score of each query head, with a value of zeros
+            if sinks is not None:
+                scores_HLL = torch.cat((scores_HLL, sinks[:, None, None].expand(-1, length, 1)), dim=-1)
+            weights_HLL = scores_HLL.softmax(-1)[..., :length]
             y_LD = linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
             if gemma:
                 x_LD = x_LD + norm(y_LD, layer + ".post_attention_layernorm")
@@ -443,6 +473,9 @@ def plain_logits(weights, config, rotary, sequences, margins):
                 continue
             x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
+            if mlp + ".router.weight" in weights:
+                x_LD = x_LD + gpt_oss_experts_of(h_LD, mlp)
+                continue
             routed = deepseek_experts_of if config.model_type == "glm4_moe" else experts_of
             x_LD = x_LD + (routed if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights

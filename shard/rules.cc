@@ -30,9 +30,10 @@ OpKind backward_of_norm(OpKind k) {
   return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
 }
 OpKind backward_of_activation(OpKind k) {
-  return k == OpKind::swiglu  ? OpKind::swiglu_backward
-         : k == OpKind::geglu ? OpKind::geglu_backward
-                              : OpKind::gelu_backward;
+  return k == OpKind::swiglu           ? OpKind::swiglu_backward
+         : k == OpKind::clamped_swiglu ? OpKind::clamped_swiglu_backward
+         : k == OpKind::geglu          ? OpKind::geglu_backward
+                                       : OpKind::gelu_backward;
 }
 
 /// The heads that an op turns: of latent attention queries alone; and how much of each.
@@ -78,6 +79,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       if (!s.model.trains(op.weights[0].first) && op.adapters.empty()) return {};
       return {op.inputs[0]};
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
       return {op.inputs[0]};
@@ -125,8 +127,8 @@ Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter
 
 /// Elementwise, or nearly so: cheap to compute again.
 bool is_elementwise(OpKind k) {
-  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::gelu ||
-         k == OpKind::dispatch;
+  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::clamped_swiglu ||
+         k == OpKind::geglu || k == OpKind::gelu || k == OpKind::dispatch;
 }
 
 }  // namespace
@@ -162,9 +164,10 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::latent_attention:
       return latent_attention(op);
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
-      emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
+      with_attrs(emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])}), op);
       return;
     case OpKind::route:
       return route(op);
@@ -221,7 +224,13 @@ void ForwardWriter::attention(const ForwardOp& op) {
   const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
   const Tensor y = make(op.outputs[0]), attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
   const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
-  set(op.outputs[1], to_.attend(in_attention(s_), op, qkv, attended));
+  const Tensor lse = to_.attend(in_attention(s_), op, qkv, attended);
+  set(op.outputs[1], lse);
+  if (!op.weights.empty()) {
+    Op& sinks =
+        emit(OpKind::attention_sinks, op.name + ".sinks", {attended, lse, to_.weight(op.weights[0])}, {attended, lse});
+    if (s_.ulysses.ranks > 1) sinks.group = s_.ulysses.group;  // of which each has its heads'
+  }
   by_tokens(to_, s_, HeadsOf::attended, out, attended, y);
   set(in_attention(f_, s_, op.inputs[0]), qkv), set(in_attention(f_, s_, op.outputs[0]), attended);
 }
@@ -299,16 +308,20 @@ void BackwardWriter::write(const ForwardOp& op) {
     case OpKind::attention: {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
+      if (!op.weights.empty() && s_.model.trains(op.weights[0].first)) sinks(op, d_attended);
       const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
       to_.attend_backward(in_attention(s_), op, d_attended, value(in_attention(f_, s_, op.inputs[0])),
                           value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
       return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu: {
       const Tensor d = make(op.inputs[0]);
-      emit(backward_of_activation(op.kind), op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+      with_attrs(emit(backward_of_activation(op.kind), op.name + ".backward",
+                      {gradient(op.outputs[0]), value(op.inputs[0])}, {d}),
+                 op);
       return;
     }
     case OpKind::route:
@@ -324,6 +337,16 @@ void BackwardWriter::write(const ForwardOp& op) {
     default:
       HB_CHECK(false, "a forward has no {}", name_of(op.kind));
   }
+}
+
+/// Of what attention left of its heads.
+void BackwardWriter::sinks(const ForwardOp& op, const Tensor& d_attended) {
+  Op& sinks =
+      emit(OpKind::attention_sinks_backward, op.name + ".sinks.backward",
+           {d_attended, value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), to_.weight(op.weights[0])},
+           {to_.gradient(op.weights[0])});
+  with(sinks, Attr::accumulate, accumulate_);
+  if (s_.ulysses.ranks > 1) sinks.group = s_.ulysses.group;
 }
 
 Tensor BackwardWriter::make(ValueId id) {

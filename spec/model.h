@@ -24,7 +24,8 @@ enum class ModelFamily : std::uint8_t {
   gpt2,
   gemma2,
   gemma3,
-  glm4_moe
+  glm4_moe,
+  gpt_oss
 };
 std::string_view name_of(ModelFamily);
 
@@ -70,6 +71,11 @@ enum class ParamRole : std::uint8_t {
   kv_b_proj,  // multi-head latent attention
   attention_out_norm,
   mlp_out_norm,  // of what goes back into the residual stream (Gemma)
+  sinks,         // a score of each query head that no key has (gpt-oss)
+  router_linear_bias,
+  expert_gate_bias,
+  expert_up_bias,
+  expert_down_bias,
   // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
   q_lora_a,
   k_lora_a,
@@ -133,6 +139,10 @@ struct MoeSpec {
   double routed_scaling = 1.0;  // of what routed experts make
   double balance_loss = 0.0;    // coefficient of the load-balancing loss that training adds
   double router_jitter = 0.0;   // noise on what a router sees in training
+  bool biases = false;          // of the router's product and of experts'
+  /// of experts' MLP: gates are at most this, ups in ± this; their product is (up + 1) gate sigmoid(alpha gate). 0:
+  /// none
+  double swiglu_limit = 0.0, swiglu_alpha = 1.0;
   bool operator==(const MoeSpec&) const = default;
 };
 
@@ -189,6 +199,7 @@ struct ModelSpec {
   bool learned_positions = false, layer_norm = false;   // GPT family
   std::int64_t sliding_window = 0;                      // 0: full attention
   std::vector<bool> full_layers;                        // [layer] without the window; empty: none
+  bool attention_sinks = false;                         // softmax over keys counts a score of the head's own besides
   bool geglu = false;                                   // the gated MLP's activation is GELU by tanh, not SiLU
   bool output_norms = false;                            // of what attention and MLP add to the residual stream
   double norm_offset = 0.0;                             // norms multiply by weight + this

@@ -27,6 +27,12 @@ void add_moe(json& c, const ModelSpec& m) {
   const MoeSpec& e = *m.moe;
   c["num_experts_per_tok"] = e.experts_per_token;
   if (e.balance_loss > 0.0) c["output_router_logits"] = true, c["router_aux_loss_coef"] = e.balance_loss;
+  if (m.family == ModelFamily::gpt_oss) {
+    c["num_local_experts"] = e.experts;
+    c["swiglu_limit"] = e.swiglu_limit;
+    c["swiglu_alpha"] = e.swiglu_alpha;
+    return;
+  }
   if (m.family == ModelFamily::mixtral) {
     c["num_local_experts"] = e.experts;
     if (e.router_jitter > 0.0) c["router_jitter_noise"] = e.router_jitter;
@@ -113,7 +119,8 @@ json llama_config(const ModelSpec& m) {
   if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
     c["attention_bias"] = m.qkv_bias;
   if (m.sliding_window > 0) add_window(c, m);
-  else if (m.family == ModelFamily::mistral || is_gemma(m.family)) c["sliding_window"] = nullptr;
+  else if (m.family == ModelFamily::mistral || m.family == ModelFamily::gpt_oss || is_gemma(m.family))
+    c["sliding_window"] = nullptr;
   if (is_gemma(m.family)) add_gemma(c, m);
   if (m.family == ModelFamily::glm4_moe) c["use_qk_norm"] = m.qk_norm;
   if (m.mla) {
@@ -125,8 +132,7 @@ json llama_config(const ModelSpec& m) {
   }
   if (m.moe) add_moe(c, m);
   // transformers' own default has experts from the fourth layer (V3), the first one (V2) or the second (GLM) on.
-  else if (m.mla || m.family == ModelFamily::glm4_moe)
-    c["first_k_dense_replace"] = m.layers;
+  else if (m.mla || m.family == ModelFamily::glm4_moe) c["first_k_dense_replace"] = m.layers;
   return c;
 }
 

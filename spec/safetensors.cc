@@ -388,7 +388,7 @@ void copy_as_f32(const TensorView& view, std::int64_t first, std::span<float> ou
 }
 
 void copy_as_f32(const TensorView& view, const StoredParameter& stored, std::int64_t first, std::span<float> out) {
-  if (!stored.transposed) return copy_as_f32(view, stored.element(first), out);
+  if (stored.in_order()) return copy_as_f32(view, stored.element(first), out);
   for (std::size_t i = 0; i < out.size(); ++i)
     copy_as_f32(view, stored.element(first + static_cast<std::int64_t>(i)), out.subspan(i, 1));
 }

@@ -105,7 +105,7 @@ class Cuda : public Subject {
   bool has_values() const override { return true; }
   bool lacks(OpKind kind) const override {
     return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
-           (kind >= OpKind::add_bias && kind <= OpKind::latent_attention);
+           (kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward);
   }
   bool lacks(Attr attr) const override {
     return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;

@@ -85,7 +85,8 @@ TEST_CASE("tensor parallelism generates the same, with fewer key-value heads tha
       {"llama-gqa", {2, 4}},       {"qwen2-bias", {2, 4}}, {"qwen3-norm", {4}},         {"llama-tied", {2, 4}},
       {"mha-one-kv", {2, 4}},      {"llama3-rope", {2}},   {"llama-yarn-bias", {2, 4}}, {"mistral-window", {2, 4}},
       {"gemma2-tiny", {2, 4}},     {"gemma3-tiny", {4}},   {"gpt2-tiny", {2, 4}},       {"deepseek-v2-tiny", {2, 4}},
-      {"deepseek-v3-tiny", {2, 4}}, {"glm4-moe-tiny", {2, 4}}};
+      {"deepseek-v3-tiny", {2, 4}}, {"glm4-moe-tiny", {2, 4}},
+      {"gpt-oss-tiny", {2, 4}}};
   for (const auto& [name, sizes] : cases) {
     const Golden g = Golden::load(name);
     const auto prompts = prompts_of(g.prompts);

@@ -44,7 +44,7 @@ const std::vector<std::string>& golden_models() {
       "llama-gqa",   "llama3-rope",  "qwen2-bias",     "qwen3-norm",       "llama-tied",
       "mha-one-kv",  "mixtral-tiny", "qwen3-moe-tiny", "llama-yarn-bias",  "mistral-window",
       "gemma2-tiny", "gemma3-tiny",  "gpt2-tiny",      "deepseek-v2-tiny", "deepseek-v3-tiny",
-      "glm4-moe-tiny"};
+      "glm4-moe-tiny", "gpt-oss-tiny"};
   return names;
 }
 
