@@ -19,6 +19,7 @@ H query heads, K key-value heads, E head_dim, X experts.
 """
 
 import argparse
+import fnmatch
 import json
 import math
 import platform
@@ -691,6 +692,73 @@ def versions():
             "safetensors": safetensors.__version__, "numpy": np.__version__}
 
 
+# ---- parameters that do not train ----------------------------------------------------------------------------------
+
+# Of a case's model, patterns (of the names that files have) of parameters with requires_grad=False.
+FROZEN = {
+    "llama-gqa": ["model.embed_tokens.*", "model.layers.0.*", "model.norm.weight"],
+    "llama-tied": ["model.embed_tokens.weight", "*.mlp.*"],  # the head, too
+    "qwen3-norm": ["lm_head.weight", "*.self_attn.*"],
+    "mixtral-tiny": ["*.experts.*", "*.1.input_layernorm.weight"],
+}
+
+
+def compute_frozen(case, folder, tokens, cu_seqlens):
+    """What five steps make of the model in `folder` where some of its parameters do not train: of the others gradients and
+    values; losses and norms."""
+    model = load(folder)
+    rotary, named = rotary_of(model), dict(model.named_parameters())
+
+    def trains(name):
+        in_files = as_in_files({name: named[name].detach()}, model.config)
+        return not all(any(fnmatch.fnmatchcase(n, p) for p in FROZEN[case.name]) for n in in_files)
+
+    trained = {name: p for name, p in named.items() if trains(name)}
+    start = {name: p.detach().clone() for name, p in named.items()}
+    for name, p in named.items():
+        p.requires_grad_(name in trained)
+    grads, losses, norms, final = train(trained, lambda s: hf_logits(model, s), tokens, cu_seqlens, case.optimizer)
+    wide = {name: p.double().requires_grad_(name in trained) for name, p in start.items()}
+    wide_trained = {name: wide[name] for name in trained}
+    _, losses_f64, norms_f64, final_f64 = train(
+        wide_trained, lambda s: plain_logits(wide, model.config, rotary, s, []), tokens, cu_seqlens, case.optimizer)
+    moved = {n: wide[n].detach() - start[n].double() for n in trained}
+    floors = {"updates": {n: ((trained[n].detach() - wide[n].detach()).norm() / moved[n].norm()).item() for n in trained}}
+    files = lambda tensors: as_in_files({name: t.detach() for name, t in tensors.items()}, model.config)
+    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens}
+    tensors |= {f"grad.{name}": g for name, g in files(grads).items()}
+    tensors |= {f"after5.{name}": p.clone() for name, p in files(trained).items()}
+    return tensors, {"loss": losses[0], "floors": floors,
+                     "steps": {"losses": losses, "grad_norms": norms, "final_loss": final, "losses_f64": losses_f64,
+                               "grad_norms_f64": norms_f64, "final_loss_f64": final_f64}}
+
+
+def frozen_case(case, out, check):
+    """Writes frozen-NAME, or returns complaints about it."""
+    base, folder = out / case.name, out / f"frozen-{case.name}"
+    stored = load_file(base / "golden.safetensors")
+    tensors, values = compute_frozen(case, base, stored["input_ids"], stored["cu_seqlens"])
+    floor = max(values["floors"]["updates"].values())
+    if floor > MAX_UPDATE_FLOOR:
+        raise RuntimeError(f"frozen-{case.name}: rounding decides updates ({floor:.1e})")
+    if not check:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "golden.safetensors")
+        write_json(folder / "golden.json", {"schema": SCHEMA, "model": case.name, "frozen": FROZEN[case.name],
+                                            "versions": versions(), "optimizer": case.optimizer | {"num_steps": NUM_STEPS}}
+                   | values)
+        return []
+    kept, golden = load_file(folder / "golden.safetensors"), json.loads((folder / "golden.json").read_text())
+    complaints = [] if set(kept) == set(tensors) else [f"frozen-{case.name}: names differ"]
+    for name in set(kept) & set(tensors):
+        if gap(tensors[name], kept[name]) > 1e-4:
+            complaints.append(f"frozen-{case.name}: {name} differs")
+    if any(abs(a - b) > 1e-5 * abs(b) for a, b in zip(values["steps"]["losses"], golden["steps"]["losses"], strict=True)):
+        complaints.append(f"frozen-{case.name}: losses differ")
+    return complaints
+
+
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 def check_case(case, out):
@@ -755,6 +823,8 @@ def main():
         if not arguments.check:
             write_case(case, arguments.out)
         complaints += check_case(case, arguments.out)
+        if case.name in FROZEN:
+            complaints += frozen_case(case, arguments.out, arguments.check)
     for complaint in complaints:
         print("error: " + complaint, file=sys.stderr)
     return 1 if complaints else 0

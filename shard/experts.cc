@@ -98,7 +98,7 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   if (s_.ep.ranks > 1 && leaves_experts(f_, op)) dy = to_experts(to_, f_, s_, d_name + ".routed", dy, values_);
   const bool came = f_.value(x).width == Width::routed;
   const auto of_weights = [&] {
-    if (!s_.model.trains(op.weights[0].first)) return;
+    if (!s_.trains(op.weights[0].first)) return;
     std::vector<Tensor> outputs;
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
     Op& wgrad =
@@ -107,7 +107,8 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   };
   const auto of_input = [&] {
     if (came && s_.ep.ranks > 1)
-      gradient_of(x) = make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, value(x).shape[1]);
+      gradient_of(x) =
+          make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, {s_.width_of(Width::routed), fixed_extent, 0});
     else make(x);
     with_share(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
                     {gradient(x)}),

@@ -76,7 +76,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::layer_norm:
       return {sum_of(op), op.outputs[1]};
     case OpKind::linear:  // the gradient of its input asks for none of it
-      if (!s.model.trains(op.weights[0].first) && op.adapters.empty()) return {};
+      if (!s.trains(op.weights[0].first) && op.adapters.empty()) return {};
       return {op.inputs[0]};
     case OpKind::swiglu:
     case OpKind::clamped_swiglu:
@@ -96,7 +96,8 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::dispatch:
       if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
-    case OpKind::grouped_linear:
+    case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
+      if (!s.trains(op.weights[0].first)) return {op.inputs[1]};
       return op.inputs;
     case OpKind::combine:
       return {op.inputs.begin(), op.inputs.begin() + 3};
@@ -268,7 +269,7 @@ BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, Backwa
 void BackwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
-      if (!s_.model.trains(op.weights[0].first)) return;
+      if (!s_.trains(op.weights[0].first)) return;
       const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
       Op& scatter = with_vocabulary(
           emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}), s_);
@@ -289,7 +290,7 @@ void BackwardWriter::write(const ForwardOp& op) {
       Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
                    {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
                    {d});
-      if (s_.model.trains(op.weights[0].first))
+      if (s_.trains(op.weights[0].first))
         for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
       with_others(with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_), op);
       gradient_of(op.inputs[0]) = d;
@@ -308,7 +309,7 @@ void BackwardWriter::write(const ForwardOp& op) {
     case OpKind::attention: {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
-      if (!op.weights.empty() && s_.model.trains(op.weights[0].first)) sinks(op, d_attended);
+      if (!op.weights.empty() && s_.trains(op.weights[0].first)) sinks(op, d_attended);
       const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
       to_.attend_backward(in_attention(s_), op, d_attended, value(in_attention(f_, s_, op.inputs[0])),
                           value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
@@ -371,7 +372,7 @@ void BackwardWriter::norm(const ForwardOp& op) {
   const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
   const Tensor d_sum = adds ? gradient(sum) : make(sum);
   std::vector<Tensor> outputs = {d_sum};
-  if (s_.model.trains(op.weights[0].first))
+  if (s_.trains(op.weights[0].first))
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
   Op& n = emit(backward_of_norm(op.kind), op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
                std::move(outputs));
@@ -395,7 +396,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
   const Tensor dy =
       leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-  const bool trains = s_.model.trains(op.weights[0].first);
+  const bool trains = s_.trains(op.weights[0].first);
   std::vector<Tensor> d_down;  // of what each adapter's A left
   for (const Adapter& adapter : op.adapters) {
     const Tensor b = to_.weight(adapter.b);

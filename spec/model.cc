@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "spec/architectures.h"
+#include "spec/frozen.h"
 #include "spec/parameter_roles.h"
 
 namespace hotbunk {
@@ -217,6 +218,8 @@ std::vector<ParamSpec> parameters_of(const ModelSpec& model) {
   for (int layer = 0; layer < model.layers; ++layer)
     LayerVisitor(model, layer, model.moe ? model.moe->experts : 0, add).visit();
   visit_back(model, add);
+  if (const auto patterns = frozen_patterns(model); !patterns.empty())
+    for (ParamSpec& p : all) p.frozen = is_frozen(patterns, p.name);
   return all;
 }
 

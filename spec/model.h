@@ -99,8 +99,9 @@ struct ParamSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   ParamRole role;
-  int layer = -1;   // -1: embedding, final norm, head
-  int expert = -1;  // routed expert, else -1
+  int layer = -1;       // -1: embedding, final norm, head
+  int expert = -1;      // routed expert, else -1
+  bool frozen = false;  // it does not train (ModelSpec::frozen)
 
   std::int64_t numel() const {
     std::int64_t n = 1;
@@ -209,6 +210,7 @@ struct ModelSpec {
   std::optional<MoeSpec> moe;
   std::optional<MlaSpec> mla;
   LoraSpec lora;
+  std::string frozen;                           // patterns of parameters that do not train, joined by -; empty: none
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
   std::string weights_path;                     // folder with safetensors; empty: random initialisation
   std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
@@ -222,7 +224,9 @@ struct ModelSpec {
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
   /// Whether the matrix has an adapter.
   bool adapts(ParamRole base) const;
-  /// Whether the parameter is trained: with adapters, these alone are.
+  /// Whether something of it is trained and something not.
+  bool trains_in_part() const { return lora.on() || !frozen.empty(); }
+  /// Whether parameters of the role are trained, but for those that are frozen by name: with adapters, these alone are.
   bool trains(ParamRole role) const { return !lora.on() || is_adapter(role); }
   bool operator==(const ModelSpec&) const = default;
 };

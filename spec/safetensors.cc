@@ -313,6 +313,11 @@ Result<TensorView> Checkpoint::require(const StoredParameter& stored) const {
   constexpr std::string_view base = "transformer.";
   const std::string_view name = stored.tensor;
   const bool without = find(name) == nullptr && name.starts_with(base) && find(name.substr(base.size())) != nullptr;
+  if (const std::string blocks = stored.tensor + "_blocks"; find(name) == nullptr && find(blocks) != nullptr)
+    return fail(file_problem("E406", path_, fmt::format("tensor \"{}\" is missing", name),
+                             {fmt::format("\"{}\" has it in MXFP4, four bits for a number, which is not read", blocks)},
+                             "have transformers write it in bf16: from_pretrained with Mxfp4Config(dequantize=True), "
+                             "then save_pretrained"));
   return require(without ? name.substr(base.size()) : name, stored.shape);
 }
 

@@ -52,8 +52,8 @@ TEST_CASE("rope rotates dimension pairs (j, j + d/2) of q and k, or of their fir
   const HeadShape shape{3, 1, 20};
   for (DType dtype : kFloatTypes)
     for (const auto& [stride, turned] : {std::pair<std::int32_t, std::int64_t>{0, 0},
-                                         {1, 0},      // fewer positions than tokens
-                                         {1000, 0},   // more
+                                         {1, 0},     // fewer positions than tokens
+                                         {1000, 0},  // more
                                          {1, 14},
                                          {1000, 4}}) {
       const std::int64_t T = 21, part = turned == 0 ? 20 : turned;
@@ -73,7 +73,7 @@ TEST_CASE("rope rotates dimension pairs (j, j + d/2) of q and k, or of their fir
             const double angle = static_cast<float>(positions[t]) * inv_freq[j];
             const double lo = x.at(t, base + j), hi = x.at(t, base + j + part / 2);
             return c % 20 < part / 2 ? lo * std::cos(angle) - hi * std::sin(angle)
-                               : hi * std::cos(angle) + lo * std::sin(angle);
+                                     : hi * std::cos(angle) + lo * std::sin(angle);
           },
           kF32Tolerance);
       rope(ctx, y.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::backward, 1.0f, turned);

@@ -106,8 +106,9 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 }
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
-  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
-                           "mistral-window", "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
+  for (const char* name :
+       {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias", "mistral-window",
+        "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -465,6 +466,7 @@ TEST_CASE("Ulysses computes what one rank does") {
       TrainLayout& l = s.train.layout;
       l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
       l.sp = several && way.tp > 1;
+      if (g.model.moe) l.etp = way.tp;
       if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
       s.train.recompute = several ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = several ? 5 : 0;

@@ -80,14 +80,15 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
   CHECK(double(active_parameter_count(catalogued("deepseek-v3"))) == Approx(37.5e9).epsilon(0.02));
   CHECK(double(parameter_count(catalogued("deepseek-v2"))) == Approx(236e9).epsilon(0.002));
   CHECK(double(active_parameter_count(catalogued("deepseek-v2"))) == Approx(21.4e9).epsilon(0.02));
-  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Both count the layer that predicts a second
-  // token (one of 92 and of 46 more), which is not here.
+  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Both count the layer that predicts a
+  // second token (one of 92 and of 46 more), which is not here.
   CHECK(double(parameter_count(catalogued("glm-4.5"))) == Approx(355e9 * 92 / 93).epsilon(0.01));
   CHECK(double(active_parameter_count(catalogued("glm-4.5"))) == Approx(32e9).epsilon(0.05));
   CHECK(double(parameter_count(catalogued("glm-4.5-air"))) == Approx(106e9).epsilon(0.02));
   CHECK(double(active_parameter_count(catalogued("glm-4.5-air"))) == Approx(12e9).epsilon(0.1));
   // gpt-oss model card, table 1: 116.83B and 20.91B, 5.13B and 3.61B active (head in, embedding out).
-  for (const auto& [name, total, active] : {std::tuple{"gpt-oss-120b", 116.83e9, 5.13e9}, {"gpt-oss-20b", 20.91e9, 3.61e9}}) {
+  for (const auto& [name, total, active] :
+       {std::tuple{"gpt-oss-120b", 116.83e9, 5.13e9}, {"gpt-oss-20b", 20.91e9, 3.61e9}}) {
     const ModelSpec m = catalogued(name);
     CHECK(double(parameter_count(m)) == Approx(total).epsilon(1e-4));
     CHECK(double(active_parameter_count(m) - m.vocab * m.hidden) == Approx(active).epsilon(2e-3));
@@ -194,8 +195,9 @@ TEST_CASE("transformers 4 and 5 spell one model") {
 }
 
 TEST_CASE("names and shapes are those of checkpoints written by transformers") {
-  for (const char* name : {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied",
-                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
+  for (const char* name :
+       {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied", "mha-one-kv",
+        "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
     INFO(name);
     const auto model = load_model(golden / name);
     REQUIRE(model);
