@@ -69,7 +69,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::attention, 2, 2, 2, 2, FlopRule::attention, 4},
     {OpKind::attention_backward, 5, 5, 1, 1, FlopRule::attention_backward, 10},
     {OpKind::kv_write, 2, 2, 1, 1, FlopRule::none, 0},
-    {OpKind::paged_attention, 5, 5, 1, 1, FlopRule::attention, 4},
+    {OpKind::paged_attention, 5, 5, 1, 2, FlopRule::attention, 4},
     {OpKind::swiglu, 1, 1, 1, 1, FlopRule::per_element, 4},
     {OpKind::swiglu_backward, 2, 2, 1, 1, FlopRule::per_element, 5},
     {OpKind::add, 2, 2, 1, 1, FlopRule::per_element, 1},
@@ -88,9 +88,9 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::expert_sort, 1, 1, 2, 2, FlopRule::none, 0},
     {OpKind::dispatch, 2, 2, 1, 1, FlopRule::none, 0},
     {OpKind::dispatch_backward, 2, 2, 1, 1, FlopRule::none, 0},
-    {OpKind::grouped_linear, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
+    {OpKind::grouped_linear, 3, 4, 1, 1, FlopRule::grouped_gemm, 0},
     {OpKind::grouped_linear_dgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
-    {OpKind::grouped_linear_wgrad, 3, 3, 1, 1, FlopRule::grouped_gemm, 0},
+    {OpKind::grouped_linear_wgrad, 3, 3, 1, 2, FlopRule::grouped_gemm, 0},
     {OpKind::combine, 3, 4, 1, 1, FlopRule::none, 0},
     {OpKind::combine_backward, 4, 4, 2, 2, FlopRule::per_element, 3},
     {OpKind::split_heads, 1, 1, 1, 1, FlopRule::none, 0},
@@ -119,6 +119,10 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::latent_heads_backward, 1, 1, 3, 3, FlopRule::none, 0},
     {OpKind::latent_write, 3, 3, 1, 1, FlopRule::none, 0},
     {OpKind::latent_attention, 6, 6, 1, 1, FlopRule::latent_attention, 0},
+    {OpKind::attention_sinks, 3, 3, 2, 2, FlopRule::per_element, 1},
+    {OpKind::attention_sinks_backward, 4, 4, 1, 1, FlopRule::none, 0},
+    {OpKind::clamped_swiglu, 1, 1, 1, 1, FlopRule::per_element, 8},
+    {OpKind::clamped_swiglu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -210,6 +214,15 @@ std::string check_grouped(const Op& op) {
   const bool forward = op.kind == OpKind::grouped_linear;
   const std::int64_t n = last(forward ? other : rows), k = last(forward ? rows : other);
   const std::int64_t experts = n > 0 ? weights.shape[0].size / n : 0;
+  const bool has_bias =
+      forward ? op.num_operands() > 3 : op.kind == OpKind::grouped_linear_wgrad && op.outputs.size() > 1;
+  if (has_bias && experts > 0) {
+    const Tensor& bias = forward ? op.inputs[3] : op.outputs[1];
+    const std::int64_t share = bias.rank == 1 ? bias.shape[0].size / experts : 0;
+    if (share < 1 || bias.shape[0].size != experts * share || n % share != 0 || (share != n && op.group < 0))
+      return fmt::format("has a bias of {} for {} experts of {} columns", bias.rank == 1 ? bias.shape[0].size : 0,
+                         experts, n);
+  }
   const bool fits = experts > 0 && segments > 0 && segments % experts == 0 && weights.shape[0].size == experts * n &&
                     weights.shape[1].size == k &&
                     std::equal(rows.shape.begin(), rows.shape.begin() + rows.rank - 1, other.shape.begin());
@@ -382,6 +395,31 @@ bool is_latent(OpKind k) {
   }
 }
 
+/// Attended rows, their log-sum-exps, and a sink for each head of all ranks that share them.
+std::string check_sinks(const Op& op) {
+  const bool backward = op.kind == OpKind::attention_sinks_backward;
+  const Tensor &o = op.inputs[backward ? 1 : 0], &lse = op.inputs[backward ? 2 : 1],
+               &sinks = op.inputs[backward ? 3 : 2];
+  bool fits = o.rank == 2 && lse.rank == 2 && sinks.rank == 1 && o.shape[0] == lse.shape[0] && lse.shape[1].size > 0 &&
+              o.shape[1].size % lse.shape[1].size == 0 && sinks.shape[0].size % lse.shape[1].size == 0 &&
+              (sinks.shape[0] == lse.shape[1] || op.group >= 0);
+  if (backward)
+    fits = fits && op.inputs[0].rank == 2 && op.inputs[0].shape == o.shape && op.outputs[0].rank == 1 &&
+           op.outputs[0].shape == sinks.shape && op.outputs[0].dtype == DType::f32;
+  else fits = fits && op.outputs[0] == o && op.outputs[1] == lse;
+  return fits ? "" : "needs attended rows, a log-sum-exp and a sink for each of their heads";
+}
+
+/// A clamped gate and what is clamped beside it.
+std::string check_clamped(const Op& op) {
+  for (const Attr a : {Attr::limit, Attr::alpha})
+    if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
+  const Tensor &act = op.kind == OpKind::clamped_swiglu ? op.outputs[0] : op.inputs[0],
+               &gate_up = op.kind == OpKind::clamped_swiglu ? op.inputs[0] : op.inputs[1];
+  const auto last = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1].size; };
+  return act.rank > 1 && gate_up.rank == act.rank && last(gate_up) == 2 * last(act) ? "" : "needs gates beside ups";
+}
+
 /// Latents and what all heads are made of them (graph/catalogue.h).
 std::string check_latent(const Op& op) {
   const auto wide = [](const Tensor& t) { return t.rank == 2 ? t.shape[1].size : -1; };
@@ -498,6 +536,21 @@ std::optional<LoraProduct> lora_product(const Op& op) {
                              second.shape[1] == a.shape[0] && first.shape[1] == a.shape[1]};
     }
   }
+}
+
+Range bias_columns(const Op& op, const Places& places) {
+  const ExpertMatrices m = expert_matrices(op);
+  const Tensor& bias = op.kind == OpKind::grouped_linear ? op.inputs[3] : op.outputs[1];
+  const std::int64_t share = bias.shape[0].size / m.experts;
+  const std::int64_t place = share == m.n ? 0 : places.at(static_cast<std::size_t>(op.group));
+  return {place * share, (place + 1) * share};
+}
+
+Range own_sinks(const Op& op, const Places& places) {
+  const bool backward = op.kind == OpKind::attention_sinks_backward;
+  const std::int64_t heads = op.inputs[backward ? 2 : 1].shape[1].size, all = op.inputs[backward ? 3 : 2].shape[0].size,
+                     place = all == heads ? 0 : places.at(static_cast<std::size_t>(op.group));
+  return {place * heads, (place + 1) * heads};
 }
 
 bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_operands() > 1; }
@@ -779,6 +832,8 @@ std::string check_op(const Op& op) {
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
   if (is_latent(op.kind)) return check_latent(op);
+  if (op.kind == OpKind::attention_sinks || op.kind == OpKind::attention_sinks_backward) return check_sinks(op);
+  if (op.kind == OpKind::clamped_swiglu || op.kind == OpKind::clamped_swiglu_backward) return check_clamped(op);
   if (e.rule == FlopRule::gemm) return check_gemm(op);
   if (e.rule == FlopRule::lora) return check_lora(op);
   if (e.rule == FlopRule::grouped_gemm) return check_grouped(op);

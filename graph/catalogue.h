@@ -39,6 +39,7 @@
 //   qk_norm            x[T,Q], qw[d], kw[d] -> y[T,Q], rstd[T,a+k]    v is copied         eps, heads, kv_heads, head_dim; offset: as rms_norm
 //   qk_norm_backward   dy[T,Q], x[T,Q], qw, kw, rstd -> dx[T,Q] (may be dy), (dqw[d], dkw[d])  accumulate, heads, …
 //   rope               x[T,Q], positions[T] -> x                                          heads, kv_heads, head_dim, rope_* (runtime/rope_frequencies.h)
+//                                                rope_first: only the first so many numbers of a head
 //                                                rope_dim: only the last so many numbers of a head, neighbours as pairs
 //   rope_backward      dx[T,Q], positions[T] -> dx
 //   attention          x[T,Q], cu_seqlens[S+1] -> o[T,ad], lse[T,a]                       heads, kv_heads, head_dim
@@ -47,7 +48,7 @@
 //                                                scores, in the place of 1/sqrt(d); softcap: c tanh(score / c)
 //   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
 //   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d]           block_tokens, heads, …
-//   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad]
+//   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad], (lse[T,a])
 //   swiglu             gate_up[T,2I] -> act[T,I]
 //   swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
 //   route              logits[T,E], (bias[E]) -> weights[T,c], experts[T,c]   the c largest, equal ones by number; softmax over all
@@ -63,11 +64,13 @@
 //   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
 //                                                and in what follows
 //   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
-//   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1] -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
+//   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1], (b[E n]) -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
+//                                                b: added to n columns, all, or those at the rank's place in op.group,
+//                                                which shares N
 //                                                of x[R,K] with several offsets for each expert, one for each rank that
 //                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
-//   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K]                        accumulate
+//   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K], (db[E n])             accumulate
 //   combine            y[T,c,H], rows[T,c], weights[T,c], (base[T,H]) -> z[T,H]   base and the sum over j, in order, of weights[t,j] y[rows[t,j]]
 //   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c] -> dy[T,c,H], dweights[T,c]
 //   add                x, y -> z                 z may be x
@@ -122,6 +125,11 @@
 //   latent_write       c[T,r], s[T,t], kv_slots[T] -> pool[blocks, block_tokens, r+t]     block_tokens
 //   latent_attention   q[T,ad], pool, w[a(d-t+v),r], cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,av]   w makes keys and values
 //                                                of what the pool keeps, for each sequence anew   block_tokens, heads, …, scale
+//   attention_sinks    o[T,ad], lse[T,a], sinks[W a] -> o, lse   in place: as if softmax had counted one more score of each
+//                                                head, with a value of zeros. W: 1, or ranks of op.group, of which each has a heads
+//   attention_sinks_backward  do[T,ad], o[T,ad], lse[T,a], sinks[W a] -> dsinks[W a]   of o and lse behind that; zeros of others' heads   accumulate
+//   clamped_swiglu     gate_up[T,2I] -> act[T,I]   g = min(gate, limit): g sigmoid(alpha g) (clamp(up, ±limit) + 1)   limit, alpha
+//   clamped_swiglu_backward  dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]                    limit, alpha
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.
@@ -188,6 +196,12 @@ struct OwnPart {
   std::int64_t first = 0, count = 0, groups = 1;
 };
 OwnPart own_experts(const Op&, const Places&);
+
+/// The columns of a grouped product that its bias is added to, or the bias's gradient is of: [begin, end) of N.
+Range bias_columns(const Op&, const Places&);
+
+/// Of all heads' sinks those of this rank's heads: [begin, end).
+Range own_sinks(const Op&, const Places&);
 
 /// An all-to-all of rows of experts, of as many as there are for each rank; and its tensor that has the rank's own
 /// tokens' rows, there or back. Its payload is these: all ranks' together are what is sent, and no routing changes it.

@@ -119,6 +119,10 @@ enum class OpKind : std::uint8_t {
   latent_heads_backward,
   latent_write,
   latent_attention,
+  attention_sinks,
+  attention_sinks_backward,
+  clamped_swiglu,
+  clamped_swiglu_backward,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -184,8 +188,11 @@ enum class Attr : std::uint8_t {
   count,  // of any kind: Op::num_operands
   gives,  // of a barrier that hands over (graph/catalogue.h)
   column,
+  rope_first,
+  limit,
+  alpha,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::column) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::alpha) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

@@ -46,6 +46,8 @@ class RolloutRank {
       weights_.push_back(
           packed_heads(prefix + "qkv_bias", layer, 1, {ParamRole::q_bias, ParamRole::k_bias, ParamRole::v_bias}));
     }
+    if (model_.attention_sinks)
+      weights_.push_back(row_slice(prefix + "sinks", layer, ParamRole::sinks, 1, heads_.query));
     if (parameters_.find(layer, ParamRole::q_norm)) {
       replicate(prefix + "q_norm", layer, ParamRole::q_norm);
       replicate(prefix + "k_norm", layer, ParamRole::k_norm);
@@ -118,6 +120,7 @@ class RolloutRank {
     weights_.push_back(down.build());
     if (whole) share_places(weights_.back(), layer, {ParamRole::expert_down});
     if (model_.moe->router_bias) replicate(prefix + "router_bias", layer, ParamRole::router_bias);
+    if (model_.moe->biases) add_expert_biases(prefix, layer, inner, whole);
     if (model_.moe->shared_experts == 0) return;
     const Range shared = even_range(model_.moe->shared_experts * model_.moe->expert_intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "shared_gate_up", layer, model_.hidden)
@@ -125,6 +128,23 @@ class RolloutRank {
                            .add(parameters_.at(layer, ParamRole::shared_up), shared, 0, down_by(shared))
                            .build());
     weights_.push_back(column_slice(prefix + "shared_down", layer, ParamRole::shared_down, shared));
+  }
+
+  /// Of gate and up those of this rank's columns; of what experts leave those of its part of the hidden size.
+  void add_expert_biases(const std::string& prefix, int layer, Range inner, bool whole) {
+    replicate(prefix + "router_linear_bias", layer, ParamRole::router_linear_bias);
+    const Range out = whole ? Range{0, model_.hidden} : even_range(model_.hidden, tp_, rank_);
+    const auto step = [&](Range rows) { return whole ? Step{} : down_by(rows); };
+    WeightBuilder gate_up(prefix + "experts_gate_up_bias", layer, 1), down(prefix + "experts_down_bias", layer, 1);
+    for (int e = 0; e < model_.moe->experts / cut_.experts; ++e) {
+      gate_up.add(parameters_.at(layer, ParamRole::expert_gate_bias, e), inner, 0, step(inner))
+          .add(parameters_.at(layer, ParamRole::expert_up_bias, e), inner, 0, step(inner));
+      down.add(parameters_.at(layer, ParamRole::expert_down_bias, e), out, 0, step(out));
+    }
+    weights_.push_back(gate_up.build());
+    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_gate_bias, ParamRole::expert_up_bias});
+    weights_.push_back(down.build());
+    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_down_bias});
   }
 
   /// Of a stack of the first rank's experts, with these parameters each: those of the other ranks stand there as well.
@@ -220,6 +240,9 @@ std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool who
     return fmt::format("{} experts do not divide over tp {}", model.moe->experts, tp);
   if (model.moe && !whole_experts && model.moe->expert_intermediate % tp)
     return fmt::format("expert intermediate size {} does not divide over tp {}", model.moe->expert_intermediate, tp);
+  if (model.moe && model.moe->biases && !whole_experts && model.hidden % tp)
+    return fmt::format("the hidden size {}, and with it the biases behind experts, does not divide over tp {}",
+                       model.hidden, tp);
   if ((!model.moe || model.moe->first_dense_layers > 0) && model.intermediate % tp)
     return fmt::format("intermediate size {} does not divide over tp {}", model.intermediate, tp);
   return "";

@@ -16,6 +16,7 @@ namespace hotbunk {
 ///   input_norm, input_norm_bias  (hidden, 1)             replicated; the bias where norms have one
 ///   qkv                       (q + 2 kv rows, hidden)    [query heads; key heads; value heads of this rank]
 ///   qkv_bias                  (q + 2 kv rows, 1)         where the model has it
+///   sinks                     (query heads, 1)           where the model has them; of this rank's heads
 ///   q_norm, k_norm            (head_dim, 1)              where the model has them; replicated
 ///   o                         (hidden, q rows)           column slice
 ///   o_bias                    (hidden, 1)                where the model has it; replicated
@@ -43,7 +44,10 @@ namespace hotbunk {
 ///   experts_gate_up           (E / tp 2 I, hidden)       of expert e the place e % (E / tp) on rank e / (E / tp)
 ///   experts_down              (E / tp hidden, I)
 ///   router_bias               (E, 1)                     where the model has it; replicated
-///   shared_gate_up, shared_down   as gate_up and down    where there are experts that every token takes
+///   router_linear_bias        (E, 1)                     likewise
+///   experts_gate_up_bias      (E 2 I / tp, 1)            likewise; rows as those of experts_gate_up
+///   experts_down_bias         (E hidden / tp, 1)         likewise; a part of the rows of each expert; of whole ones
+///   all shared_gate_up, shared_down   as gate_up and down    where there are experts that every token takes
 struct LocalWeight {
   std::string name;
   std::int64_t rows = 0, cols = 0;

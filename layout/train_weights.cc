@@ -21,7 +21,7 @@ using R = ParamRole;
 // together is one stack of matrices.
 bool stands_before(const ParamSpec& a, const ParamSpec& b) {
   const auto place = [](const ParamSpec& p) {
-    return std::tuple(p.layer, rule_of(p.role).stack, p.expert, place_in_unit(p.role));
+    return std::tuple(p.layer, p.frozen, rule_of(p.role).stack, p.expert, place_in_unit(p.role));
   };
   return place(a) < place(b);
 }
@@ -116,8 +116,9 @@ bool alike(const UnitParam& a, const UnitParam& b) {
 void number_kinds(std::vector<ShardedUnit>& units) {
   std::vector<const ShardedUnit*> kinds;
   for (ShardedUnit& unit : units) {
-    const auto at = std::ranges::find_if(
-        kinds, [&](const ShardedUnit* k) { return std::ranges::equal(k->params, unit.params, alike); });
+    const auto at = std::ranges::find_if(kinds, [&](const ShardedUnit* k) {
+      return k->frozen == unit.frozen && std::ranges::equal(k->params, unit.params, alike);
+    });
     unit.kind = static_cast<int>(at - kinds.begin());
     if (at == kinds.end()) kinds.push_back(&unit);
   }
@@ -154,10 +155,12 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
   std::vector<ShardedUnit> units;
   for (const ParamSpec& parameter : parameters) {
     const bool adapts = is_adapter(parameter.role);
-    if (units.empty() || units.back().layer != parameter.layer || units.back().adapters != adapts) {
+    const bool frozen = parameter.frozen, again = !units.empty() && units.back().layer == parameter.layer;
+    if (!again || units.back().adapters != adapts || units.back().frozen != frozen) {
       ShardedUnit unit;
       unit.name = parameter.layer < 0 ? "root" : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
-      unit.layer = parameter.layer, unit.adapters = adapts;
+      if (frozen && again) unit.name += ".frozen";
+      unit.layer = parameter.layer, unit.adapters = adapts, unit.frozen = frozen;
       units.push_back(std::move(unit));
     }
     append(units.back(), shard_of(parameter, model, tensor, ep, world, rank),

@@ -55,6 +55,7 @@ struct ShardedUnit {
   std::string name;       // "root", "layers.3"
   int layer = -1;         // -1: root
   bool adapters = false;  // LoRA's of the layer, which another unit has
+  bool frozen = false;    // parameters that do not train; the layer's others are in another unit
   int kind = 0;           // units of one kind differ in the names of their parameters only
   std::vector<UnitParam> params;
   /// FSDP1: not the parameters are cut but the unit as a whole, back to back as it is computed with: rank w has

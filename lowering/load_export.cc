@@ -91,7 +91,7 @@ Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUn
   });
 }
 
-/// A frozen unit's shard as the merged model has it: its adapters in it, in the master's dtype.
+/// A frozen unit's shard as the merged model has it: its adapters in it, if there are any, in the master's dtype.
 Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name) {
   const UnitState& of = state.units()[u];
   std::optional<MergedAdapters> adapters;
@@ -180,7 +180,7 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
           const Tensor shard = own ? state.on_device(b, u, static_cast<StateTensor>(i), part) : Tensor{};
           export_part(b, state, unit, shards, stage, shard, parts[i], one, part);
         }
-      } else if (merges) {
+      } else if (merges || unit.frozen) {
         const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};
         export_part(b, state, unit, shards, stage, shard, parts[0], one, name);
       }

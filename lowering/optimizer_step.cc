@@ -59,7 +59,8 @@ void sum_part(ProgramBuilder& b, BufferId grad, const UnitParam& p, Family among
 
 /// Such a table's gradients, which each of the two stages has found in part.
 void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
-  if (state.part().first == state.part().last || !state.model().tie_embeddings || !state.model().trains(R::embedding))
+  if (state.part().first == state.part().last || !state.model().tie_embeddings || state.units()[0].unit.frozen ||
+      !state.model().trains(R::embedding))
     return;
   b.begin_call("train.sum_tied", "train.");
   for (const UnitParam& p : state.units()[0].unit.params)

@@ -95,8 +95,16 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 expert_parallel(s)},
       embedding_(decoder_embedding(model_)),
       layers_(model_),
-      end_(decoder_end(model_)) {
+      end_(decoder_end(model_)),
+      frozen_(frozen_roles(model_)) {
+  if (!frozen_.empty()) sharding_.frozen = frozen_.front();
   for (const Range& chunk : part.layers) first_layers_.push_back(static_cast<int>(chunk.begin));
+}
+
+TensorSharding PackedModel::sharding_of(int layer) const {
+  TensorSharding out = sharding_;
+  if (!frozen_.empty()) out.frozen = frozen_[static_cast<std::size_t>(layer) + 1];
+  return out;
 }
 
 std::string PackedModel::layer_name(int layer) const { return fmt::format("{}layers.{}.", name_, layer); }
@@ -140,6 +148,7 @@ PackedModel::Stream PackedModel::embed(const WholeUnit& root) {
 }
 
 PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, const Stream& in, Values& kept) {
+  const TensorSharding sharding = sharding_of(layer);
   std::vector<Input> inputs = w.inputs();
   inputs.emplace_back(in.h);
   if (in.z.buffer >= 0) inputs.emplace_back(in.z);
@@ -148,9 +157,9 @@ PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, co
     Values values(l.forward.values().size());
     at(values, l.in.h) = in.h, at(values, l.in.z) = in.z;
     Emits emits(*this, w, nullptr, layer_name(layer));
-    emit_forward(l.forward, sharding_, emits, values);
+    emit_forward(l.forward, sharding, emits, values);
     return WentForward{{at(values, l.out.h), at(values, l.out.z)},
-                       only(values, kept_values(l.forward, sharding_, scenario_.train.recompute, l.x))};
+                       only(values, kept_values(l.forward, sharding, scenario_.train.recompute, l.x))};
   });
   kept = std::move(went.kept);
   return went.out;
@@ -159,13 +168,14 @@ PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, co
 void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
   const Recompute which = scenario_.train.recompute;
   if (which == Recompute::none) return;
+  const TensorSharding sharding = sharding_of(layer);
   const DecoderLayer& l = layer_at(layer);
-  const std::vector<ValueId> reads = read_by_backward(l.forward, sharding_);
+  const std::vector<ValueId> reads = read_by_backward(l.forward, sharding);
   kept = b_.call(prefix_ + "layer.recompute", variant_of(w, layer), layer_name(layer),
-                 inputs_of(w.inputs(), kept, kept_values(l.forward, sharding_, which, l.x)), [&] {
+                 inputs_of(w.inputs(), kept, kept_values(l.forward, sharding, which, l.x)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
-                   emit_forward(l.forward, sharding_, emits, values, &reads);
+                   emit_forward(l.forward, sharding, emits, values, &reads);
                    return values;
                  });
 }
@@ -173,17 +183,18 @@ void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
 PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const WholeUnit& dw, int layer,
                                                   const Values& values, const Tensor& gradient, bool accumulate,
                                                   bool defers) {
+  const TensorSharding sharding = sharding_of(layer);
   const DecoderLayer& l = layer_at(layer);
   std::vector<Input> inputs = dw.inputs(w.inputs());
   inputs.emplace_back(gradient);
   return b_.call(prefix_ + "layer.backward", variant_of(w, layer), layer_name(layer),
-                 inputs_of(std::move(inputs), values, read_by_backward(l.forward, sharding_)), [&] {
+                 inputs_of(std::move(inputs), values, read_by_backward(l.forward, sharding)), [&] {
                    Values gradients(l.forward.values().size());
                    at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
                    Emits emits(*this, w, &dw, layer_name(layer));
                    Deferred deferred;
                    if (defers) emits.defer(deferred, gradient.buffer);
-                   emit_backward(l.forward, sharding_, emits, values, gradients, accumulate);
+                   emit_backward(l.forward, sharding, emits, values, gradients, accumulate);
                    return deferred;
                  });
 }

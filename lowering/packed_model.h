@@ -75,6 +75,8 @@ class PackedModel {
 
   Dim T() const { return sharding_.tokens; }
   const TensorSharding& sharding() const { return sharding_; }
+  /// Of a layer: which of its parameters do not train.
+  TensorSharding sharding_of(int layer) const;
 
  private:
   class Emits;
@@ -98,6 +100,7 @@ class PackedModel {
   DecoderEmbedding embedding_;
   DecoderLayers layers_;
   DecoderEnd end_;
+  std::vector<FrozenRoles> frozen_;  // behind those of no layer; empty: all train
 };
 
 }  // namespace hotbunk

@@ -158,10 +158,14 @@ class EngineStepLowering {
       const std::int64_t block = step_.s_.rollout.block_tokens;
       with(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s),
            Attr::block_tokens, block);
+      const Tensor lse =
+          op.weights.empty() ? Tensor{} : make("attention.lse", DType::f32, {s.tokens, fixed(s.heads())});
       Op& a = emit(OpKind::paged_attention, streams::compute, op.name,
                    {qkv, *pool_, step_.cu_seqlens_, step_.tables_, step_.lengths_}, {attended});
       with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
-      return {};
+      if (op.weights.empty()) return {};
+      a.outputs.push_back(lse);
+      return lse;
     }
     bool attend_latents(const TensorSharding& s, const ForwardOp& op, const LatentInputs& in,
                         const Tensor& attended) override {

@@ -205,7 +205,7 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
                          const Tensor& normed) {
   const ModelSpec& m = s_.model;
   const DType compute = s_.train.precision.params;
-  const bool trains = m.trains(head_role(m));
+  const bool trains = model_.sharding().trains(head_role(m));
   const Tensor w = model_.head(root), dw = trains ? d_root.tensor(b_, head_role(m)) : Tensor{};
   const Tensor d_normed = model_.make_d_normed(root);
   const Chunks chunks = loss_chunks(s_);
@@ -245,7 +245,7 @@ Tensor TrainPasses::head(const MicroFeeds& feeds, const WholeUnit& root, const W
 }
 
 void TrainPasses::embedding_backward(const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient) {
-  if (!s_.model.trains(R::embedding)) return;
+  if (!model_.sharding().trains(R::embedding)) return;
   b_.begin_call("train.embedding.backward", "train.");
   // The scatter adds: into zeros, into the head's gradient where the two are one, or into what earlier micro-batches
   // left.

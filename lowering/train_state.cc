@@ -187,8 +187,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
       state.shard =
           b.managed(name + ".master", precision.master, n - apart, Category::optimizer, sections::train_optimizer);
     else if (!whole_params_)
-      state.shard = b.managed(name + ".shard", this->trains(unit) ? precision.master : precision.params, n,
-                              Category::params, persists(sections::train_params));
+      state.shard = b.managed(name + ".shard", this->trains(unit) || unit.frozen ? precision.master : precision.params,
+                              n, Category::params, persists(sections::train_params));
     if (trained) {
       if (apart < n) {
         const SectionId section = persists(sections::train_optimizer);

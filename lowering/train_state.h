@@ -15,7 +15,8 @@
 // has the first so many elements of a shard's master copy and moments, and a copy of their gradients in a step.
 //
 // With adapters (LoRA) a layer has two units. The one that is frozen has neither gradients nor optimizer state and is
-// kept in what is computed in, sharded under fsdp2 and else whole; its adapters' are as above.
+// kept in what is computed in, sharded under fsdp2 and else whole; its adapters' are as above. So has a layer of which
+// some parameters are frozen (train.frozen); under fsdp2 these are kept as the others are, in the master's dtype.
 #pragma once
 #include <array>
 #include <optional>
@@ -135,7 +136,7 @@ class TrainState {
   /// rate, number and clip coefficient. -1: it does not step there.
   BufferId host_sums() const { return host_sums_; }
   BufferId host_step() const { return host_step_; }
-  bool trains(const ShardedUnit& u) const { return !scenario_.model.lora.on() || u.adapters; }
+  bool trains(const ShardedUnit& u) const { return scenario_.model.lora.on() ? u.adapters : !u.frozen; }
   /// As its state is cut: what is frozen is whole where parameters are.
   const ShardedUnit& exported_unit(std::int64_t stage, std::size_t u) const;
   std::int64_t shards_of(const ShardedUnit& u) const { return whole_params_ && !trains(u) ? 1 : shards(); }

@@ -53,7 +53,8 @@ ValueId grouped_query_attention(Forward& f, const ModelSpec& model, ValueId norm
   if (model.qk_norm) qkv = f.qk_norm("qk_norm", qkv, "qkv_normed", R::q_norm, R::k_norm, model.norm_offset);
   if (!model.learned_positions) qkv = f.rope("rope", qkv, window > 0 ? model.window_rope_theta : 0.0);
   const double scale = model.query_scalar > 0.0 ? 1.0 / std::sqrt(model.query_scalar) : 0.0;
-  return f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap});
+  return f.attention("attention", qkv, "attended", {window, scale, model.attention_softcap},
+                     bias_of(model.attention_sinks, R::sinks));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The decoder: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma-2 and 3; with experts (model/experts.h) Mixtral, Qwen3-MoE;
-// with latent attention besides (model/latent_attention.h) DeepSeek-V2 and V3.
+// The decoder: GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma-2 and 3; with experts (model/experts.h) Mixtral, Qwen3-MoE,
+// GLM-4.5 and gpt-oss; with latent attention besides (model/latent_attention.h) DeepSeek-V2 and V3.
 #pragma once
 #include "model/forward.h"
 

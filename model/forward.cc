@@ -84,9 +84,11 @@ ValueId Forward::rope(std::string op, ValueId x, double theta) {
   return x;
 }
 
-ValueId Forward::attention(std::string op, ValueId x, std::string out, const AttentionScores& scores) {
+ValueId Forward::attention(std::string op, ValueId x, std::string out, const AttentionScores& scores,
+                           std::optional<Weight> sinks) {
   const ValueId lse = make(out + ".lse", Width::heads, Content::statistic), y = make(std::move(out), Width::attended);
   ForwardOp attention{OpKind::attention, std::move(op), {x}, {}, {y, lse}};
+  if (sinks) attention.weights.push_back(*sinks);
   if (scores.window > 0) attention.attrs.emplace_back(Attr::window, scores.window);
   if (scores.scale > 0.0) attention.attrs.emplace_back(Attr::scale, scores.scale);
   if (scores.softcap > 0.0) attention.attrs.emplace_back(Attr::softcap, scores.softcap);
@@ -109,6 +111,12 @@ ValueId Forward::latent_attention(std::string op, ValueId queries, const Latent&
       OpKind::latent_attention, std::move(op), {queries, kept.latent, kept.key}, {expansion}, {y, lse, qkv}};
   if (scores.scale > 0.0) attention.attrs.emplace_back(Attr::scale, scores.scale);
   ops_.push_back(std::move(attention));
+  return y;
+}
+
+ValueId Forward::clamped_swiglu(std::string op, ValueId x, std::string out, double limit, double alpha) {
+  const ValueId y = activation(OpKind::clamped_swiglu, std::move(op), x, std::move(out));
+  ops_.back().attrs = {{Attr::limit, limit}, {Attr::alpha, alpha}};
   return y;
 }
 
@@ -140,9 +148,10 @@ ValueId Forward::dispatch(std::string op, ValueId x, const Routed& routed, std::
 }
 
 ValueId Forward::grouped_linear(std::string op, ValueId x, const Routed& routed, std::string out, Width width,
-                                Weight matrices) {
+                                Weight matrices, std::optional<Weight> biases) {
   const ValueId y = make(std::move(out), width);
   ops_.push_back({OpKind::grouped_linear, std::move(op), {x, routed.offsets}, {matrices}, {y}});
+  if (biases) ops_.back().weights.push_back(*biases);
   return y;
 }
 

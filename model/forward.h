@@ -78,12 +78,12 @@ struct Adapter {
 ///   linear      x -> y
 ///   qk_norm     x -> y, rstd
 ///   rope        x -> x
-///   attention   x -> y, lse
+///   attention   x -> y, lse                               with a weight: its heads' sinks
 ///   latent_norm      x -> latent, key, rstd
 ///   latent_attention queries, latent, key -> y, lse, qkv: training's attention of packed heads, an engine's over what
 ///   it
 ///                    keeps; its weight makes keys and values of latents
-///   swiglu, geglu, gelu   x -> y
+///   swiglu, clamped_swiglu, geglu, gelu   x -> y
 ///   route           logits -> weights, experts
 ///   expert_sort     experts -> rows, offsets
 ///   dispatch        x, rows -> y
@@ -130,7 +130,9 @@ class Forward {
   ValueId qk_norm(std::string op, ValueId x, std::string out, Weight q, Weight k, double offset = 0.0);
   /// In place. `theta`: in the place of the model's and its scaling.
   ValueId rope(std::string op, ValueId x, double theta = 0.0);
-  ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {});
+  /// `sinks`: a score for each query head that softmax counts besides those of keys.
+  ValueId attention(std::string op, ValueId x, std::string out, const AttentionScores& = {},
+                    std::optional<Weight> sinks = {});
   /// Of latent attention: the first is the norm of the one part of x, with an eps of its own, the other the part of a
   /// key that all heads share, rotated.
   struct Latent {
@@ -142,6 +144,8 @@ class Forward {
   ValueId swiglu(std::string op, ValueId x, std::string out) {
     return activation(OpKind::swiglu, std::move(op), x, std::move(out));
   }
+  /// Gates are at most `limit`, ups in ±`limit`; (up + 1) gate sigmoid(alpha gate).
+  ValueId clamped_swiglu(std::string op, ValueId x, std::string out, double limit, double alpha);
   ValueId geglu(std::string op, ValueId x, std::string out) {
     return activation(OpKind::geglu, std::move(op), x, std::move(out));
   }
@@ -157,7 +161,8 @@ class Forward {
   Routed route(std::string op, ValueId logits, std::optional<Weight> bias = {});
   ValueId dispatch(std::string op, ValueId x, const Routed&, std::string out);
   /// Of each expert's rows by its matrix, which lie one below the other.
-  ValueId grouped_linear(std::string op, ValueId x, const Routed&, std::string out, Width, Weight matrices);
+  ValueId grouped_linear(std::string op, ValueId x, const Routed&, std::string out, Width, Weight matrices,
+                         std::optional<Weight> biases = {});
   /// `base`: what the result begins with.
   ValueId combine(std::string op, ValueId y, const Routed&, std::string out, std::optional<ValueId> base = {});
 

@@ -24,6 +24,12 @@ nlohmann::ordered_json number(double x) {
 }  // namespace
 
 std::vector<ParamSpec> trained_parameters(const ModelSpec& model) {
+  std::vector<ParamSpec> out = saved_parameters(model);
+  std::erase_if(out, [](const ParamSpec& p) { return p.frozen; });
+  return out;
+}
+
+std::vector<ParamSpec> saved_parameters(const ModelSpec& model) {
   return model.lora.on() ? adapters_of(model) : parameters_of(model);
 }
 

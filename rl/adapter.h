@@ -17,6 +17,8 @@ inline constexpr const char *config = "adapter_config.json", *weights = "adapter
 
 /// What of a model is trained, and what checkpoints are of: its adapters, or all of it.
 std::vector<ParamSpec> trained_parameters(const ModelSpec&);
+/// What a checkpoint of training has: these, and what is frozen by name beside them.
+std::vector<ParamSpec> saved_parameters(const ModelSpec&);
 
 /// "base_model.model.NAME": a parameter's name in PEFT's file. Source: peft.get_peft_model_state_dict.
 std::string adapter_tensor(const std::string& parameter);

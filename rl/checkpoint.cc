@@ -175,7 +175,7 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
                                                                    const Program& program, std::int16_t phase,
                                                                    std::optional<TrainingState> training) {
   std::map<std::string, ParamSpec> parameters;
-  for (const ParamSpec& p : training ? trained_parameters(model) : parameters_of(model)) parameters.emplace(p.name, p);
+  for (const ParamSpec& p : training ? saved_parameters(model) : parameters_of(model)) parameters.emplace(p.name, p);
   const bool adapters = training && model.lora.on();
   auto state = std::make_unique<State>();
   for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
@@ -195,7 +195,7 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
       if (at.first == 0) state->model.entries.push_back({at.tensor, op->inputs[0].dtype, at.shape});
     });
   HB_CHECK(state->stored.size() == parameters.size() &&
-               state->optimizer.entries.size() == (training ? 2 * parameters.size() : 0),
+               state->optimizer.entries.size() == (training ? 2 * trained_parameters(model).size() : 0),
            "{} of {} parameters and {} of their moments exported", state->stored.size(), parameters.size(),
            state->optimizer.entries.size());
   state->folder = folder;
@@ -251,7 +251,7 @@ Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> sour
     for (std::int64_t i = 0; i < box.rows; ++i) {
       const std::int64_t from = box.src_offset + i * box.src_pitch, to = box.dst_offset + i * box.dst_pitch;
       if (at == nullptr) copy(from, to, box.cols);
-      else if (!at->transposed) copy(from, at->element(to), box.cols);
+      else if (at->in_order()) copy(from, at->element(to), box.cols);
       else
         for (std::int64_t j = 0; j < box.cols; ++j) copy(from + j, at->element(to + j), 1);
     }

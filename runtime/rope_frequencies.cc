@@ -11,7 +11,9 @@ std::vector<float> rope_frequencies(const Op& op) {
                                 op.real(Attr::rope_original)};
   else if (op.has(Attr::rope_factor))
     scaling = RampRopeScaling{op.real(Attr::rope_factor), op.real(Attr::rope_ramp_begin), op.real(Attr::rope_ramp_end)};
-  return rope_inv_freq(op.integer(Attr::rope_dim, op.integer(Attr::head_dim, 0)), op.real(Attr::rope_theta), scaling);
+  const std::int64_t whole = op.integer(Attr::head_dim, 0);
+  return rope_inv_freq(op.integer(Attr::rope_dim, op.integer(Attr::rope_first, whole)), op.real(Attr::rope_theta),
+                       scaling);
 }
 
 }  // namespace hotbunk

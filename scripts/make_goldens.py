@@ -19,6 +19,7 @@ H query heads, K key-value heads, E head_dim, X experts.
 """
 
 import argparse
+import fnmatch
 import json
 import math
 import platform
@@ -33,7 +34,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
-                          GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          GPT2Config, Glm4MoeConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
 
 SCHEMA = "hotbunk.golden/1"
@@ -183,6 +184,25 @@ def cases():
             norm_topk_prob=True, rms_norm_eps=1e-5, max_position_embeddings=128, num_mtp_layers=0,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
             lengths=(9, 22, 5, 16, 11)),
+        # Half of a head turns; biases of q, k and v and none behind o_proj; queries and keys are normed. Experts as in
+        # DeepSeek-V3, behind a first dense layer.
+        Case("glm4-moe-tiny", Glm4MoeConfig(**common(
+            vocab_size=73, hidden_size=32, intermediate_size=44, moe_intermediate_size=12, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=12, attention_bias=True, use_qk_norm=True,
+            n_shared_experts=1, n_routed_experts=8, routed_scaling_factor=1.5, n_group=4, topk_group=2,
+            num_experts_per_tok=3, first_k_dense_replace=1, norm_topk_prob=True, rms_norm_eps=1e-5,
+            max_position_embeddings=128, num_mtp_layers=0,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5})),
+            lengths=(10, 21, 6, 17, 8), config_v4=True),
+        # The window in the first layer; sinks; biases everywhere; gates and ups that are clamped. Of five pairs of a head one
+        # keeps its frequency, and where the others begin to be divided is no whole pair.
+        Case("gpt-oss-tiny", GptOssConfig(**common(
+            vocab_size=75, hidden_size=32, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=10, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=0.9,
+            sliding_window=8, rms_norm_eps=1e-5, max_position_embeddings=128,
+            rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
+                             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 32})),
+            lengths=(11, 20, 7, 18), config_v4=True),
         # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
         # that keeps AdamW from making steps of it.
         Case("gpt2-tiny", GPT2Config(**common(
@@ -202,8 +222,10 @@ def build(config, rng):
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape)).astype(np.float32))
             if "norm" in name or (".ln_" in name and name.endswith(".weight")):  # Gemma's multiply by 1 + weight
                 parameter.copy_((0.0 if config.model_type.startswith("gemma") else 1.0) + NORM_STD * noise)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias")):
                 parameter.copy_(BIAS_STD * noise)
+            elif name.endswith(".sinks"):
+                parameter.copy_(noise)  # as a score
             else:
                 parameter.copy_((EMBEDDING_STD if any(t in name for t in ("embed_tokens", ".wte.", ".wpe.")) else LINEAR_STD) * noise)
         for name, buffer in stored_buffers(model).items():
@@ -238,6 +260,8 @@ def load(folder, dtype=torch.float32):
 
 def as_in_files(tensors, config):
     """By the names that files have: transformers stacks a layer's experts in memory, gate above up in one matrix."""
+    if config.model_type == "gpt_oss":  # stacked in files, too
+        return tensors
     mixtral = config.model_type == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     out = {}
@@ -305,9 +329,11 @@ def plain_logits(weights, config, rotary, sequences, margins):
     def rotate(x_LHE, kind):
         inv_freq, amplitude = turning[kind]
         angle_LE = torch.arange(len(x_LHE), dtype=inv_freq.dtype)[:, None] * torch.cat((inv_freq, inv_freq))[None]
-        first, second = x_LHE.chunk(2, dim=-1)
+        part_LHE, rest_LHE = x_LHE[..., :2 * len(inv_freq)], x_LHE[..., 2 * len(inv_freq):]  # of GLM a part turns
+        first, second = part_LHE.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)  # halves, not even-odd pairs
-        return amplitude * (x_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        part_LHE = amplitude * (part_LHE * angle_LE.cos()[:, None] + turned * angle_LE.sin()[:, None])
+        return torch.cat((part_LHE, rest_LHE), dim=-1)
 
     def mlp_of(h_LD, mlp):
         gate, up = linear(h_LD, mlp + ".gate_proj"), linear(h_LD, mlp + ".up_proj")
@@ -330,6 +356,19 @@ def plain_logits(weights, config, rotary, sequences, margins):
             out_LD = out_LD + share_LX[:, x, None] * ((torch.nn.functional.silu(gate) * up) @ down[x].T)
         return out_LD
 
+    def gpt_oss_experts_of(h_LD, mlp):
+        logits_LX = linear(h_LD, mlp + ".router")
+        kept_LX = best(logits_LX, config.num_experts_per_tok)
+        share_LX = logits_LX.masked_fill(kept_LX == 0, -math.inf).softmax(-1)
+        out_LD = torch.zeros_like(h_LD)
+        for x in range(config.num_local_experts):  # matrices are stored (in, out), gates in even columns
+            both = h_LD @ weights[mlp + ".experts.gate_up_proj"][x] + weights[mlp + ".experts.gate_up_proj_bias"][x]
+            gate, up = both[:, 0::2].clamp(max=config.swiglu_limit), both[:, 1::2].clamp(-config.swiglu_limit, config.swiglu_limit)
+            inner = (up + 1) * gate * torch.sigmoid(config.swiglu_alpha * gate)
+            y_LD = inner @ weights[mlp + ".experts.down_proj"][x] + weights[mlp + ".experts.down_proj_bias"][x]
+            out_LD = out_LD + share_LX[:, x, None] * y_LD
+        return out_LD
+
     def best(score, count, margin=True):
         """The `count` best of each row as a mask; the distance to the next one is added to margins."""
         order = score.detach().sort(descending=True, dim=-1).values
@@ -338,7 +377,7 @@ def plain_logits(weights, config, rotary, sequences, margins):
         return torch.zeros_like(score).scatter(-1, score.topk(count, dim=-1).indices, 1.0).detach()
 
     def deepseek_experts_of(h_LD, mlp):
-        v3 = config.model_type == "deepseek_v3"
+        v3 = config.model_type in ("deepseek_v3", "glm4_moe")
         logits_LX = linear(h_LD, mlp + ".gate")
         share_LX = logits_LX.sigmoid() if v3 else logits_LX.softmax(-1)
         score_LX = share_LX + weights[mlp + ".gate.e_score_correction_bias"] if v3 else share_LX
@@ -422,7 +461,11 @@ def plain_logits(weights, config, rotary, sequences, margins):
             unseen_LL = future_LL
             if types[i] == "sliding_attention":  # itself and the tokens before it, as many as the window has
                 unseen_LL = future_LL | torch.ones(length, length, dtype=torch.bool).tril(-config.sliding_window)
-            weights_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf).softmax(-1)
+            scores_HLL = scores_HLL.masked_fill(unseen_LL, -math.inf)
+            sinks = weights.get(attention + ".sinks")  # one more score of each query head, with a value of zeros
+            if sinks is not None:
+                scores_HLL = torch.cat((scores_HLL, sinks[:, None, None].expand(-1, length, 1)), dim=-1)
+            weights_HLL = scores_HLL.softmax(-1)[..., :length]
             y_LD = linear(torch.einsum("hqk,khe->qhe", weights_HLL, v_LHE).flatten(1), attention + ".o_proj")
             if gemma:
                 x_LD = x_LD + norm(y_LD, layer + ".post_attention_layernorm")
@@ -431,7 +474,11 @@ def plain_logits(weights, config, rotary, sequences, margins):
                 continue
             x_LD = x_LD + y_LD
             h_LD = norm(x_LD, layer + ".post_attention_layernorm")
-            x_LD = x_LD + (experts_of if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
+            if mlp + ".router.weight" in weights:
+                x_LD = x_LD + gpt_oss_experts_of(h_LD, mlp)
+                continue
+            routed = deepseek_experts_of if config.model_type == "glm4_moe" else experts_of
+            x_LD = x_LD + (routed if mlp + ".gate.weight" in weights else mlp_of)(h_LD, mlp)
         tied = "lm_head.weight" not in weights
         logits_LV = norm(x_LD, "model.norm") @ weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
         return capped(logits_LV, getattr(config, "final_logit_softcapping", None))
@@ -584,6 +631,8 @@ def to_v4(config):
     old = dict(config)
     rope = dict(old.pop("rope_parameters"))
     old["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     old["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     old["torch_dtype"] = old.pop("dtype")
     del old["transformers_version"]  # no version 4 wrote this file
@@ -641,6 +690,73 @@ def write_case(case, out):
 def versions():
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
             "safetensors": safetensors.__version__, "numpy": np.__version__}
+
+
+# ---- parameters that do not train ----------------------------------------------------------------------------------
+
+# Of a case's model, patterns (of the names that files have) of parameters with requires_grad=False.
+FROZEN = {
+    "llama-gqa": ["model.embed_tokens.*", "model.layers.0.*", "model.norm.weight"],
+    "llama-tied": ["model.embed_tokens.weight", "*.mlp.*"],  # the head, too
+    "qwen3-norm": ["lm_head.weight", "*.self_attn.*"],
+    "mixtral-tiny": ["*.experts.*", "*.1.input_layernorm.weight"],
+}
+
+
+def compute_frozen(case, folder, tokens, cu_seqlens):
+    """What five steps make of the model in `folder` where some of its parameters do not train: of the others gradients and
+    values; losses and norms."""
+    model = load(folder)
+    rotary, named = rotary_of(model), dict(model.named_parameters())
+
+    def trains(name):
+        in_files = as_in_files({name: named[name].detach()}, model.config)
+        return not all(any(fnmatch.fnmatchcase(n, p) for p in FROZEN[case.name]) for n in in_files)
+
+    trained = {name: p for name, p in named.items() if trains(name)}
+    start = {name: p.detach().clone() for name, p in named.items()}
+    for name, p in named.items():
+        p.requires_grad_(name in trained)
+    grads, losses, norms, final = train(trained, lambda s: hf_logits(model, s), tokens, cu_seqlens, case.optimizer)
+    wide = {name: p.double().requires_grad_(name in trained) for name, p in start.items()}
+    wide_trained = {name: wide[name] for name in trained}
+    _, losses_f64, norms_f64, final_f64 = train(
+        wide_trained, lambda s: plain_logits(wide, model.config, rotary, s, []), tokens, cu_seqlens, case.optimizer)
+    moved = {n: wide[n].detach() - start[n].double() for n in trained}
+    floors = {"updates": {n: ((trained[n].detach() - wide[n].detach()).norm() / moved[n].norm()).item() for n in trained}}
+    files = lambda tensors: as_in_files({name: t.detach() for name, t in tensors.items()}, model.config)
+    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens}
+    tensors |= {f"grad.{name}": g for name, g in files(grads).items()}
+    tensors |= {f"after5.{name}": p.clone() for name, p in files(trained).items()}
+    return tensors, {"loss": losses[0], "floors": floors,
+                     "steps": {"losses": losses, "grad_norms": norms, "final_loss": final, "losses_f64": losses_f64,
+                               "grad_norms_f64": norms_f64, "final_loss_f64": final_f64}}
+
+
+def frozen_case(case, out, check):
+    """Writes frozen-NAME, or returns complaints about it."""
+    base, folder = out / case.name, out / f"frozen-{case.name}"
+    stored = load_file(base / "golden.safetensors")
+    tensors, values = compute_frozen(case, base, stored["input_ids"], stored["cu_seqlens"])
+    floor = max(values["floors"]["updates"].values())
+    if floor > MAX_UPDATE_FLOOR:
+        raise RuntimeError(f"frozen-{case.name}: rounding decides updates ({floor:.1e})")
+    if not check:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "golden.safetensors")
+        write_json(folder / "golden.json", {"schema": SCHEMA, "model": case.name, "frozen": FROZEN[case.name],
+                                            "versions": versions(), "optimizer": case.optimizer | {"num_steps": NUM_STEPS}}
+                   | values)
+        return []
+    kept, golden = load_file(folder / "golden.safetensors"), json.loads((folder / "golden.json").read_text())
+    complaints = [] if set(kept) == set(tensors) else [f"frozen-{case.name}: names differ"]
+    for name in set(kept) & set(tensors):
+        if gap(tensors[name], kept[name]) > 1e-4:
+            complaints.append(f"frozen-{case.name}: {name} differs")
+    if any(abs(a - b) > 1e-5 * abs(b) for a, b in zip(values["steps"]["losses"], golden["steps"]["losses"], strict=True)):
+        complaints.append(f"frozen-{case.name}: losses differ")
+    return complaints
 
 
 # ---- check ---------------------------------------------------------------------------------------------------------
@@ -707,6 +823,8 @@ def main():
         if not arguments.check:
             write_case(case, arguments.out)
         complaints += check_case(case, arguments.out)
+        if case.name in FROZEN:
+            complaints += frozen_case(case, arguments.out, arguments.check)
     for complaint in complaints:
         print("error: " + complaint, file=sys.stderr)
     return 1 if complaints else 0

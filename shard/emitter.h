@@ -34,7 +34,7 @@ class Emitter {
   virtual Tensor ids() = 0;
   virtual Tensor positions() = 0;
   /// Attention over packed sequences, or over what an engine keeps of earlier tokens. Returns the log-sum-exps [T,a]
-  /// where a backward will read them.
+  /// where a backward will read them, or sinks change them.
   virtual Tensor attend(const TensorSharding&, const ForwardOp&, const Tensor& qkv, const Tensor& attended) = 0;
   /// Of latent attention, of what is kept of tokens: latents and the parts of keys that all heads share. Whether that
   /// was written; else attend() takes all heads' keys and values.

@@ -28,6 +28,14 @@ Op& with_experts(Op& op, const TensorSharding& s) {
 /// Of what works on rows of a rank's own experts among all choices, its share; of rows that came it has all.
 Op& with_share(Op& op, const TensorSharding& s) { return s.ep.ranks > 1 ? op : with_experts(op, s); }
 
+/// Of products that are summands of ranks which share each expert, every rank adds its part of the bias, in its
+/// columns.
+Op& with_bias_share(Op& op, const ForwardOp& forward, bool leaves, const TensorSharding& s) {
+  const bool shares = s.tp.ranks > 1 && s.tp.expert_ranks == 1;
+  if (forward.weights.size() > 1 && leaves && shares) op.group = s.tp.group;
+  return op;
+}
+
 }  // namespace
 
 void ForwardWriter::route(const ForwardOp& op) {
@@ -59,7 +67,9 @@ void ForwardWriter::grouped_linear(const ForwardOp& op) {
   const std::string& name = f_.value(op.outputs[0]).name;
   const bool goes_back = s_.ep.ranks > 1 && leaves_experts(f_, op);
   const Tensor found = goes_back ? make_routed(to_, s_, name + ".routed", y.dtype, y.shape[2]) : y;
-  with_share(emit(op.kind, op.name, {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])}, {found}), s_);
+  std::vector<Tensor> inputs = {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])};
+  if (op.weights.size() > 1) inputs.push_back(to_.weight(op.weights[1]));
+  with_bias_share(with_share(emit(op.kind, op.name, std::move(inputs), {found}), s_), op, leaves_experts(f_, op), s_);
   if (goes_back) from_experts(to_, f_, s_, name, found, y, values_);
 }
 
@@ -88,15 +98,17 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   if (s_.ep.ranks > 1 && leaves_experts(f_, op)) dy = to_experts(to_, f_, s_, d_name + ".routed", dy, values_);
   const bool came = f_.value(x).width == Width::routed;
   const auto of_weights = [&] {
-    if (!s_.model.trains(op.weights[0].first)) return;
-    with(with_share(emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)},
-                         {to_.gradient(op.weights[0])}),
-                    s_),
-         Attr::accumulate, accumulate_);
+    if (!s_.trains(op.weights[0].first)) return;
+    std::vector<Tensor> outputs;
+    for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
+    Op& wgrad =
+        emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad", {dy, value(x), value(offsets)}, std::move(outputs));
+    with_bias_share(with_share(with(wgrad, Attr::accumulate, accumulate_), s_), op, leaves_experts(f_, op), s_);
   };
   const auto of_input = [&] {
     if (came && s_.ep.ranks > 1)
-      gradient_of(x) = make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, value(x).shape[1]);
+      gradient_of(x) =
+          make_routed(to_, s_, "d_" + f_.value(x).name, s_.compute, {s_.width_of(Width::routed), fixed_extent, 0});
     else make(x);
     with_share(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
                     {gradient(x)}),

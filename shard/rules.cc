@@ -30,14 +30,18 @@ OpKind backward_of_norm(OpKind k) {
   return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
 }
 OpKind backward_of_activation(OpKind k) {
-  return k == OpKind::swiglu  ? OpKind::swiglu_backward
-         : k == OpKind::geglu ? OpKind::geglu_backward
-                              : OpKind::gelu_backward;
+  return k == OpKind::swiglu           ? OpKind::swiglu_backward
+         : k == OpKind::clamped_swiglu ? OpKind::clamped_swiglu_backward
+         : k == OpKind::geglu          ? OpKind::geglu_backward
+                                       : OpKind::gelu_backward;
 }
 
-/// The heads that an op turns: of latent attention queries alone.
+/// The heads that an op turns: of latent attention queries alone; and how much of each.
 Op& with_turned(Op& op, const TensorSharding& s) {
-  if (!s.model.mla) return with_heads(op, s);
+  if (!s.model.mla) {
+    with_heads(op, s);
+    return s.model.rotary_dim > 0 ? with(op, Attr::rope_first, s.model.rotary_dim) : op;
+  }
   with(with(op, Attr::heads, s.heads()), Attr::kv_heads, std::int64_t{0});
   return with(with(op, Attr::head_dim, s.model.head_dim), Attr::rope_dim, s.model.mla->qk_rope_head_dim);
 }
@@ -72,9 +76,10 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::layer_norm:
       return {sum_of(op), op.outputs[1]};
     case OpKind::linear:  // the gradient of its input asks for none of it
-      if (!s.model.trains(op.weights[0].first) && op.adapters.empty()) return {};
+      if (!s.trains(op.weights[0].first) && op.adapters.empty()) return {};
       return {op.inputs[0]};
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
       return {op.inputs[0]};
@@ -91,7 +96,8 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::dispatch:
       if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
-    case OpKind::grouped_linear:
+    case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
+      if (!s.trains(op.weights[0].first)) return {op.inputs[1]};
       return op.inputs;
     case OpKind::combine:
       return {op.inputs.begin(), op.inputs.begin() + 3};
@@ -122,8 +128,8 @@ Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter
 
 /// Elementwise, or nearly so: cheap to compute again.
 bool is_elementwise(OpKind k) {
-  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::geglu || k == OpKind::gelu ||
-         k == OpKind::dispatch;
+  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::clamped_swiglu ||
+         k == OpKind::geglu || k == OpKind::gelu || k == OpKind::dispatch;
 }
 
 }  // namespace
@@ -159,9 +165,10 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::latent_attention:
       return latent_attention(op);
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
-      emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])});
+      with_attrs(emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])}), op);
       return;
     case OpKind::route:
       return route(op);
@@ -218,7 +225,13 @@ void ForwardWriter::attention(const ForwardOp& op) {
   const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
   const Tensor y = make(op.outputs[0]), attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
   const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
-  set(op.outputs[1], to_.attend(in_attention(s_), op, qkv, attended));
+  const Tensor lse = to_.attend(in_attention(s_), op, qkv, attended);
+  set(op.outputs[1], lse);
+  if (!op.weights.empty()) {
+    Op& sinks =
+        emit(OpKind::attention_sinks, op.name + ".sinks", {attended, lse, to_.weight(op.weights[0])}, {attended, lse});
+    if (s_.ulysses.ranks > 1) sinks.group = s_.ulysses.group;  // of which each has its heads'
+  }
   by_tokens(to_, s_, HeadsOf::attended, out, attended, y);
   set(in_attention(f_, s_, op.inputs[0]), qkv), set(in_attention(f_, s_, op.outputs[0]), attended);
 }
@@ -256,7 +269,7 @@ BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, Backwa
 void BackwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
-      if (!s_.model.trains(op.weights[0].first)) return;
+      if (!s_.trains(op.weights[0].first)) return;
       const Tensor d = all_tokens(to_, s_, "d_" + f_.value(op.outputs[0]).name, gradient(op.outputs[0]));
       Op& scatter = with_vocabulary(
           emit(OpKind::embedding_backward, op.name + ".backward", {to_.ids(), d}, {to_.gradient(op.weights[0])}), s_);
@@ -277,7 +290,7 @@ void BackwardWriter::write(const ForwardOp& op) {
       Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
                    {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
                    {d});
-      if (s_.model.trains(op.weights[0].first))
+      if (s_.trains(op.weights[0].first))
         for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
       with_others(with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_), op);
       gradient_of(op.inputs[0]) = d;
@@ -296,16 +309,20 @@ void BackwardWriter::write(const ForwardOp& op) {
     case OpKind::attention: {
       const std::string in = "d_" + f_.value(op.inputs[0]).name, out = "d_" + f_.value(op.outputs[0]).name;
       const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0]));
+      if (!op.weights.empty() && s_.trains(op.weights[0].first)) sinks(op, d_attended);
       const Tensor d = make(op.inputs[0]), d_qkv = make_by_heads(to_, s_, HeadsOf::qkv, in, d);
       to_.attend_backward(in_attention(s_), op, d_attended, value(in_attention(f_, s_, op.inputs[0])),
                           value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_qkv);
       return by_tokens(to_, s_, HeadsOf::qkv, in, d_qkv, d);
     }
     case OpKind::swiglu:
+    case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu: {
       const Tensor d = make(op.inputs[0]);
-      emit(backward_of_activation(op.kind), op.name + ".backward", {gradient(op.outputs[0]), value(op.inputs[0])}, {d});
+      with_attrs(emit(backward_of_activation(op.kind), op.name + ".backward",
+                      {gradient(op.outputs[0]), value(op.inputs[0])}, {d}),
+                 op);
       return;
     }
     case OpKind::route:
@@ -321,6 +338,16 @@ void BackwardWriter::write(const ForwardOp& op) {
     default:
       HB_CHECK(false, "a forward has no {}", name_of(op.kind));
   }
+}
+
+/// Of what attention left of its heads.
+void BackwardWriter::sinks(const ForwardOp& op, const Tensor& d_attended) {
+  Op& sinks =
+      emit(OpKind::attention_sinks_backward, op.name + ".sinks.backward",
+           {d_attended, value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), to_.weight(op.weights[0])},
+           {to_.gradient(op.weights[0])});
+  with(sinks, Attr::accumulate, accumulate_);
+  if (s_.ulysses.ranks > 1) sinks.group = s_.ulysses.group;
 }
 
 Tensor BackwardWriter::make(ValueId id) {
@@ -345,7 +372,7 @@ void BackwardWriter::norm(const ForwardOp& op) {
   const Tensor d_normed = gradient(op.outputs[0]), weight = to_.weight(op.weights[0]);
   const Tensor d_sum = adds ? gradient(sum) : make(sum);
   std::vector<Tensor> outputs = {d_sum};
-  if (s_.model.trains(op.weights[0].first))
+  if (s_.trains(op.weights[0].first))
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
   Op& n = emit(backward_of_norm(op.kind), op.name + ".backward", {d_normed, value(sum), weight, value(op.outputs[1])},
                std::move(outputs));
@@ -369,7 +396,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
   const Tensor dy =
       leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-  const bool trains = s_.model.trains(op.weights[0].first);
+  const bool trains = s_.trains(op.weights[0].first);
   std::vector<Tensor> d_down;  // of what each adapter's A left
   for (const Adapter& adapter : op.adapters) {
     const Tensor b = to_.weight(adapter.b);

@@ -111,7 +111,9 @@ Op& with_attrs(Op& op, const ForwardOp& forward) {
 }
 
 Op& with_rope(Op& op, const ModelSpec& model) {
-  const std::int64_t turned = model.mla ? model.mla->qk_rope_head_dim : model.head_dim;
+  const std::int64_t turned = model.mla              ? model.mla->qk_rope_head_dim
+                              : model.rotary_dim > 0 ? model.rotary_dim
+                                                     : model.head_dim;
   with(op, Attr::rope_theta, model.rope_theta);
   if (!model.rope_scaling) return op;
   const RopeScaling& scaling = *model.rope_scaling;

@@ -28,6 +28,7 @@
 #include "graph/op.h"
 #include "model/forward.h"
 #include "shard/emitter.h"
+#include "spec/frozen.h"
 
 namespace hotbunk {
 
@@ -80,6 +81,8 @@ struct TensorSharding {
   ContextParallel context = {};
   ExpertParallel ep = {};
   std::int64_t head_parts = 1;  // of a tensor-parallel rank's heads
+  FrozenRoles frozen = {};      // parameters of the layer that do not train
+  bool trains(ParamRole role) const { return model.trains(role) && !frozen.test(static_cast<std::size_t>(role)); }
   std::int64_t heads() const;
   std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one
   /// Columns of a value on one rank.

@@ -61,6 +61,7 @@ class BackwardWriter {
   void norm(const ForwardOp&);
   void latent_norm(const ForwardOp&);
   void latent_attention(const ForwardOp&);
+  void sinks(const ForwardOp&, const Tensor& d_attended);
   void linear(const ForwardOp&);
   void of_adapter(const Adapter&, const Tensor& x, const Tensor& dy, const Tensor& d_down);
   void route(const ForwardOp&);

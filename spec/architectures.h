@@ -23,6 +23,8 @@ inline constexpr Architecture architectures[] = {
     {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
     {"Gemma2ForCausalLM", "gemma2", ModelFamily::gemma2},
     {"Gemma3ForCausalLM", "gemma3_text", ModelFamily::gemma3},
+    {"Glm4MoeForCausalLM", "glm4_moe", ModelFamily::glm4_moe},
+    {"GptOssForCausalLM", "gpt_oss", ModelFamily::gpt_oss},
 };
 /// The one that is written.
 inline const Architecture& architecture_of(ModelFamily family) {
@@ -32,6 +34,8 @@ inline const Architecture& architecture_of(ModelFamily family) {
 inline bool is_gemma(ModelFamily f) { return f == ModelFamily::gemma2 || f == ModelFamily::gemma3; }
 
 /// Whether the layers of a family may differ in whether they have the sliding window.
-inline bool has_layer_types(ModelFamily f) { return f == ModelFamily::qwen2 || f == ModelFamily::qwen3 || is_gemma(f); }
+inline bool has_layer_types(ModelFamily f) {
+  return f == ModelFamily::qwen2 || f == ModelFamily::qwen3 || f == ModelFamily::gpt_oss || is_gemma(f);
+}
 
 }  // namespace hotbunk

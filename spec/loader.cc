@@ -294,6 +294,7 @@ class Loader {
     auto model = read_model(node, folder_);
     if (!model) return report(model.error());
     model->lora = scenario_.model.lora;  // of keys that came before
+    model->frozen = scenario_.model.frozen;
     scenario_.model = std::move(*model);
   }
 

@@ -9,6 +9,8 @@
 
 #include "base/check.h"
 #include "spec/architectures.h"
+#include "spec/frozen.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 
@@ -85,6 +87,7 @@ class LayerVisitor {
     linear("self_attn.k_proj", m_.kv_rows(), m_.hidden, R::k_proj, m_.qkv_bias, R::k_bias);
     linear("self_attn.v_proj", m_.kv_rows(), m_.hidden, R::v_proj, m_.qkv_bias, R::v_bias);
     linear("self_attn.o_proj", m_.hidden, m_.q_rows(), R::o_proj, m_.o_bias, R::o_bias);
+    if (m_.attention_sinks) put("self_attn.sinks", {m_.heads}, R::sinks);
     if (m_.qk_norm) {
       put("self_attn.q_norm.weight", {m_.head_dim}, R::q_norm);
       put("self_attn.k_norm.weight", {m_.head_dim}, R::k_norm);
@@ -115,6 +118,7 @@ class LayerVisitor {
 
   void moe() {
     const MoeSpec& e = *m_.moe;
+    if (m_.family == ModelFamily::gpt_oss) return gpt_oss_experts(e);
     const bool mixtral = m_.family == ModelFamily::mixtral;
     const std::string block = mixtral ? "block_sparse_moe." : "mlp.";
     put(block + "gate.weight", {e.experts, m_.hidden}, R::router);
@@ -131,6 +135,22 @@ class LayerVisitor {
       put(block + "shared_experts.up_proj.weight", {width, m_.hidden}, R::shared_up);
       put(block + "shared_experts.down_proj.weight", {m_.hidden, width}, R::shared_down);
     }
+  }
+
+  /// Files hold all experts of a layer in one tensor, gate and up side by side; here each has its own.
+  void gpt_oss_experts(const MoeSpec& e) {
+    const auto each = [&](auto&& put_expert) {
+      for (int i = 0; i < experts_; ++i) put_expert(fmt::format("mlp.experts.{}.", i), i);
+    };
+    linear("mlp.router", e.experts, m_.hidden, R::router, true, R::router_linear_bias);
+    each([&](const std::string& expert, int i) {
+      put(expert + "gate_proj.weight", {e.expert_intermediate, m_.hidden}, R::expert_gate, i);
+      put(expert + "up_proj.weight", {e.expert_intermediate, m_.hidden}, R::expert_up, i);
+      put(expert + "down_proj.weight", {m_.hidden, e.expert_intermediate}, R::expert_down, i);
+      put(expert + "gate_proj.bias", {e.expert_intermediate}, R::expert_gate_bias, i);
+      put(expert + "up_proj.bias", {e.expert_intermediate}, R::expert_up_bias, i);
+      put(expert + "down_proj.bias", {m_.hidden}, R::expert_down_bias, i);
+    });
   }
 
   /// Files hold q, k and v packed in `c_attn` (and every matrix transposed, Conv1D); here they are three (out, in)
@@ -168,7 +188,7 @@ void visit_back(const ModelSpec& m, const Emit& emit) {
   if (!m.tie_embeddings) emit({"lm_head.weight", {m.vocab, m.hidden}, R::lm_head, -1, -1});
 }
 
-bool is_routed(R role) { return role == R::expert_gate || role == R::expert_up || role == R::expert_down; }
+bool is_routed(R role) { return rule_of(role).stack > 0; }
 
 /// Sum of numel with one routed expert standing for `experts` of them. long double, so that sizes read from a file
 /// can be judged before integers overflow.
@@ -198,6 +218,8 @@ std::vector<ParamSpec> parameters_of(const ModelSpec& model) {
   for (int layer = 0; layer < model.layers; ++layer)
     LayerVisitor(model, layer, model.moe ? model.moe->experts : 0, add).visit();
   visit_back(model, add);
+  if (const auto patterns = frozen_patterns(model); !patterns.empty())
+    for (ParamSpec& p : all) p.frozen = is_frozen(patterns, p.name);
   return all;
 }
 

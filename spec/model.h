@@ -23,7 +23,9 @@ enum class ModelFamily : std::uint8_t {
   deepseek_v3,
   gpt2,
   gemma2,
-  gemma3
+  gemma3,
+  glm4_moe,
+  gpt_oss
 };
 std::string_view name_of(ModelFamily);
 
@@ -69,6 +71,11 @@ enum class ParamRole : std::uint8_t {
   kv_b_proj,  // multi-head latent attention
   attention_out_norm,
   mlp_out_norm,  // of what goes back into the residual stream (Gemma)
+  sinks,         // a score of each query head that no key has (gpt-oss)
+  router_linear_bias,
+  expert_gate_bias,
+  expert_up_bias,
+  expert_down_bias,
   // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
   q_lora_a,
   k_lora_a,
@@ -92,8 +99,9 @@ struct ParamSpec {
   std::string name;
   std::vector<std::int64_t> shape;
   ParamRole role;
-  int layer = -1;   // -1: embedding, final norm, head
-  int expert = -1;  // routed expert, else -1
+  int layer = -1;       // -1: embedding, final norm, head
+  int expert = -1;      // routed expert, else -1
+  bool frozen = false;  // it does not train (ModelSpec::frozen)
 
   std::int64_t numel() const {
     std::int64_t n = 1;
@@ -132,6 +140,10 @@ struct MoeSpec {
   double routed_scaling = 1.0;  // of what routed experts make
   double balance_loss = 0.0;    // coefficient of the load-balancing loss that training adds
   double router_jitter = 0.0;   // noise on what a router sees in training
+  bool biases = false;          // of the router's product and of experts'
+  /// of experts' MLP: gates are at most this, ups in ± this; their product is (up + 1) gate sigmoid(alpha gate). 0:
+  /// none
+  double swiglu_limit = 0.0, swiglu_alpha = 1.0;
   bool operator==(const MoeSpec&) const = default;
 };
 
@@ -179,6 +191,7 @@ struct ModelSpec {
   std::int64_t max_position = 0;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
+  std::int64_t rotary_dim = 0;     // only so many numbers of a head turn, its first ones; 0: all of them
   double window_rope_theta = 0.0;  // of layers with the window, without scaling; 0: these turn as the others do
   double norm_eps = 1e-6;
   double init_range = 0.02;  // standard deviation of random initialisation
@@ -187,6 +200,7 @@ struct ModelSpec {
   bool learned_positions = false, layer_norm = false;   // GPT family
   std::int64_t sliding_window = 0;                      // 0: full attention
   std::vector<bool> full_layers;                        // [layer] without the window; empty: none
+  bool attention_sinks = false;                         // softmax over keys counts a score of the head's own besides
   bool geglu = false;                                   // the gated MLP's activation is GELU by tanh, not SiLU
   bool output_norms = false;                            // of what attention and MLP add to the residual stream
   double norm_offset = 0.0;                             // norms multiply by weight + this
@@ -196,6 +210,7 @@ struct ModelSpec {
   std::optional<MoeSpec> moe;
   std::optional<MlaSpec> mla;
   LoraSpec lora;
+  std::string frozen;                           // patterns of parameters that do not train, joined by -; empty: none
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
   std::string weights_path;                     // folder with safetensors; empty: random initialisation
   std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
@@ -209,7 +224,9 @@ struct ModelSpec {
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
   /// Whether the matrix has an adapter.
   bool adapts(ParamRole base) const;
-  /// Whether the parameter is trained: with adapters, these alone are.
+  /// Whether something of it is trained and something not.
+  bool trains_in_part() const { return lora.on() || !frozen.empty(); }
+  /// Whether parameters of the role are trained, but for those that are frozen by name: with adapters, these alone are.
   bool trains(ParamRole role) const { return !lora.on() || is_adapter(role); }
   bool operator==(const ModelSpec&) const = default;
 };

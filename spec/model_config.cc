@@ -232,31 +232,33 @@ class ConfigReader {
   }
 
   void read_llama_like(ModelSpec& m) {
-    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3;
+    const bool gemma = is_gemma(m.family), gemma3 = m.family == ModelFamily::gemma3,
+               glm = m.family == ModelFamily::glm4_moe, gpt_oss = m.family == ModelFamily::gpt_oss;
     m.hidden = integer("hidden_size", {}, 1, max_width);
     m.layers = integer("num_hidden_layers", {}, 1, max_layers);
     m.heads = integer("num_attention_heads", {}, 1, max_heads);
     m.vocab = integer("vocab_size", {}, 1, max_vocab);
-    m.kv_heads = integer("num_key_value_heads", m.heads, 1, max_heads);
-    m.max_position = integer("max_position_embeddings", gemma3 ? 131072 : 2048, 1, max_tokens);
-    m.norm_eps = real("rms_norm_eps", 1e-6, least_eps, 1.0);
+    m.kv_heads = integer("num_key_value_heads", gpt_oss ? 8 : m.heads, 1, max_heads);
+    m.max_position = integer("max_position_embeddings", gemma3 || glm || gpt_oss ? 131072 : 2048, 1, max_tokens);
+    m.norm_eps = real("rms_norm_eps", glm || gpt_oss ? 1e-5 : 1e-6, least_eps, 1.0);
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
-    const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma;
+    const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma || gpt_oss;
     const bool deepseek = m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3;
     m.head_dim = integer("head_dim",
-                         qwen3   ? 128
-                         : gemma ? 256
-                                 : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
+                         qwen3     ? 128
+                         : gemma   ? 256
+                         : gpt_oss ? 64
+                                   : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
                          1, max_width);
     if (problems_.empty() && !has_head_dim && !deepseek && m.heads > 0 && m.hidden % m.heads != 0)
       report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
              {fmt::format("hidden_size {} % num_attention_heads {} = {}", m.hidden, m.heads, m.hidden % m.heads)},
              "set head_dim, or a divisor of hidden_size");
-    const bool bias = boolean("attention_bias", false);
+    const bool bias = boolean("attention_bias", gpt_oss);
     m.qkv_bias = m.family == ModelFamily::qwen2 || bias;
-    m.o_bias = m.family != ModelFamily::qwen2 && bias;
-    m.qk_norm = qwen3 || gemma3;
+    m.o_bias = m.family != ModelFamily::qwen2 && !glm && bias;
+    m.qk_norm = qwen3 || gemma3 || (glm && boolean("use_qk_norm", false));
     if (boolean("mlp_bias", false))
       report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
              "no published model of this family has them");
@@ -267,6 +269,8 @@ class ConfigReader {
     if (m.family == ModelFamily::mixtral) read_mixtral(m);
     if (m.family == ModelFamily::qwen3_moe) read_qwen3_moe(m);
     if (deepseek) read_deepseek(m);
+    if (glm) read_glm4_moe(m);
+    if (gpt_oss) read_gpt_oss(m);
     if (gemma) read_gemma(m);
   }
 
@@ -286,15 +290,16 @@ class ConfigReader {
     const bool qwen =
         m.family == ModelFamily::qwen2 || m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
     const bool gemma = is_gemma(m.family), mixtral = m.family == ModelFamily::mixtral;
-    if (!qwen && !gemma && !mixtral && m.family != ModelFamily::mistral) return;
+    const bool gpt_oss = m.family == ModelFamily::gpt_oss;
+    if (!qwen && !gemma && !mixtral && !gpt_oss && m.family != ModelFamily::mistral) return;
     if (qwen && !boolean("use_sliding_window", false)) return;
     const bool absent = !json_.contains("sliding_window");  // null is no window
-    m.sliding_window = integer("sliding_window", absent && !mixtral ? 4096 : 0, 0, max_tokens);
+    m.sliding_window = integer("sliding_window", !absent || mixtral ? 0 : gpt_oss ? 128 : 4096, 0, max_tokens);
     if (m.sliding_window == 0 || !problems_.empty() || !has_layer_types(m.family)) return;
     const int64_t first = qwen ? integer("max_window_layers", 28, 0, max_layers) : 0;
     // Of so many layers that follow one another the last has none.
     const int64_t period = m.family == ModelFamily::gemma3 ? integer("sliding_window_pattern", 6, 1, max_layers)
-                           : gemma                         ? 2
+                           : gemma || gpt_oss              ? 2
                                                            : 0;
     std::vector<bool> full;
     for (int64_t layer = 0; layer < m.layers; ++layer)
@@ -350,7 +355,8 @@ class ConfigReader {
   /// rope_parameters (transformers 5), of Gemma-3 by type of layer, or rope_theta and rope_scaling (4).
   void read_rope(ModelSpec& m) {
     const bool by_type = m.family == ModelFamily::gemma3;
-    const double theta = real("rope_theta", by_type ? 1e6 : 10000.0, least_theta, most_theta);
+    const bool gpt_oss = m.family == ModelFamily::gpt_oss;
+    const double theta = real("rope_theta", by_type ? 1e6 : gpt_oss ? 150000.0 : 10000.0, least_theta, most_theta);
     m.rope_theta = theta;
     const std::string_view key = find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
     const json* rope = find(key);
@@ -359,6 +365,10 @@ class ConfigReader {
       if (key == "rope_parameters" && rope->is_object()) read_window_rope(m, *rope);
       if (rope != nullptr && rope->contains("full_attention")) rope = &(*rope)["full_attention"];
     }
+    // What transformers takes where the config says nothing.
+    static const json yarn = {{"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
+                              {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
+    if (rope == nullptr && gpt_oss) rope = &yarn;
     if (rope == nullptr) return;
     if (!rope->is_object()) {
       report("E411", key, fmt::format("config key \"{}\" is {}, expected an object", key, describe_json(*rope)));
@@ -422,6 +432,38 @@ class ConfigReader {
     m.rope_scaling = scaling;
   }
 
+  /// Experts as DeepSeek-V3 has them; of queries and keys a part turns, which rope_parameters say (transformers 5) or
+  /// the config itself (4).
+  void read_glm4_moe(ModelSpec& m) {
+    double part = real("partial_rotary_factor", 0.5, 0.0, 1.0);
+    if (const json* rope = find("rope_parameters"); rope != nullptr && rope->is_object())
+      if (const auto at = rope->find("partial_rotary_factor"); at != rope->end() && !at->is_null())
+        part = checked_real(*at, "partial_rotary_factor", part, 0.0, 1.0);
+    m.rotary_dim = static_cast<int64_t>(part * static_cast<double>(m.head_dim));
+    if (m.rotary_dim % 2 != 0 || m.rotary_dim == 0)
+      report("E413", "partial_rotary_factor",
+             fmt::format("{} of a head's {} numbers turn; rotary embedding turns pairs", m.rotary_dim, m.head_dim),
+             {fmt::format("partial_rotary_factor {} x head_dim {}", part, m.head_dim)});
+    if (m.rotary_dim == m.head_dim) m.rotary_dim = 0;
+    read_deepseek_experts(m);
+  }
+
+  /// Every layer has experts; biases everywhere, sinks of attention, clamped gates.
+  void read_gpt_oss(ModelSpec& m) {
+    m.attention_sinks = true;
+    MoeSpec e;
+    e.experts = integer(
+        find("num_local_experts") == nullptr && find("num_experts") != nullptr ? "num_experts" : "num_local_experts",
+        128, 1, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", 4, 1, max_experts);
+    e.expert_intermediate = m.intermediate;
+    e.biases = true;
+    e.swiglu_limit = real("swiglu_limit", 7.0, 1e-3, 1e6);
+    e.swiglu_alpha = real("swiglu_alpha", 1.702, 1e-3, 1e3);
+    read_balance(e);
+    m.moe = e;
+  }
+
   void read_mixtral(ModelSpec& m) {
     MoeSpec e;
     e.experts = integer("num_local_experts", 8, 1, max_experts);
@@ -477,13 +519,13 @@ class ConfigReader {
   }
 
   void read_deepseek_experts(ModelSpec& m) {
-    const bool v2 = m.family == ModelFamily::deepseek_v2;
+    const bool v2 = m.family == ModelFamily::deepseek_v2, glm = m.family == ModelFamily::glm4_moe;
     MoeSpec e;
-    e.experts = integer("n_routed_experts", 0, 0, max_experts);
-    e.experts_per_token = integer("num_experts_per_tok", 1, 1, max_experts);
-    e.expert_intermediate = integer("moe_intermediate_size", 1407, 1, max_width);
-    e.shared_experts = integer("n_shared_experts", 0, 0, max_experts);
-    e.first_dense_layers = integer("first_k_dense_replace", 0, 0, max_layers);
+    e.experts = integer("n_routed_experts", glm ? 128 : 0, 0, max_experts);
+    e.experts_per_token = integer("num_experts_per_tok", glm ? 8 : 1, 1, max_experts);
+    e.expert_intermediate = integer("moe_intermediate_size", glm ? 1408 : 1407, 1, max_width);
+    e.shared_experts = integer("n_shared_experts", glm ? 1 : 0, 0, max_experts);
+    e.first_dense_layers = integer("first_k_dense_replace", glm ? 1 : 0, 0, max_layers);
     e.groups = integer("n_group", 1, 1, max_experts);
     e.topk_groups = integer("topk_group", 1, 1, max_experts);
     e.norm_topk = boolean("norm_topk_prob", !v2);
@@ -663,6 +705,10 @@ const std::vector<std::string>& config_keys() {
                                                 "topk_method",
                                                 "moe_layer_freq",
                                                 "rope_interleave",
+                                                "partial_rotary_factor",
+                                                "use_qk_norm",
+                                                "swiglu_limit",
+                                                "swiglu_alpha",
                                                 "n_embd",
                                                 "n_layer",
                                                 "n_head",

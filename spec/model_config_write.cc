@@ -27,6 +27,12 @@ void add_moe(json& c, const ModelSpec& m) {
   const MoeSpec& e = *m.moe;
   c["num_experts_per_tok"] = e.experts_per_token;
   if (e.balance_loss > 0.0) c["output_router_logits"] = true, c["router_aux_loss_coef"] = e.balance_loss;
+  if (m.family == ModelFamily::gpt_oss) {
+    c["num_local_experts"] = e.experts;
+    c["swiglu_limit"] = e.swiglu_limit;
+    c["swiglu_alpha"] = e.swiglu_alpha;
+    return;
+  }
   if (m.family == ModelFamily::mixtral) {
     c["num_local_experts"] = e.experts;
     if (e.router_jitter > 0.0) c["router_jitter_noise"] = e.router_jitter;
@@ -45,12 +51,16 @@ void add_moe(json& c, const ModelSpec& m) {
   c["n_group"] = e.groups;
   c["topk_group"] = e.topk_groups;
   c["routed_scaling_factor"] = e.routed_scaling;
+  if (m.family == ModelFamily::glm4_moe) return;
   c["scoring_func"] = e.sigmoid_scores ? "sigmoid" : "softmax";
   c["topk_method"] = e.router_bias ? "noaux_tc" : v2 && e.groups == 1 ? "greedy" : "group_limited_greedy";
 }
 
 json full_rope_config(const ModelSpec& m) {
   json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
+  if (m.family == ModelFamily::glm4_moe)
+    rope["partial_rotary_factor"] =
+        m.rotary_dim > 0 ? static_cast<double>(m.rotary_dim) / static_cast<double>(m.head_dim) : 1.0;
   if (!m.rope_scaling) return rope;
   rope["rope_type"] = m.rope_scaling->type;
   rope["factor"] = m.rope_scaling->factor;
@@ -109,8 +119,10 @@ json llama_config(const ModelSpec& m) {
   if (m.family != ModelFamily::qwen2 && m.family != ModelFamily::mistral && m.family != ModelFamily::mixtral)
     c["attention_bias"] = m.qkv_bias;
   if (m.sliding_window > 0) add_window(c, m);
-  else if (m.family == ModelFamily::mistral || is_gemma(m.family)) c["sliding_window"] = nullptr;
+  else if (m.family == ModelFamily::mistral || m.family == ModelFamily::gpt_oss || is_gemma(m.family))
+    c["sliding_window"] = nullptr;
   if (is_gemma(m.family)) add_gemma(c, m);
+  if (m.family == ModelFamily::glm4_moe) c["use_qk_norm"] = m.qk_norm;
   if (m.mla) {
     c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
     c["kv_lora_rank"] = m.mla->kv_lora_rank;
@@ -119,9 +131,8 @@ json llama_config(const ModelSpec& m) {
     c["v_head_dim"] = m.mla->v_head_dim;
   }
   if (m.moe) add_moe(c, m);
-  // transformers' own default has experts from the fourth layer (V3) or the first one (V2) on.
-  else if (m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3)
-    c["first_k_dense_replace"] = m.layers;
+  // transformers' own default has experts from the fourth layer (V3), the first one (V2) or the second (GLM) on.
+  else if (m.mla || m.family == ModelFamily::glm4_moe) c["first_k_dense_replace"] = m.layers;
   return c;
 }
 

@@ -38,6 +38,7 @@ constexpr std::array role_rules = {
     RoleRule{R::v_bias,             vector, Cut::key_rows,      zero,   in_parts},
     RoleRule{R::q_norm,             vector, Cut::whole,         one,    in_parts,  "q_norm"},
     RoleRule{R::k_norm,             vector, Cut::whole,         one,    in_parts,  "k_norm"},
+    RoleRule{R::sinks,              vector, Cut::query_rows,    normal, by_tokens, "sinks"},
     RoleRule{R::o_proj,             matrix, Cut::query_columns, normal, by_tokens, "o"},
     RoleRule{R::o_bias,             vector, Cut::whole,         zero,   all_of_it, "o_bias"},
     RoleRule{R::attention_out_norm, vector, Cut::whole,         one,    by_tokens, "attention_out_norm"},
@@ -50,6 +51,7 @@ constexpr std::array role_rules = {
     RoleRule{R::down_bias,          vector, Cut::whole,         zero,   all_of_it, "down_bias"},
     RoleRule{R::mlp_out_norm,       vector, Cut::whole,         one,    by_tokens, "mlp_out_norm"},
     RoleRule{R::router,             matrix, Cut::whole,         normal, in_parts,  "router"},
+    RoleRule{R::router_linear_bias, vector, Cut::whole,         normal, in_parts,  "router_linear_bias"},
     RoleRule{R::shared_gate,        matrix, Cut::rows,          normal, by_tokens, "shared_gate_up"},
     RoleRule{R::shared_up,          matrix, Cut::rows,          normal, by_tokens},
     RoleRule{R::shared_down,        matrix, Cut::columns,       normal, by_tokens, "shared_down"},
@@ -58,6 +60,10 @@ constexpr std::array role_rules = {
     RoleRule{R::expert_gate,        matrix, Cut::rows,          normal, by_tokens, "experts_gate_up", 1},
     RoleRule{R::expert_up,          matrix, Cut::rows,          normal, by_tokens, {}, 1},
     RoleRule{R::expert_down,        matrix, Cut::columns,       normal, by_tokens, "experts_down", 2},
+    // What a bias adds to summands, each rank adds in its columns of them.
+    RoleRule{R::expert_gate_bias,   vector, Cut::rows,          zero,   by_tokens, "experts_gate_up_bias", 3},
+    RoleRule{R::expert_up_bias,     vector, Cut::rows,          zero,   by_tokens, {}, 3},
+    RoleRule{R::expert_down_bias,   vector, Cut::rows,          zero,   by_tokens, "experts_down_bias", 4},
     // An adapter's matrix that meets the stream is whole on every rank, the other is cut as the adapted one is.
     RoleRule{R::q_lora_a,           matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
     RoleRule{R::q_lora_b,           matrix, Cut::query_rows,    zero,    in_parts, {}, 0, true},

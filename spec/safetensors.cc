@@ -313,6 +313,11 @@ Result<TensorView> Checkpoint::require(const StoredParameter& stored) const {
   constexpr std::string_view base = "transformer.";
   const std::string_view name = stored.tensor;
   const bool without = find(name) == nullptr && name.starts_with(base) && find(name.substr(base.size())) != nullptr;
+  if (const std::string blocks = stored.tensor + "_blocks"; find(name) == nullptr && find(blocks) != nullptr)
+    return fail(file_problem("E406", path_, fmt::format("tensor \"{}\" is missing", name),
+                             {fmt::format("\"{}\" has it in MXFP4, four bits for a number, which is not read", blocks)},
+                             "have transformers write it in bf16: from_pretrained with Mxfp4Config(dequantize=True), "
+                             "then save_pretrained"));
   return require(without ? name.substr(base.size()) : name, stored.shape);
 }
 
@@ -388,7 +393,7 @@ void copy_as_f32(const TensorView& view, std::int64_t first, std::span<float> ou
 }
 
 void copy_as_f32(const TensorView& view, const StoredParameter& stored, std::int64_t first, std::span<float> out) {
-  if (!stored.transposed) return copy_as_f32(view, stored.element(first), out);
+  if (stored.in_order()) return copy_as_f32(view, stored.element(first), out);
   for (std::size_t i = 0; i < out.size(); ++i)
     copy_as_f32(view, stored.element(first + static_cast<std::int64_t>(i)), out.subspan(i, 1));
 }

@@ -88,6 +88,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
       "train.pipeline_split", KeyType::integers, 0, 1 << 14, {"layers", "of each stage, first to last; empty = even"},
       [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
       [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
+  keys.push_back(
+      steps("train.frozen", HB_FIELD(model.frozen),
+            {"",
+             "patterns of parameters that do not train, as [model.embed_tokens.*, *.0.*]; * is any text, dots "
+             "too, ? one character"}));
+  keys.back().only_when_set = true;
   const std::size_t first_of_wrap = keys.size();
   keys.push_back(choice("train.wrap.policy", HB_FIELD(train.wrap.policy),
                         {"", "of fsdp1: which modules have a flat parameter of their own"}));

@@ -1,5 +1,6 @@
 // Where a file in Hugging Face's format has a parameter. Most families store a parameter as it is here; GPT-2 stores
-// its matrices (in, out), and q, k and v as one tensor. All that is not a file knows parameters only.
+// its matrices (in, out), and q, k and v as one tensor; gpt-oss the experts of a layer as one tensor (expert, in, out),
+// in which gate and up take turns. All that is not a file knows parameters only.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,16 +13,17 @@ namespace hotbunk {
 struct StoredParameter {
   std::string tensor;               // its name in the file
   std::vector<std::int64_t> shape;  // of that tensor
-  bool transposed = false;          // (in, out)
-  std::int64_t first = 0;           // where, of the tensor's outs, the parameter's begin
+  std::int64_t first = 0;           // which element of the tensor the parameter begins with; above 0: behind another
   std::int64_t cols = 1;            // of the parameter: its ins; 1 of a vector
+  /// How far from one out of the parameter to the next, and from one in to the next, in elements of the tensor.
+  std::int64_t row_step = 1, col_step = 1;
 
   /// Which element of the tensor is element i of the parameter, row-major.
-  std::int64_t element(std::int64_t i) const {
-    return transposed ? i % cols * shape[1] + first + i / cols : first * cols + i;
-  }
+  std::int64_t element(std::int64_t i) const { return first + i / cols * row_step + i % cols * col_step; }
+  /// Its elements follow one another as they do here.
+  bool in_order() const { return row_step == cols && (cols == 1 || col_step == 1); }
 };
-/// Source: transformers, GPT2Attention and Conv1D.
+/// Source: transformers, GPT2Attention and Conv1D; GptOssExperts.
 StoredParameter stored(const ModelSpec&, const ParamSpec&);
 
 }  // namespace hotbunk

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "base/format.h"
+#include "spec/frozen.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
 #include "spec/transition_check.h"
@@ -62,6 +63,7 @@ class Validator {
     order();
     options();
     adapters();
+    frozen();
     if (uses_rollout()) rollout();
     batches();
     lengths();
@@ -410,6 +412,49 @@ class Validator {
                  "rows, and an adapter of each would be too",
                  m.name, m.moe->experts)},
              "set train.lora.targets to some of [q_proj, k_proj, v_proj, o_proj]");
+  }
+
+  /// E234: parameters that do not train, beside what is not executed with such, or by patterns that split what is
+  /// multiplied as one.
+  void frozen() {
+    const ModelSpec& m = s_.model;
+    if (m.frozen.empty()) return;
+    const std::string key = "train.frozen";
+    if (m.lora.on())
+      return report("E234", key, "adapters train beside a model that is frozen as a whole",
+                    {fmt::format("train.lora.rank {}", m.lora.rank)}, "leave train.frozen out");
+    if (s_.train.engine == TrainEngine::fsdp1)
+      return report("E234", key, "FSDP1 has no units of which some parameters train",
+                    {"a flat parameter is trained or frozen as a whole"},
+                    "set train.engine to fsdp2, ddp, zero1 or zero2");
+    if (m.family == ModelFamily::gpt2 || m.mla)
+      return report("E234", key, fmt::format("{} is trained as a whole", m.name),
+                    {m.mla ? "the gradients of latent attention's norm and expansion come with those of what they take"
+                           : "LayerNorm's gradients of weight and bias come with those of what it takes"},
+                    "leave train.frozen out");
+    const std::vector<ParamSpec> all = parameters_of(m);
+    const std::vector<std::string> patterns = frozen_patterns(m);
+    for (std::size_t i = 0; i < patterns.size(); ++i)
+      if (std::ranges::none_of(all, [&](const ParamSpec& p) { return matches(patterns[i], p.name); }))
+        report("E234", fmt::format("{}.{}", key, i),
+               fmt::format("'{}' is the name of no parameter", patterns[i].substr(0, 100)),
+               {fmt::format("there are {}, {}, {}, …", all[0].name, all[1].name, all[2].name)},
+               "* is any text, dots too, and ? one character");
+    if (std::ranges::all_of(all, &ParamSpec::frozen))
+      return report("E234", key, "no parameter is left that trains", {fmt::format("all {} are frozen", all.size())},
+                    "name fewer of them");
+    if (const auto& [one, other] = split_group(m); !one.empty())
+      report("E234", key, "of parameters that one op takes some train and some do not",
+             {fmt::format("{} and {}", one, other),
+              "q, k and v, gate and up, a matrix and its bias, and all experts of a layer are multiplied as one"},
+             "name all of them, or none");
+    if (s_.transition == "auto" && problems_.empty())
+      return report("E234", "transition", "frozen parameters are planned only in what is executed",
+                    {"transition auto leaves the order to what is priced, where all parameters train"},
+                    "set transition to hotbunk, or leave train.frozen out");
+    if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
+      report("E234", key, "frozen parameters are planned only in what is executed", {reasons.front()},
+             "change the setting named, or leave train.frozen out");
   }
 
   void rollout() {

@@ -24,6 +24,7 @@
 #include "backends/cpu_gloo/kernels/paged_attention.h"
 #include "backends/cpu_gloo/kernels/rope.h"
 #include "backends/cpu_gloo/kernels/sampling.h"
+#include "backends/cpu_gloo/kernels/sinks.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
@@ -233,7 +234,8 @@ void run_rope_in(const KernelCall& c, RopeDirection direction) {
                            c.op.integer(Attr::rope_dim), direction,
                            static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
   rope(c.context, matrix(c, out(c, 0)), data<const std::int32_t>(c, in(c, 1)), inv_freq.data(), extent(c, out(c, 0), 0),
-       heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)));
+       heads(c), direction, static_cast<float>(c.op.real(Attr::rope_amplitude, 1.0)),
+       c.op.integer(Attr::rope_first, 0));
 }
 void run_rope(const KernelCall& c) { run_rope_in(c, RopeDirection::forward); }
 void run_rope_backward(const KernelCall& c) { run_rope_in(c, RopeDirection::backward); }
@@ -246,6 +248,26 @@ void run_attention_backward(const KernelCall& c) {
   kernels::attention_backward(c.context, matrix(c, in(c, 1)), matrix(c, in(c, 2)), matrix(c, in(c, 0)),
                               data<float>(c, in(c, 3)), heads(c), sequences(c, in(c, 4)), scores(c),
                               matrix(c, out(c, 0)));
+}
+
+/// Those of this rank's heads.
+ConstVector sinks(const KernelCall& c, const Tensor& all) {
+  const ConstVector whole = vec(c, all);
+  return {static_cast<const std::byte*>(whole.data) + own_sinks(c.op, c.places).begin * size_of(whole.dtype),
+          whole.dtype};
+}
+void run_attention_sinks(const KernelCall& c) {
+  const std::int64_t heads = extent(c, out(c, 1), 1);
+  attention_sinks(c.context, matrix(c, out(c, 0)), data<float>(c, out(c, 1)), sinks(c, in(c, 2)),
+                  extent(c, out(c, 0), 0), heads, extent(c, out(c, 0), 1) / heads);
+}
+void run_attention_sinks_backward(const KernelCall& c) {
+  const std::int64_t heads = extent(c, in(c, 2), 1), all = extent(c, out(c, 0), 0);
+  auto* const d_sinks = data<float>(c, out(c, 0));
+  if (write_mode(c) == Write::overwrite && all > heads) std::fill_n(d_sinks, all, 0.0f);
+  kernels::attention_sinks_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), data<const float>(c, in(c, 2)),
+                                    sinks(c, in(c, 3)), d_sinks + own_sinks(c.op, c.places).begin,
+                                    extent(c, in(c, 0), 0), heads, extent(c, in(c, 0), 1) / heads, write_mode(c));
 }
 
 ContextShare context_share(const KernelCall& c, const Tensor& kv) {
@@ -275,12 +297,13 @@ void run_paged_attention(const KernelCall& c) {
   const PagedContext context{data<const std::int32_t>(c, in(c, 3)), extent(c, in(c, 3), 1),
                              data<const std::int32_t>(c, in(c, 4))};
   // The prefill kernel gives the same bits per token as the decode kernel; one query per sequence is the latter's case.
+  float* const lse = c.op.outputs.size() > 1 ? data<float>(c, out(c, 1)) : nullptr;
   if (c.sizes.tokens == c.sizes.seqs)
     paged_decode_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context, c.sizes.seqs,
-                           scores(c), matrix(c, out(c, 0)));
+                           scores(c), matrix(c, out(c, 0)), lse);
   else
     paged_prefill_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context,
-                            sequences(c, in(c, 2)), scores(c), matrix(c, out(c, 0)));
+                            sequences(c, in(c, 2)), scores(c), matrix(c, out(c, 0)), lse);
 }
 
 // --- latent attention -----------------------------------------------------------------------------------------------
@@ -347,6 +370,19 @@ void run_swiglu_backward(const KernelCall& c) {
   const Tensor& d_act = in(c, 0);
   kernels::swiglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)), num_rows(c, d_act),
                            row_width(c, d_act));
+}
+ClampedGate clamped(const KernelCall& c) {
+  return {static_cast<float>(c.op.real(Attr::limit)), static_cast<float>(c.op.real(Attr::alpha))};
+}
+void run_clamped_swiglu(const KernelCall& c) {
+  const Tensor& act = out(c, 0);
+  clamped_swiglu_forward(c.context, matrix(c, in(c, 0)), matrix(c, act), num_rows(c, act), row_width(c, act),
+                         clamped(c));
+}
+void run_clamped_swiglu_backward(const KernelCall& c) {
+  const Tensor& d_act = in(c, 0);
+  kernels::clamped_swiglu_backward(c.context, matrix(c, d_act), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
+                                   num_rows(c, d_act), row_width(c, d_act), clamped(c));
 }
 void run_geglu(const KernelCall& c) {
   const Tensor& act = out(c, 0);
@@ -465,14 +501,24 @@ Experts experts(const KernelCall& c) {
           num_rows(c, in(c, 0))};
 }
 void run_grouped_linear(const KernelCall& c) {
-  grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
+  ExpertBias bias;
+  if (c.op.num_operands() > 3) {
+    const Range columns = bias_columns(c.op, c.places);
+    bias = {.values = vec(c, in(c, 3)), .first = columns.begin, .count = columns.size()};
+  }
+  grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), bias);
 }
 void run_grouped_linear_dgrad(const KernelCall& c) {
   grouped_linear_dgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
 }
 void run_grouped_linear_wgrad(const KernelCall& c) {
+  ExpertBias bias;
+  if (c.op.outputs.size() > 1) {
+    const Range columns = bias_columns(c.op, c.places);
+    bias = {.gradient = data<float>(c, out(c, 1)), .first = columns.begin, .count = columns.size()};
+  }
   grouped_linear_wgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
-                       write_mode(c));
+                       write_mode(c), bias);
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
@@ -596,6 +642,10 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::paged_attention, run_paged_attention},
                                       Registration{OpKind::swiglu, run_swiglu},
                                       Registration{OpKind::swiglu_backward, run_swiglu_backward},
+                                      Registration{OpKind::clamped_swiglu, run_clamped_swiglu},
+                                      Registration{OpKind::clamped_swiglu_backward, run_clamped_swiglu_backward},
+                                      Registration{OpKind::attention_sinks, run_attention_sinks},
+                                      Registration{OpKind::attention_sinks_backward, run_attention_sinks_backward},
                                       Registration{OpKind::route, run_route},
                                       Registration{OpKind::route_backward, run_route_backward},
                                       Registration{OpKind::expert_sort, run_expert_sort},

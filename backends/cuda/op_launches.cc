@@ -405,7 +405,7 @@ std::string why_unsupported(const Op& op) {
   }
   // Attributes that change what an op computes, which its kernels do not read.
   for (const Attr a : {Attr::window, Attr::softcap, Attr::scale, Attr::offset, Attr::factor, Attr::rope_amplitude,
-                       Attr::value_dim, Attr::rope_dim})
+                       Attr::value_dim, Attr::rope_dim, Attr::rope_first})
     if (op.has(a)) return fmt::format("its kernels know no {}", name_of(a));
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)

@@ -109,7 +109,7 @@ Promising promising_training(const ScenarioPricer& s, const RlPoint& own, TrainS
   const std::vector<TrainCut> ranked = ranked_cuts(all, options);
   if (ranked.empty()) return {};
   Promising out{.cuts = promising_cuts(s, own, all, ranked), .points = {}};
-  if (options.objective == Objective::memory || s.scenario().model.lora.on()) return out;
+  if (options.objective == Objective::memory || s.scenario().model.trains_in_part()) return out;
   std::erase_if(all,
                 [&](const Trained& t) { return std::ranges::find(out.cuts, TrainCut::of(t.point)) == out.cuts.end(); });
   drop_slow_on_host(all, s.train().cost(), options.limit_bytes());

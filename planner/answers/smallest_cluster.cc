@@ -131,7 +131,7 @@ class ResizedSearch {
     const StateBytes b = train_setting_of(at).state;
     const double each = b.master + moment_bytes_each(at.optimizer.name, b.moments, at.optimizer.momentum > 0) + b.grads;
     const bool on_host = std::ranges::count(space.train.optimizer_on_host, true) > 0 || at.optimizer.cpu_fraction > 0;
-    if (!on_host && !at.model.lora.on() &&
+    if (!on_host && !at.model.trains_in_part() &&
         static_cast<double>(parameter_count(at.model)) * each >
             static_cast<double>(at.cluster.ranks()) * o.limit_bytes())
       return true;

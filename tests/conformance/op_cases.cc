@@ -294,6 +294,13 @@ void add_attention(std::vector<OpCase>& out, DType x) {
   for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
     out.push_back(
         {kind, {qkv, {"positions", DType::i32, {T}, itself}}, {0, 1}, {0}, heads({{Attr::rope_theta, 1e4}}), {}});
+  for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+    out.push_back({kind,
+                   {qkv, {"positions", DType::i32, {T}, itself}},
+                   {0, 1},
+                   {0},
+                   heads({{Attr::rope_theta, 1e4}, {Attr::rope_first, std::int64_t{2}}}),
+                   {}});
   out.push_back({OpKind::attention,
                  {qkv, cu, to_write("o", x, {T, a * d}), to_write("lse", DType::f32, {T, a})},
                  {0, 1},
@@ -310,6 +317,22 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {0, 1, 2, 3, 4},
                  {5},
                  heads(),
+                 {}});
+  out.push_back({OpKind::attention_sinks,
+                 {{"o", x, {T, a * d}, wave}, {"lse", DType::f32, {T, a}, one}, {"sinks", x, {a}, wave}},
+                 {0, 1, 2},
+                 {0, 1},
+                 {},
+                 {}});
+  out.push_back({OpKind::attention_sinks_backward,
+                 {{"do", x, {T, a * d}, wave},
+                  {"o", x, {T, a * d}, wave},
+                  {"lse", DType::f32, {T, a}, one},
+                  {"sinks", x, {a}, wave},
+                  to_write("dsinks", DType::f32, {a})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {},
                  {}});
   // Of a rank alone in its group: it has both halves of its sequences, of 2 tokens each.
   constexpr std::int64_t shared = 4;
@@ -388,6 +411,15 @@ void add_activations(std::vector<OpCase>& out, DType x) {
                  {0, 1},
                  {2},
                  {},
+                 {}});
+  const std::vector<std::pair<Attr, AttrValue>> clamps = {{Attr::limit, 0.5}, {Attr::alpha, 1.702}};
+  out.push_back(
+      {OpKind::clamped_swiglu, {{"gate_up", x, {T, 2 * I}, wave}, to_write("act", x, {T, I})}, {0}, {1}, clamps, {}});
+  out.push_back({OpKind::clamped_swiglu_backward,
+                 {{"dact", x, {T, I}, wave}, {"gate_up", x, {T, 2 * I}, wave}, to_write("dgate_up", x, {T, 2 * I})},
+                 {0, 1},
+                 {2},
+                 clamps,
                  {}});
   out.push_back({OpKind::geglu, {{"gate_up", x, {T, 2 * I}, wave}, to_write("act", x, {T, I})}, {0}, {1}, {}, {}});
   out.push_back({OpKind::geglu_backward,
@@ -563,6 +595,23 @@ void add_experts(std::vector<OpCase>& out, DType x) {
                  [](const Values& v, std::int64_t i) {
                    const std::int64_t row = i / I, expert = row < 3 ? 0 : 2;
                    double sum = 0;
+                   for (std::int64_t h = 0; h < H; ++h)
+                     sum += v[0][static_cast<std::size_t>(row * H + h)] *
+                            v[1][static_cast<std::size_t>((expert * I + i % I) * H + h)];
+                   return sum;
+                 }});
+  out.push_back({OpKind::grouped_linear,
+                 {{"x", x, {T, C, H}, whole},
+                  {"w", x, {E * I, H}, whole},
+                  offsets_of,
+                  {"b", x, {E * I}, whole},
+                  to_write("y", x, {T, C, I})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   const std::int64_t row = i / I, expert = row < 3 ? 0 : 2;
+                   double sum = v[3][static_cast<std::size_t>(expert * I + i % I)];
                    for (std::int64_t h = 0; h < H; ++h)
                      sum += v[0][static_cast<std::size_t>(row * H + h)] *
                             v[1][static_cast<std::size_t>((expert * I + i % I) * H + h)];

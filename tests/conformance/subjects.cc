@@ -105,9 +105,11 @@ class Cuda : public Subject {
   bool has_values() const override { return true; }
   bool lacks(OpKind kind) const override {
     return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
-           (kind >= OpKind::add_bias && kind <= OpKind::latent_attention);
+           (kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward);
   }
-  bool lacks(Attr attr) const override { return attr == Attr::value_dim || attr == Attr::rope_dim; }
+  bool lacks(Attr attr) const override {
+    return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;
+  }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

@@ -2,6 +2,8 @@
 
 #include <rapidcheck.h>
 
+#include <limits>
+
 #include "backends/cpu_gloo/kernels/paged_attention.h"
 #include "tests/cpu_kernels/dense.h"
 
@@ -274,11 +276,13 @@ TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill a
         }
       const auto [want, lse] = NaiveAttention(seen, p.shape, p.cu, scale).forward();
 
-      Tensor o(dtype, 137, out, out + 3);
+      Tensor o(dtype, 137, out, out + 3), sums(DType::f32, 137, p.shape.num_heads),
+          last(DType::f32, 3, p.shape.num_heads);
       const std::vector<std::int32_t> full{130, 7};
       paged_prefill_attention(ctx, p.qkv.matrix(), p.shape, p.view(), {p.table.data(), Paged::kMaxBlocks, full.data()},
-                              p.cu, scale, o.matrix());
+                              p.cu, scale, o.matrix(), sums.f32());
       check_dense(o, want, kF32Tolerance);
+      check_dense(sums, lse, kF32Tolerance);
 
       // The second chunk of sequence 0 only: tokens 90..129.
       Tensor chunk(dtype, 40, out, out + 3);
@@ -299,7 +303,11 @@ TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill a
       table3.insert(table3.end(), p.table.begin() + Paged::kMaxBlocks, p.table.end());
       const std::vector<std::int32_t> context{130, 0, 7};
       paged_decode_attention(ctx, q.matrix(), p.shape, p.view(), {table3.data(), Paged::kMaxBlocks, context.data()}, 3,
-                             scale, decoded.matrix());
+                             scale, decoded.matrix(), last.f32());
+      for (std::int64_t h = 0; h < p.shape.num_heads; ++h) {
+        CHECK((last.at(0, h) == sums.at(129, h) && last.at(2, h) == sums.at(136, h)));
+        CHECK(last.at(1, h) == -std::numeric_limits<double>::infinity());
+      }
       CHECK(error_of(decoded, [&](auto s, auto j) { return s == 1 ? 0.0 : o.at(s == 0 ? 129 : 136, j); }) == 0.0);
       CHECK(decoded.padding_intact());
     }

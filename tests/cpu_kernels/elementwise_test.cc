@@ -89,6 +89,41 @@ TEST_CASE("geglu forward and backward, odd widths, backward in place") {
   CHECK(act.at(0, 1) == 0.0);
 }
 
+TEST_CASE("clamped swiglu forward and backward, odd widths, backward in place") {
+  KernelContext ctx(2);
+  Random rng(47);
+  const ClampedGate by{1.5f, 1.702f};
+  const auto gate = [](double x) {
+    const double g = std::min(x, 1.5);
+    return g / (1.0 + std::exp(-static_cast<double>(1.702f) * g));
+  };
+  const auto up = [](double x) { return std::clamp(x, -1.5, 1.5) + 1.0; };
+  for (DType dtype : kFloatTypes)
+    for (std::int64_t T : {0, 1, 33})
+      for (std::int64_t i : {1, 31, 200}) {
+        CAPTURE(name_of(dtype), T, i);
+        const Tensor gu = Tensor::random(dtype, T, 2 * i, 2 * i + 3, rng, 3.0);  // about a half is clamped
+        const Tensor dact = Tensor::random(dtype, T, i, i + 1, rng);
+        Tensor act(dtype, T, i, i + 2), in_place = gu;
+        clamped_swiglu_forward(ctx, gu.matrix(), act.matrix(), T, i, by);
+        check_close(
+            act, [&](auto t, auto j) { return gate(gu.at(t, j)) * up(gu.at(t, i + j)); }, kF32Tolerance);
+        clamped_swiglu_backward(ctx, dact.matrix(), in_place.matrix(), in_place.matrix(), T, i, by);
+        check_close(
+            in_place,
+            [&](auto t, auto c) {
+              const std::int64_t j = c % i;
+              const double dy = dact.at(t, j), g = gu.at(t, j), u = gu.at(t, i + j);
+              if (c >= i) return u < -1.5 || u > 1.5 ? 0.0 : dy * gate(g);
+              const double h = 1e-5;  // finite difference, where nothing bends
+              return g > 1.5 ? 0.0
+                             : dy * up(u) * (gate(g) - gate(g - h) + (g + h > 1.5 ? 0.0 : gate(g + h) - gate(g))) /
+                                   (g + h > 1.5 ? h : 2 * h);
+            },
+            kF32Tolerance);
+      }
+}
+
 TEST_CASE("gelu forward and backward, odd widths, backward in place") {
   KernelContext ctx(2);
   Random rng(46);

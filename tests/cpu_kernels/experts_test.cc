@@ -259,6 +259,33 @@ TEST_CASE("rows of several ranks arrive by rank and there by expert, and meet th
           return sum;
         },
         kF32Tolerance);
+    // A bias for all columns, and for some of them, as a rank of several adds it.
+    for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, N}, {2, N - 3}}) {
+      const Tensor bias = Tensor::random(DType::f32, 1, 2 * count, 2 * count, rng);
+      Tensor more(DType::f32, R, N), d_bias(DType::f32, 1, 2 * count), ignored(DType::f32, 2 * N, K);
+      grouped_linear(ctx, experts, x.matrix(), w.matrix(), more.matrix(),
+                     {.values = bias.vector(), .first = first, .count = count});
+      check_close(
+          more,
+          [&](auto r, auto n) {
+            const bool has = n >= first && n < first + count;
+            return y.at(r, n) + (has ? bias.at(0, expert_of[static_cast<std::size_t>(r)] * count + n - first) : 0.0);
+          },
+          kF32Tolerance);
+      for (const Write write : {Write::overwrite, Write::accumulate}) {
+        grouped_linear_wgrad(ctx, experts, dy.matrix(), x.matrix(), ignored.matrix(), write,
+                             {.gradient = d_bias.f32(), .first = first, .count = count});
+        check_close(
+            d_bias,
+            [&](auto, auto c) {
+              double sum = 0;
+              for (std::int64_t r = 0; r < R; ++r)
+                if (expert_of[static_cast<std::size_t>(r)] == c / count) sum += dy.at(r, first + c % count);
+              return write == Write::accumulate ? 2 * sum : sum;
+            },
+            kF32Tolerance);
+      }
+    }
     for (const Write write : {Write::overwrite, Write::accumulate}) {  // of all segments of an expert, once or twice
       grouped_linear_wgrad(ctx, experts, dy.matrix(), x.matrix(), dw.matrix(), write);
       check_close(

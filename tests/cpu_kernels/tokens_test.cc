@@ -46,33 +46,37 @@ TEST_CASE("embedding looks up the rank's vocabulary range and scatters gradients
     }
 }
 
-TEST_CASE("rope rotates dimension pairs (j, j + d/2) of q and k by position, and backward undoes it") {
+TEST_CASE("rope rotates dimension pairs (j, j + d/2) of q and k, or of their first numbers, and backward undoes it") {
   KernelContext ctx(2);
   Random rng(52);
   const HeadShape shape{3, 1, 20};
-  const std::vector<float> inv_freq = rope_inv_freq(20, 10000.0);
   for (DType dtype : kFloatTypes)
-    for (std::int32_t stride : {0, 1, 1000}) {  // all at 0; fewer positions than tokens; more
-      const std::int64_t T = 21;
-      CAPTURE(name_of(dtype), stride);
+    for (const auto& [stride, turned] : {std::pair<std::int32_t, std::int64_t>{0, 0},
+                                         {1, 0},     // fewer positions than tokens
+                                         {1000, 0},  // more
+                                         {1, 14},
+                                         {1000, 4}}) {
+      const std::int64_t T = 21, part = turned == 0 ? 20 : turned;
+      CAPTURE(name_of(dtype), stride, turned);
+      const std::vector<float> inv_freq = rope_inv_freq(part, 10000.0);
       std::vector<std::int32_t> positions;
       for (std::int32_t t = 0; t < T; ++t) positions.push_back(t % 7 * stride);
       const Tensor x = Tensor::random(dtype, T, shape.width(), shape.width() + 3, rng);
       Tensor y = x;
-      rope(ctx, y.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::forward);
+      rope(ctx, y.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::forward, 1.0f, turned);
       check_close(
           y,
           [&](auto t, auto c) {
-            if (c >= shape.v_offset()) return x.at(t, c);
-            const std::int64_t base = c / 20 * 20, j = c % 10;
+            if (c >= shape.v_offset() || c % 20 >= part) return x.at(t, c);
+            const std::int64_t base = c / 20 * 20, j = c % 20 % (part / 2);
             // The angle is formed in fp32, as the reference implementation does.
             const double angle = static_cast<float>(positions[t]) * inv_freq[j];
-            const double lo = x.at(t, base + j), hi = x.at(t, base + j + 10);
-            return c % 20 < 10 ? lo * std::cos(angle) - hi * std::sin(angle)
-                               : hi * std::cos(angle) + lo * std::sin(angle);
+            const double lo = x.at(t, base + j), hi = x.at(t, base + j + part / 2);
+            return c % 20 < part / 2 ? lo * std::cos(angle) - hi * std::sin(angle)
+                                     : hi * std::cos(angle) + lo * std::sin(angle);
           },
           kF32Tolerance);
-      rope(ctx, y.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::backward);
+      rope(ctx, y.matrix(), positions.data(), inv_freq.data(), T, shape, RopeDirection::backward, 1.0f, turned);
       CHECK(error_of(y, [&](auto t, auto c) { return x.at(t, c); }) <= (dtype == DType::f32 ? 1e-6 : 4e-3));
       rope(ctx, y.matrix(), positions.data(), inv_freq.data(), 0, shape, RopeDirection::forward);
     }

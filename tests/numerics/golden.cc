@@ -41,9 +41,9 @@ std::vector<std::int32_t> integers(const TensorView& view) {
 
 const std::vector<std::string>& golden_models() {
   static const std::vector<std::string> names = {
-      "llama-gqa",   "llama3-rope",  "qwen2-bias",     "qwen3-norm",       "llama-tied",
-      "mha-one-kv",  "mixtral-tiny", "qwen3-moe-tiny", "llama-yarn-bias",  "mistral-window",
-      "gemma2-tiny", "gemma3-tiny",  "gpt2-tiny",      "deepseek-v2-tiny", "deepseek-v3-tiny"};
+      "llama-gqa",    "llama3-rope",      "qwen2-bias",       "qwen3-norm",     "llama-tied",  "mha-one-kv",
+      "mixtral-tiny", "qwen3-moe-tiny",   "llama-yarn-bias",  "mistral-window", "gemma2-tiny", "gemma3-tiny",
+      "gpt2-tiny",    "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny",  "gpt-oss-tiny"};
   return names;
 }
 
@@ -53,19 +53,27 @@ const std::vector<std::string>& golden_adapters() {
   return names;
 }
 
+const std::vector<std::string>& golden_frozen() {
+  static const std::vector<std::string> names = {"frozen-llama-gqa", "frozen-llama-tied", "frozen-qwen3-norm",
+                                                 "frozen-mixtral-tiny"};
+  return names;
+}
+
 Golden Golden::load(const std::string& name) {
   Golden g;
   const std::string goldens = std::string(source_folder) + "/tests/golden/";
   g.folder = goldens + name;
   const auto json = json_from<nlohmann::json>(value(read_file(g.folder + "/golden.json")));
-  const bool lora = json.contains("lora");
-  g.model = value(load_model(lora ? goldens + json["model"].get<std::string>() : g.folder));
+  const bool lora = json.contains("lora"), frozen = json.contains("frozen");
+  const std::string model = lora || frozen ? goldens + json["model"].get<std::string>() : g.folder;
+  g.model = value(load_model(model));
+  if (frozen) g.model.frozen = fmt::format("{}", fmt::join(json["frozen"].get<std::vector<std::string>>(), "-"));
   if (lora)
     g.model.lora = {json["lora"]["rank"], json["lora"]["alpha"],
                     fmt::format("{}", fmt::join(json["lora"]["targets"].get<std::vector<std::string>>(), "-")),
                     g.folder};
   g.files_ = {value(Checkpoint::open(g.folder + "/golden.safetensors")),
-              value(Checkpoint::open(g.folder + (lora ? "/adapter_model.safetensors" : "/model.safetensors")))};
+              value(Checkpoint::open(lora ? g.folder + "/adapter_model.safetensors" : model + "/model.safetensors"))};
   const auto& o = json["optimizer"];
   g.optimizer = {.lr = o["lr"],
                  .beta1 = o["beta1"],
@@ -78,7 +86,7 @@ Golden Golden::load(const std::string& name) {
   g.final_loss = json["steps"]["final_loss"];
   g.losses = json["steps"]["losses"].get<std::vector<double>>();
   g.grad_norms = json["steps"]["grad_norms"].get<std::vector<double>>();
-  if (!lora) {
+  if (json.contains("generation")) {
     g.prompts = json["generation"]["prompts"].get<std::vector<std::vector<std::int32_t>>>();
     g.new_tokens = json["generation"]["new_tokens"].get<std::vector<std::vector<std::int32_t>>>();
   }

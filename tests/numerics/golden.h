@@ -14,6 +14,9 @@ namespace hotbunk::test {
 /// Every set of adapters that has goldens.
 const std::vector<std::string>& golden_adapters();
 
+/// Every model with parameters that do not train that has goldens.
+const std::vector<std::string>& golden_frozen();
+
 /// Every model that has goldens.
 const std::vector<std::string>& golden_models();
 

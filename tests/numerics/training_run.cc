@@ -286,7 +286,7 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
   const bool lora = g.model.lora.on();
   const Checkpoint after =
       value(Checkpoint::open(lora ? folder / "step_5" / adapter_file::weights : folder / "step_5"));
-  for (const ParamSpec& p : trained_parameters(g.model)) {
+  for (const ParamSpec& p : saved_parameters(g.model)) {
     const StoredParameter at = stored_trained(g.model, p);
     const TensorView view = value(after.require(at));
     auto& values = result.after5[at.tensor];

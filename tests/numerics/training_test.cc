@@ -106,8 +106,9 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 }
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
-  for (const char* name : {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias",
-                           "mistral-window", "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+  for (const char* name :
+       {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias", "mistral-window",
+        "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
     for (const std::int64_t ranks : {2, 4})
@@ -175,7 +176,8 @@ TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modu
                          {"qwen3-norm", 2, -1, 2},
                          {"gemma2-tiny", 2, -1, 1, 2},
                          {"gpt2-tiny", 8},
-                         {"mixtral-tiny", 3}})
+                         {"mixtral-tiny", 3},
+                         {"gpt-oss-tiny", 3}})
     for (const WrapSpec& wrap : {layer, all_in_one, by_size, tiny, some, inside})
       for (const bool several : {false, true}) {
         CAPTURE(way.model, way.dp, way.group, static_cast<int>(wrap.policy), wrap.min_parameters, wrap.names, several);
@@ -235,7 +237,14 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"deepseek-v2-tiny", 2, 2, TrainEngine::fsdp2, -1, 2},
                         {"deepseek-v3-tiny", 2, 2},
                         {"deepseek-v3-tiny", 4, 1, TrainEngine::ddp},
-                        {"deepseek-v3-tiny", 4, 2, TrainEngine::zero2, -1, 4}})
+                        {"deepseek-v3-tiny", 4, 2, TrainEngine::zero2, -1, 4},
+                        {"glm4-moe-tiny", 2, 2},
+                        {"glm4-moe-tiny", 4, 1, TrainEngine::ddp},
+                        {"glm4-moe-tiny", 4, 2, TrainEngine::zero2, -1, 4},
+                        {"gpt-oss-tiny", 2, 2},
+                        {"gpt-oss-tiny", 4, 1, TrainEngine::ddp},
+                        {"gpt-oss-tiny", 2, 2, TrainEngine::zero1, 1, 2},
+                        {"gpt-oss-tiny", 4, 2, TrainEngine::zero2, -1, 4}})
     for (const bool sequence : {false, true}) {
       CAPTURE(way.model, way.tp, way.dp, way.ep, static_cast<int>(way.engine), sequence);
       const Golden g = Golden::load(way.model);
@@ -277,7 +286,9 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"gpt2-tiny", {2, 1}, 1, 2},
                          {"gpt2-tiny", {1, 2}, 2, 1},
                          {"deepseek-v2-tiny", {2, 1}, 2, 1},
-                         {"deepseek-v3-tiny", {1, 1, 1}, 1, 2, TrainEngine::zero1}})
+                         {"deepseek-v3-tiny", {1, 1, 1}, 1, 2, TrainEngine::zero1},
+                         {"glm4-moe-tiny", {1, 2}, 2, 1},
+                         {"gpt-oss-tiny", {1, 1}, 2, 1, TrainEngine::zero1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
       const Golden g = Golden::load(way.model);
@@ -395,7 +406,8 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
                          {"mha-one-kv", {2, 1}, 2, 1, TrainEngine::zero1},
                          {"qwen3-norm", {1, 1}, 2, 1, TrainEngine::ddp, 2},
                          {"mixtral-tiny", {1, 1}, 2, 1, TrainEngine::zero1, 1, 2},
-                         {"deepseek-v3-tiny", {1, 2}, 2, 1, TrainEngine::zero1}})
+                         {"deepseek-v3-tiny", {1, 2}, 2, 1, TrainEngine::zero1},
+                         {"gpt-oss-tiny", {1, 1}, 2, 1}})
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const bool several : {false, true}) {
         CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), static_cast<int>(recompute),
@@ -442,7 +454,10 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"gemma2-tiny", 2, 1, 2},
                          {"gemma2-tiny", 2, 2, 1, 2},
                          {"gpt2-tiny", 4, 1, 1},
-                         {"gpt2-tiny", 2, 2, 1}})
+                         {"gpt2-tiny", 2, 2, 1},
+                         {"glm4-moe-tiny", 2, 1, 2},
+                         {"gpt-oss-tiny", 4, 1, 1},
+                         {"gpt-oss-tiny", 2, 2, 1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
       const Golden g = Golden::load(way.model);
@@ -451,6 +466,7 @@ TEST_CASE("Ulysses computes what one rank does") {
       TrainLayout& l = s.train.layout;
       l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
       l.sp = several && way.tp > 1;
+      if (g.model.moe) l.etp = way.tp;
       if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
       s.train.recompute = several ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = several ? 5 : 0;
@@ -493,7 +509,10 @@ TEST_CASE("context parallelism computes what one rank does") {
                          {"gpt2-tiny", 4, 1, 1},
                          {"gpt2-tiny", 2, 2, 1},
                          {"mixtral-tiny", 2, 2, 1},
-                         {"qwen3-moe-tiny", 3, 1, 2}})
+                         {"qwen3-moe-tiny", 3, 1, 2},
+                         {"glm4-moe-tiny", 2, 2, 1},
+                         {"gpt-oss-tiny", 4, 1, 1},
+                         {"gpt-oss-tiny", 2, 2, 2}})
     for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::all_gather})
       for (const bool several : {false, true}) {
         CAPTURE(way.model, way.cp, way.tp, way.dp, way.pp, way.ulysses, static_cast<int>(way.engine), way.order,
@@ -549,6 +568,11 @@ TEST_CASE("experts over data ranks compute what transformers does") {
                          {"deepseek-v3-tiny", 4, 4, 1, 1, 1, TrainEngine::ddp},
                          {"deepseek-v3-tiny", 2, 4, 1, 1, 1, TrainEngine::zero1, 2},
                          {"deepseek-v3-tiny", 2, 2, 2, 1, 2},
+                         {"glm4-moe-tiny", 4, 2, 1, 2},
+                         {"gpt-oss-tiny", 2, 2, 2},
+                         {"gpt-oss-tiny", 2, 4, 2, 1, 1, TrainEngine::ddp},
+                         {"gpt-oss-tiny", 4, 4, 1, 1, 1, TrainEngine::zero1},
+                         {"gpt-oss-tiny", 4, 2, 2, 1, 1, TrainEngine::fsdp2, -1, "tp-cp-ep-dp-pp", true},
                          {"mixtral-tiny", 4, 2, 2, 1, 1, TrainEngine::fsdp2, -1, "tp-cp-ep-dp-pp", true},
                          {"qwen3-moe-tiny", 4, 4, 2, 1, 1, TrainEngine::zero1, 2, "tp-cp-ep-dp-pp", true},
                          {"deepseek-v3-tiny", 4, 2, 2, 1, 2, TrainEngine::ddp, -1, "pp-tp-cp-ep-dp", true}})

@@ -115,6 +115,23 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
                           .more = ", sliding_window: 20, query_pre_attn_scalar: 6, attn_logit_softcapping: 2.0, "
                                   "final_logit_softcapping: 5.0"}),
                    long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+  add("GLM-4.5: heads that turn in part, head norms, a shared expert",
+      with(roomy, {model({.type = "glm4_moe",
+                          .architecture = "Glm4MoeForCausalLM",
+                          .more = ", n_routed_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12, "
+                                  "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true"}),
+                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+  add("gpt-oss: sinks, windows, biases of experts, clamped gates",
+      with(roomy,
+           {model({.type = "gpt_oss",
+                   .architecture = "GptOssForCausalLM",
+                   .more = ", num_local_experts: 6, num_experts_per_tok: 2, sliding_window: 20, swiglu_limit: 0.5"}),
+            long_prompts, "rollout.max_running_requests=5", "train.recompute=full"}));
+  add("gpt-oss, in chunks",
+      with(roomy, {model({.type = "gpt_oss",
+                          .architecture = "GptOssForCausalLM",
+                          .more = ", num_local_experts: 6, num_experts_per_tok: 2, sliding_window: 7"}),
+                   "rollout.max_prefill_tokens=5", "rollout.block_tokens=2"}));
   add("GPT-2",
       with(roomy, {"model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_inner: 40, n_positions: 256, "
                    "vocab_size: 33, initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}",

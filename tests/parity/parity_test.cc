@@ -427,6 +427,60 @@ TEST_CASE("and so with biases behind sums, windows, Gemma-2's norms and caps, an
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with GLM-4.5's and gpt-oss's layers, and with parameters that do not train") {
+  const std::string sizes =
+      "hidden_size: 20, intermediate_size: 12, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, "
+      "head_dim: 8, vocab_size: 33, max_position_embeddings: 256, initializer_range: 0.2, bos_token_id: 1, "
+      "eos_token_id: 2, num_experts_per_tok: 2, ";
+  const std::string glm = "model={model_type: glm4_moe, " + sizes +
+                          "moe_intermediate_size: 12, n_routed_experts: 8, n_group: 4, topk_group: 2, "
+                          "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true}",
+                    oss = "model={model_type: gpt_oss, " + sizes +
+                          "num_local_experts: 4, sliding_window: 4, swiglu_limit: 0.5}";
+  const char* const all = "[]";
+  const char* const some = "['*.0.*', '*.mlp.*', model.norm.weight]";
+  struct Way {
+    const std::string& model;
+    const char* engine;
+    int dp, tp, pp, ulysses, cp, ep, etp, rollout_tp, rollout_ep;
+    const char *recompute, *params;
+    bool sequence;
+    const char* frozen;
+  };
+  std::vector<Case> cases;
+  for (const Way& way : {Way{glm, "fsdp2", 4, 1, 1, 1, 1, 1, 1, 1, 1, "none", "fp32", false, all},
+                         {glm, "fsdp2", 2, 2, 1, 1, 1, 1, 2, 2, 2, "selective", "bf16", true, all},
+                         {glm, "zero1", 1, 2, 2, 1, 1, 2, 1, 4, 1, "full", "fp32", true, all},
+                         {oss, "fsdp2", 4, 1, 1, 1, 1, 1, 1, 1, 1, "none", "fp32", false, all},
+                         {oss, "fsdp2", 2, 2, 1, 1, 1, 1, 2, 2, 1, "selective", "bf16", true, all},
+                         {oss, "fsdp2", 2, 2, 1, 1, 1, 2, 2, 2, 2, "full", "fp32", true, all},
+                         {oss, "ddp", 4, 1, 1, 1, 1, 4, 1, 4, 1, "selective", "bf16", false, all},
+                         {oss, "zero2", 1, 2, 1, 2, 1, 2, 1, 4, 4, "none", "fp32", false, all},
+                         {oss, "zero1", 1, 1, 2, 1, 2, 1, 1, 2, 1, "full", "bf16", false, all},
+                         {oss, "fsdp1", 2, 1, 1, 2, 1, 1, 1, 2, 1, "none", "bf16", false, all},
+                         {oss, "fsdp2", 2, 2, 1, 1, 1, 1, 2, 2, 1, "selective", "bf16", true, some},
+                         {glm, "fsdp2", 4, 1, 1, 1, 1, 2, 1, 1, 1, "full", "bf16", false, some},
+                         {oss, "ddp", 2, 2, 1, 1, 1, 2, 1, 2, 1, "none", "bf16", false, some},
+                         {oss, "zero1", 1, 2, 2, 1, 1, 1, 2, 4, 1, "selective", "fp32", true, some},
+                         {glm, "zero2", 4, 1, 1, 1, 1, 1, 1, 2, 1, "none", "fp32", false, some}})
+    cases.push_back(
+        {fmt::format("{}: {}, dp {} tp {} pp {} ulysses {} cp {} ep {}, engines of {}, frozen {}",
+                     way.model.substr(7, 20), way.engine, way.dp, way.tp, way.pp, way.ulysses, way.cp, way.ep,
+                     way.rollout_tp, way.frozen),
+         tiny_scenario(
+             4, way.rollout_tp,
+             {way.model, fmt::format("train.engine={}", way.engine), fmt::format("train.layout.dp={}", way.dp),
+              fmt::format("train.layout.tp={}", way.tp), fmt::format("train.layout.pp={}", way.pp),
+              fmt::format("train.layout.ulysses={}", way.ulysses), fmt::format("train.layout.cp={}", way.cp),
+              fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.etp),
+              fmt::format("rollout.layout.ep={}", way.rollout_ep),
+              way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
+              fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
+              fmt::format("train.precision.params={}", way.params), fmt::format("train.frozen={}", way.frozen),
+              "train.loss_chunk_tokens=10", "sync.verify=true", "algorithm.reference=true"})});
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("gloo counts what shared memory counts") {
   CpuOptions options;
   options.transport = Transport::gloo;

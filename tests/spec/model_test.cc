@@ -80,6 +80,19 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
   CHECK(double(active_parameter_count(catalogued("deepseek-v3"))) == Approx(37.5e9).epsilon(0.02));
   CHECK(double(parameter_count(catalogued("deepseek-v2"))) == Approx(236e9).epsilon(0.002));
   CHECK(double(active_parameter_count(catalogued("deepseek-v2"))) == Approx(21.4e9).epsilon(0.02));
+  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Both count the layer that predicts a
+  // second token (one of 92 and of 46 more), which is not here.
+  CHECK(double(parameter_count(catalogued("glm-4.5"))) == Approx(355e9 * 92 / 93).epsilon(0.01));
+  CHECK(double(active_parameter_count(catalogued("glm-4.5"))) == Approx(32e9).epsilon(0.05));
+  CHECK(double(parameter_count(catalogued("glm-4.5-air"))) == Approx(106e9).epsilon(0.02));
+  CHECK(double(active_parameter_count(catalogued("glm-4.5-air"))) == Approx(12e9).epsilon(0.1));
+  // gpt-oss model card, table 1: 116.83B and 20.91B, 5.13B and 3.61B active (head in, embedding out).
+  for (const auto& [name, total, active] :
+       {std::tuple{"gpt-oss-120b", 116.83e9, 5.13e9}, {"gpt-oss-20b", 20.91e9, 3.61e9}}) {
+    const ModelSpec m = catalogued(name);
+    CHECK(double(parameter_count(m)) == Approx(total).epsilon(1e-4));
+    CHECK(double(active_parameter_count(m) - m.vocab * m.hidden) == Approx(active).epsilon(2e-3));
+  }
   CHECK(double(active_parameter_count(catalogued("qwen3-30b-a3b"))) == Approx(3.35e9).epsilon(0.02));
   CHECK(double(active_parameter_count(catalogued("qwen3-235b-a22b"))) == Approx(22.2e9).epsilon(0.02));
   CHECK(double(active_parameter_count(catalogued("mixtral-8x7b"))) == Approx(12.9e9).epsilon(0.01));
@@ -163,7 +176,7 @@ TEST_CASE("a config survives the writer, for every catalogued model") {
 }
 
 TEST_CASE("transformers 4 and 5 spell one model") {
-  for (const char* name : {"llama-gqa", "llama3-rope", "llama-yarn-bias"}) {
+  for (const char* name : {"llama-gqa", "llama3-rope", "llama-yarn-bias", "glm4-moe-tiny", "gpt-oss-tiny"}) {
     INFO(name);
     auto v5 = read_file(golden / name / "config.json"), v4 = read_file(golden / name / "config.v4.json");
     REQUIRE(v5);
@@ -182,8 +195,9 @@ TEST_CASE("transformers 4 and 5 spell one model") {
 }
 
 TEST_CASE("names and shapes are those of checkpoints written by transformers") {
-  for (const char* name : {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied",
-                           "mha-one-kv", "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny"}) {
+  for (const char* name :
+       {"llama-gqa", "llama-gqa-sharded", "llama3-rope", "qwen2-bias", "qwen3-norm", "llama-tied", "mha-one-kv",
+        "llama-yarn-bias", "mistral-window", "gemma2-tiny", "gpt2-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
     INFO(name);
     const auto model = load_model(golden / name);
     REQUIRE(model);
@@ -300,10 +314,50 @@ TEST_CASE("eos_token_id may be a list; the first counts") {
 
 }  // namespace hotbunk
 
-TEST_CASE("a DeepSeek of dense layers alone says so to transformers, whose default is another") {
-  for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny"}) {
+TEST_CASE("a DeepSeek or GLM of dense layers alone says so to transformers, whose default is another") {
+  for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny"}) {
     const ModelSpec dense = changed(name, {{"first_k_dense_replace", 64}});
     CHECK(!dense.moe);
     CHECK(config_of(dense, DType::f32)["first_k_dense_replace"] == dense.layers);
   }
+}
+
+TEST_CASE("GLM-4.5's heads turn in part, and queries and keys are normed where the config says so") {
+  const ModelSpec tiny = changed("glm4-moe-tiny", {});
+  CHECK(tiny.rotary_dim == 6);  // half of 12
+  CHECK((tiny.qk_norm && tiny.qkv_bias && !tiny.o_bias));
+  CHECK(!changed("glm4-moe-tiny", {{"use_qk_norm", false}}).qk_norm);
+  CHECK(!changed("glm4-moe-tiny", {{"attention_bias", false}}).qkv_bias);
+  // What rope_parameters say stands above the config's own; all of a head is no part.
+  CHECK(changed("glm4-moe-tiny", {{"partial_rotary_factor", 1.0}}).rotary_dim == 6);
+  const auto rope = nlohmann::json{{"rope_type", "default"}, {"rope_theta", 100.0}};
+  CHECK(changed("glm4-moe-tiny", {{"rope_parameters", rope}, {"partial_rotary_factor", 1.0}}).rotary_dim == 0);
+  CHECK(changed("glm4-moe-tiny", {{"rope_parameters", rope}}).rotary_dim == 6);  // transformers' default
+  CHECK(catalogued("glm-4.5").rotary_dim == 64);
+}
+
+TEST_CASE("gpt-oss's experts are read out of one tensor, gates from even columns") {
+  // 2 experts of H 3 and I 2: gate_up_proj (2, 3, 4), down_proj (2, 2, 3).
+  const auto model = model_from_text(R"({"model_type": "gpt_oss", "hidden_size": 3, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 2, "num_local_experts": 2,
+    "num_experts_per_tok": 1, "vocab_size": 5, "sliding_window": 4})",
+                                     "config.json", "m");
+  REQUIRE(model);
+  CHECK((model->attention_sinks && model->o_bias && model->rope_scaling->type == "yarn" &&
+         !model->rope_scaling->truncate && model->rope_theta == 150000.0));
+  CHECK((model->moe->swiglu_limit == 7.0 && model->moe->swiglu_alpha == 1.702));
+  CHECK(model->window_of(0) == 4);
+  std::map<std::string, std::vector<std::int64_t>> where;  // elements of each parameter in its tensor
+  for (const ParamSpec& p : parameters_of(*model)) {
+    if (p.expert != 1) continue;
+    const StoredParameter at = stored(*model, p);
+    for (std::int64_t i = 0; i < p.numel(); ++i) where[p.name].push_back(at.element(i));
+  }
+  const std::string expert = "model.layers.0.mlp.experts.1.";
+  CHECK(where[expert + "gate_proj.weight"] == std::vector<std::int64_t>{12, 16, 20, 14, 18, 22});
+  CHECK(where[expert + "up_proj.weight"] == std::vector<std::int64_t>{13, 17, 21, 15, 19, 23});
+  CHECK(where[expert + "down_proj.weight"] == std::vector<std::int64_t>{6, 9, 7, 10, 8, 11});
+  CHECK(where[expert + "gate_proj.bias"] == std::vector<std::int64_t>{4, 6});
+  CHECK(where[expert + "up_proj.bias"] == std::vector<std::int64_t>{5, 7});
+  CHECK(where[expert + "down_proj.bias"] == std::vector<std::int64_t>{3, 4, 5});
 }

@@ -97,8 +97,12 @@ HB_INLINE Activated gelu(Vf g) {
   return {value, s + value * (1.0f - s) * kTwice * (1.0f + 3.0f * kCubic * square)};
 }
 
-template <class F>
-void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i, F&& function) {
+/// What stands beside a gate, as it is.
+constexpr auto as_beside = [](Vf u) HB_FORCE_INLINE { return Activated{u, splat(1.0f)}; };
+
+template <class F, class G>
+void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i, F&& function,
+                   G&& beside) {
   HB_CHECK(gate_up.dtype == act.dtype, "gated: {} to {}", name_of(gate_up.dtype), name_of(act.dtype));
   with_float_type(act.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -108,15 +112,15 @@ void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int
         const E* up = gate + i;
         E* out = row<E>(act, t);
         for_vectors(i, [&](std::int64_t j, auto ld, auto st)
-                           HB_FORCE_INLINE { st(out + j, function(ld(gate + j)).value * ld(up + j)); });
+                           HB_FORCE_INLINE { st(out + j, function(ld(gate + j)).value * beside(ld(up + j)).value); });
       }
     });
   });
 }
 
-template <class F>
+template <class F, class G>
 void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
-                    std::int64_t i, F&& function) {
+                    std::int64_t i, F&& function, G&& beside) {
   HB_CHECK(gate_up.dtype == dact.dtype && gate_up.dtype == dgate_up.dtype, "gated backward: mixed dtypes");
   with_float_type(dact.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -126,10 +130,10 @@ void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
         const E* gate = row<E>(gate_up, t);
         E* dgate = row<E>(dgate_up, t);
         for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-          const Vf dy = ld(d + j), u = ld(gate + i + j);
-          const Activated a = function(ld(gate + j));
-          st(dgate + j, dy * u * a.slope);
-          st(dgate + i + j, dy * a.value);
+          const Vf dy = ld(d + j);
+          const Activated u = beside(ld(gate + i + j)), a = function(ld(gate + j));
+          st(dgate + j, dy * u.value * a.slope);
+          st(dgate + i + j, dy * a.value * u.slope);
         });
       }
     });
@@ -139,18 +143,49 @@ void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
 }  // namespace
 
 void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
-  gated_forward(ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); });
+  gated_forward(
+      ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); }, as_beside);
 }
 void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                      std::int64_t i) {
-  gated_backward(ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); });
+  gated_backward(
+      ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); }, as_beside);
 }
 void geglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
-  gated_forward(ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); });
+  gated_forward(
+      ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); }, as_beside);
 }
 void geglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                     std::int64_t i) {
-  gated_backward(ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); });
+  gated_backward(
+      ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); }, as_beside);
+}
+
+namespace {
+
+/// What a limit clamps has no slope.
+HB_INLINE Activated clamped_gate(Vf g, ClampedGate by) {
+  const Vf limit = splat(by.limit), bent = min(g, limit), s = sigmoid(by.alpha * bent), value = bent * s;
+  return {value, g > limit ? Vf{} : s + by.alpha * value * (1.0f - s)};  // s + g·alpha·s·(1 − s)
+}
+HB_INLINE Activated clamped_up(Vf u, ClampedGate by) {
+  const Vf limit = splat(by.limit), bent = max(min(u, limit), -limit);
+  return {bent + 1.0f, u > limit ? Vf{} : u < -limit ? Vf{} : splat(1.0f)};
+}
+
+}  // namespace
+
+void clamped_swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i,
+                            ClampedGate by) {
+  gated_forward(
+      ctx, gate_up, act, T, i, [by](Vf g) HB_FORCE_INLINE { return clamped_gate(g, by); },
+      [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
+}
+void clamped_swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                             std::int64_t i, ClampedGate by) {
+  gated_backward(
+      ctx, dact, gate_up, dgate_up, T, i, [by](Vf g) HB_FORCE_INLINE { return clamped_gate(g, by); },
+      [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
 }
 
 void gelu_forward(KernelContext& ctx, ConstMatrix x, Matrix y, std::int64_t T, std::int64_t i) {

@@ -18,6 +18,16 @@ void geglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_t
 void geglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                     std::int64_t i);
 
+/// act[t,j] = g · sigmoid(alpha g) · (clamp(up[t,j], ±limit) + 1), g = min(gate[t,j], limit). What is clamped has no
+/// slope. Source: transformers, GptOssExperts.
+struct ClampedGate {
+  float limit = 0.0f, alpha = 1.0f;
+};
+void clamped_swiglu_forward(KernelContext&, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i,
+                            ClampedGate);
+void clamped_swiglu_backward(KernelContext&, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
+                             std::int64_t i, ClampedGate);
+
 /// y[t,j] = gelu(x[t,j]), the same function without a gate.  x, y: [T, i].
 void gelu_forward(KernelContext&, ConstMatrix x, Matrix y, std::int64_t T, std::int64_t i);
 /// dx[T, i] from dy[T, i]; may be either input.

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <type_traits>
 #include <vector>
 
+#include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
@@ -290,10 +293,30 @@ void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const s
   zero_rows(ctx, dy, own_rows(rows, T * c), T * c, h);
 }
 
-void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix w, Matrix y) {
+namespace {
+
+ConstVector bias_of(const ExpertBias& bias, std::int64_t e) {
+  const auto* data = static_cast<const std::byte*>(bias.values.data);
+  return {data + e * bias.count * size_of(bias.values.dtype), bias.values.dtype};
+}
+
+/// Columns [first, …) of a matrix, whose rows stay as far apart.
+template <class M>
+M from_column(M x, std::int64_t first) {
+  using Bytes = std::conditional_t<std::is_same_v<M, Matrix>, std::byte, const std::byte>;
+  x.data = static_cast<Bytes*>(x.data) + first * size_of(x.dtype);
+  return x;
+}
+
+}  // namespace
+
+void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix w, Matrix y,
+                    const ExpertBias& bias) {
+  const bool adds = bias.values.data != nullptr, to_all = adds && bias.count == experts.N;
   each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
-    linear_forward(ctx, from_row(x, begin), from_row(w, e * experts.N), {}, from_row(y, begin), rows, experts.N,
-                   experts.K);
+    linear_forward(ctx, from_row(x, begin), from_row(w, e * experts.N), to_all ? bias_of(bias, e) : ConstVector{},
+                   from_row(y, begin), rows, experts.N, experts.K);
+    if (adds && !to_all) add_bias(ctx, from_column(from_row(y, begin), bias.first), bias_of(bias, e), rows, bias.count);
   });
   zero_rows(ctx, y, experts.offsets.back(), experts.rows, experts.N);
 }
@@ -307,10 +330,13 @@ void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatri
 }
 
 void grouped_linear_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix x, Matrix dw,
-                          Write write) {
+                          Write write, const ExpertBias& bias) {
   each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool first) {
     linear_wgrad(ctx, from_row(dy, begin), from_row(x, begin), from_row(dw, e * experts.N), rows, experts.N, experts.K,
                  first ? write : Write::accumulate);
+    if (bias.gradient != nullptr)
+      bias_grad(ctx, from_column(from_row(dy, begin), bias.first), bias.gradient + e * bias.count, rows, bias.count,
+                first ? write : Write::accumulate);
   });
 }
 

@@ -66,9 +66,16 @@ struct Experts {
   std::int64_t N = 0, K = 0;
   std::int64_t rows = 0;  // that there is room for: of y or dx, zeros behind the last expert's
 };
-void grouped_linear(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix w, Matrix y);
+/// Of each expert a bias of `count` numbers, added to the columns from `first` on, or its gradient. No data: none.
+struct ExpertBias {
+  ConstVector values = {};    // [E·count]
+  float* gradient = nullptr;  // likewise
+  std::int64_t first = 0, count = 0;
+};
+void grouped_linear(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix w, Matrix y, const ExpertBias& = {});
 void grouped_linear_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix w, Matrix dx);
 /// An expert without rows has a gradient of zeros.
-void grouped_linear_wgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix x, Matrix dw, Write);
+void grouped_linear_wgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix x, Matrix dw, Write,
+                          const ExpertBias& = {});
 
 }  // namespace hotbunk::kernels

@@ -1,6 +1,8 @@
 #include "backends/cpu_gloo/kernels/paged_attention.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "backends/cpu_gloo/kernels/attention_step.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -42,6 +44,10 @@ struct Call {
   const PagedContext& paged;
   Scores scores;
   Matrix o;
+  float* lse;  // [T, a], or none
+  void put_lse(std::int64_t row, std::int64_t head, float value) const {
+    if (lse != nullptr) lse[row * shape.num_heads + head] = value;
+  }
   std::int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
   const std::int32_t* blocks(std::int64_t sequence) const { return paged.block_table + sequence * paged.max_blocks; }
 };
@@ -56,6 +62,7 @@ void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std:
   E* out = row<E>(call.o, s) + head * dv;
   if (context <= 0) {
     std::fill_n(out, heads * dv, E{});
+    for (std::int64_t h = 0; h < heads; ++h) call.put_lse(s, head + h, -std::numeric_limits<float>::infinity());
     return;
   }
   pack_rows(row<E>(call.qkv, s) + head * d, d, heads, d, call.scores.scale, t.q, d);
@@ -64,8 +71,10 @@ void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std:
     pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
     attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
   }
-  for (std::int64_t h = 0; h < heads; ++h)
+  for (std::int64_t h = 0; h < heads; ++h) {
     unpack_rows(t.o + h * dp, dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);
+    call.put_lse(s, head + h, t.state.max[h] + std::log(t.state.sum[h]));
+  }
 }
 
 /// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s.
@@ -84,8 +93,10 @@ void prefill_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std
       for (std::int64_t p0 = start; p0 < position + rows; p0 += kBlock)
         attend_block(t, rows, d, t.k_t + p0 * d, t.v + p0 * dp, seen_keys(call.scores, position, p0, 1),
                      call.scores.softcap, p0 == start);
-      for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t r = 0; r < rows; ++r) {
         unpack_rows(t.o + r * dp, dp, 1, dv, 1.0f / t.state.sum[r], row<E>(call.o, r0 + r) + head * dv, call.o.ld);
+        call.put_lse(r0 + r, head, t.state.max[r] + std::log(t.state.sum[r]));
+      }
     }
 }
 
@@ -146,8 +157,8 @@ void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, st
 }
 
 void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
-                            const PagedContext& paged, std::int64_t S, Scores scores, Matrix o) {
-  const Call call{qkv, shape, paged, scores, o};
+                            const PagedContext& paged, std::int64_t S, Scores scores, Matrix o, float* lse) {
+  const Call call{qkv, shape, paged, scores, o, lse};
   check_call(call);
   std::int64_t longest = 0;
   for (std::int64_t s = 0; s < S; ++s) longest = std::max<std::int64_t>(longest, paged.context_len[s]);
@@ -163,8 +174,8 @@ void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape
 
 void paged_prefill_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape, const KvPool& pool,
                              const PagedContext& paged, std::span<const std::int32_t> cu_seqlens, Scores scores,
-                             Matrix o) {
-  const Call call{qkv, shape, paged, scores, o};
+                             Matrix o, float* lse) {
+  const Call call{qkv, shape, paged, scores, o, lse};
   check_call(call);
   std::int64_t longest = 0, work = 0;
   const auto S = std::ssize(cu_seqlens) - 1;

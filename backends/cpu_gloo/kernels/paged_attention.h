@@ -29,13 +29,13 @@ void kv_write(KernelContext&, ConstMatrix qkv, const std::int32_t* slots, std::i
 /// One query token per sequence, at position context_len − 1, its own k and v already written. Rows of idle slots
 /// (context_len 0) become zero. qkv: [S, (a+2k)·d] (only q is read); o: [S, a·d].
 /// A row's bits do not depend on the other rows or on the number of threads, and are attention_forward's for the same
-/// fp32 token (attention_step.h).
+/// fp32 token (attention_step.h). `lse`: [S, a], log-sum-exps, -inf of idle slots; nullptr: not asked for.
 void paged_decode_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
-                            std::int64_t S, Scores, Matrix o);
+                            std::int64_t S, Scores, Matrix o, float* lse = nullptr);
 
 /// Sequence s has cu_seqlens[s+1] − cu_seqlens[s] new tokens in qkv, the last of its context_len (chunked prefill and
 /// shared prefixes included); their k and v are already written. o: [T, a·d]. Same bits per token as the decode kernel.
 void paged_prefill_attention(KernelContext&, ConstMatrix qkv, HeadShape, const KvPool&, const PagedContext&,
-                             std::span<const std::int32_t> cu_seqlens, Scores, Matrix o);
+                             std::span<const std::int32_t> cu_seqlens, Scores, Matrix o, float* lse = nullptr);
 
 }  // namespace hotbunk::kernels

@@ -21,9 +21,9 @@ void fill_angles(float position, const float* inv_freq, float amplitude, std::in
 }
 
 template <class E>
-HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t half, const float* table) {
+HB_INLINE void rotate_heads(E* heads, std::int64_t num, std::int64_t head_dim, std::int64_t half, const float* table) {
   for (std::int64_t i = 0; i < num; ++i) {
-    E* lo = heads + i * 2 * half;
+    E* lo = heads + i * head_dim;
     E* hi = lo + half;
     for_vectors(half, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
       const Vf a = ld(lo + j), b = ld(hi + j), c = ld(table + j), s = ld(table + half + j);
@@ -85,16 +85,18 @@ void rope_neighbours(KernelContext& ctx, Matrix x, const std::int32_t* positions
 }
 
 void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const float* inv_freq, std::int64_t T,
-          HeadShape shape, RopeDirection direction, float amplitude) {
+          HeadShape shape, RopeDirection direction, float amplitude, std::int64_t turned) {
   if (T == 0) return;
-  HB_CHECK(shape.head_dim % 2 == 0, "head_dim {} is odd", shape.head_dim);
-  const std::int64_t half = shape.head_dim / 2;
+  if (turned == 0) turned = shape.head_dim;
+  HB_CHECK(turned % 2 == 0 && turned > 0 && turned <= shape.head_dim, "{} of {} dimensions turn", turned,
+           shape.head_dim);
+  const std::int64_t half = turned / 2;
   const std::int64_t heads = shape.num_heads + shape.num_kv_heads;
   const Angles angles = form_angles(ctx, positions, inv_freq, T, half, direction, amplitude);
   with_float_type(qkv.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(2 * heads * half), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t) rotate_heads(row<E>(qkv, t), heads, half, angles.of(t));
+      for (std::int64_t t = begin; t < end; ++t) rotate_heads(row<E>(qkv, t), heads, shape.head_dim, half, angles.of(t));
     });
   });
 }

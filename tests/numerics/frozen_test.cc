@@ -1,0 +1,131 @@
+// P3 where some parameters do not train (train.frozen): what one rank makes of the others agrees with torch's
+// requires_grad=False, and every layout with it; what is frozen stays to the bit.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <optional>
+#include <random>
+
+#include "rl/adapter.h"
+#include "spec/stored_parameter.h"
+#include "tests/numerics/drawn_layout.h"
+#include "tests/numerics/training_run.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+// P3's bounds (training_test.cc).
+constexpr double frozen_gradient_bound = 1e-4, frozen_update_bound = 1e-3, frozen_scalar_bound = 2e-5;
+
+void check_values(const Golden& g, const TrainingResult& r) {
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    const std::string name = stored(g.model, p).tensor;
+    CAPTURE(name, p.frozen);
+    if (p.frozen) CHECK(r.after5.at(name) == g.initial(name));
+    else CHECK(update_error(r.after5.at(name), g.tensor("after5." + name), g.initial(name)) <= frozen_update_bound);
+  }
+}
+
+void check_frozen(const Golden& g, const TrainingResult& r) {
+  REQUIRE(r.losses.size() == g.losses.size() + 1);
+  for (std::size_t i = 0; i < g.losses.size(); ++i) {
+    CAPTURE(i);
+    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(frozen_scalar_bound));
+    CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(frozen_scalar_bound));
+  }
+  CHECK(r.losses.back() == Approx(g.final_loss).epsilon(frozen_scalar_bound));
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    const std::string name = "grad." + stored(g.model, p).tensor;
+    CAPTURE(name, p.frozen);
+    CHECK(r.probes.contains(name) == !p.frozen);
+    if (!p.frozen) CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= frozen_gradient_bound);
+  }
+  check_values(g, r);
+}
+
+}  // namespace
+
+TEST_CASE("frozen: gradients and five AdamW steps of what trains agree with torch, the rest stays") {
+  for (const std::string& name : golden_frozen()) {
+    const Golden g = Golden::load(name);
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      CAPTURE(name, static_cast<int>(recompute));
+      Scenario s = golden_scenario(g, 1);
+      s.train.recompute = recompute;
+      if (recompute != Recompute::none) s.train.loss_chunk_tokens = 7;
+      if (recompute == Recompute::full) s.train.micro_batch_tokens = g.longest_sequence();
+      check_frozen(g, train(g, s));
+    }
+  }
+}
+
+TEST_CASE("frozen: every kind of layout computes what torch does") {
+  struct Way {
+    const char* model;
+    TrainEngine engine;
+    TrainLayout layout;
+    const char* schedule = "1f1b";
+  };
+  const auto fsdp2 = TrainEngine::fsdp2;
+  for (const Way& way : {Way{"frozen-llama-gqa", fsdp2, {.dp = 4}},
+                         {"frozen-llama-gqa", fsdp2, {.dp = 4, .fsdp = 2}},
+                         {"frozen-llama-gqa", TrainEngine::ddp, {.dp = 3}},
+                         {"frozen-qwen3-norm", TrainEngine::zero1, {.dp = 2}},
+                         {"frozen-qwen3-norm", TrainEngine::zero2, {.dp = 4, .fsdp = 2}},
+                         {"frozen-llama-tied", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
+                         {"frozen-llama-tied", TrainEngine::zero1, {.dp = 1, .tp = 4}},
+                         {"frozen-llama-tied", fsdp2, {.dp = 2, .pp = 2}},
+                         {"frozen-llama-gqa", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
+                         {"frozen-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
+                         {"frozen-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
+                         {"frozen-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
+                         {"frozen-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}},
+                         {"frozen-mixtral-tiny", TrainEngine::ddp, {.dp = 2, .ep = 2}}}) {
+    CAPTURE(way.model, static_cast<int>(way.engine), way.layout.dp, way.layout.fsdp, way.layout.tp, way.layout.sp,
+            way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
+    const Golden g = Golden::load(way.model);
+    Scenario s = golden_scenario(g, way.layout.ranks());
+    s.train.engine = way.engine, s.train.layout = way.layout, s.train.pipeline_schedule = way.schedule;
+    s.train.micro_batch_tokens = way.layout.share_of(g.num_tokens());
+    if (g.model.moe) s.train.layout.etp = way.layout.tp;
+    if (way.layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
+    check_frozen(g, train(g, s));
+  }
+}
+
+// HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
+TEST_CASE("frozen: layouts drawn at random compute what torch does") {
+  const auto number = [](const char* variable, std::uint64_t otherwise) {
+    const char* text = std::getenv(variable);
+    return text != nullptr ? std::stoull(text) : otherwise;
+  };
+  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 16), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  std::uint64_t drawn = 0;
+  for (std::uint64_t i = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * 13'000'027 + i);
+    const Golden g = Golden::load(golden_frozen()[random() % golden_frozen().size()]);
+    const std::optional<Scenario> s = draw_layout(g, random);
+    if (!s) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*s));
+    check_frozen(g, train(g, *s));
+  }
+}
+
+TEST_CASE("frozen: a checkpoint of one layout goes on in another") {
+  for (std::uint64_t i = 0, drawn = 0; drawn < 6; ++i) {
+    std::mt19937_64 random(17'000'023 + i);
+    const Golden g = Golden::load(golden_frozen()[random() % golden_frozen().size()]);
+    std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
+    if (!first || !then) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*first), text_of(*then));
+    then->steps = static_cast<std::int64_t>(g.losses.size());
+    const TrainingResult r = train_on(g, *first, *then, 2);
+    REQUIRE(r.losses.size() + 2 == g.losses.size());
+    for (std::size_t at = 0; at < r.losses.size(); ++at)
+      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(frozen_scalar_bound));
+    check_values(g, r);
+  }
+}
