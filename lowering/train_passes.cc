@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
 
@@ -178,24 +177,31 @@ void TrainPasses::backward(Kept& kept, Range range, const WholeUnit& root, const
                            const Tensor& gradient, bool defers) {
   Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layers_in_order(range, true), root, layers_);
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
-  kept.deferred.resize(layers);
+  kept.deferred.resize(layers), kept.gradients.resize(layers);
+  const auto limit = defers ? std::nullopt : std::optional(gradients_);
   for (std::size_t i = layers; i-- > 0;) {
     const WholeUnit w = s_.train.reshard_after_forward ? gathers.use(layers - 1 - i) : kept.whole[i];
     const int layer = state_.layer(first + i);
     model_.recompute(w, layer, kept.values[i]);
-    const WholeUnit dw = state_.layer_gradients(b_, first + i, "train.", d_root, gradients_);
+    const WholeUnit dw = kept.gradients[i] = state_.layer_gradients(b_, first + i, "train.", d_root, limit);
     kept.deferred[i] = model_.layer_backward(w, dw, layer, kept.values[i], gradient, state_.accumulates(), defers);
     for (const Op& op : kept.deferred[i].ops)
       for (const Tensor& t : op.inputs) b_.keep(t.buffer);
-    state_.reduce_layer(b_, first + i, dw, "train.");
+    if (!defers) state_.reduce_layer(b_, first + i, dw, "train.");
   }
 }
 
 void TrainPasses::weights(const Kept& kept, Range range) {
-  HB_CHECK(state_.accumulates(), "gradients that are reduced before all of them are there");
   for (std::size_t i = kept.deferred.size(); i-- > 0;) {
     const std::size_t layer = static_cast<std::size_t>(range.begin) + i;
-    model_.layer_weights(state_.layer_gradients(b_, layer, "train.", {}), state_.layer(layer), kept.deferred[i]);
+    const WholeUnit& dw = kept.gradients[i];
+    if (!state_.accumulates()) {
+      std::vector<BufferId> made;
+      for (const WholeUnit::Part& part : dw.parts) made.push_back(part.buffer);
+      b_.take_turn(gradients_, made);
+    }
+    model_.layer_weights(dw, state_.layer(layer), kept.deferred[i]);
+    state_.reduce_layer(b_, layer, dw, "train.");
   }
 }
 

@@ -65,13 +65,15 @@ class TrainPasses {
     std::vector<Values> values;                   // of the layers
     std::vector<WholeUnit> whole;                 // that stay, where nothing is resharded after forward
     std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
+    std::vector<WholeUnit> gradients;             // by layer, where those go
   };
   /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such.
   PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.
-  /// `defers`: leaves products that make gradients of matrices to weights(), and keeps what they read.
+  /// `defers`: leaves products that make gradients of matrices to weights(), keeps what they read, and leaves it to
+  /// them to reduce.
   void backward(Kept&, Range layers, const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient,
                 bool defers = false);
   void weights(const Kept&, Range layers);

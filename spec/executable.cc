@@ -141,11 +141,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
-  const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
-  need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
-       "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "
-       "ones; ddp and zero1 have these",
-       name_of(e));
   need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");

@@ -192,9 +192,6 @@ class Validator {
     if (t.vpp > 1 && t.pp == 1)
       report("E212", "train.layout.vpp", "virtual stages need a pipeline", {fmt::format("vpp {}, pp 1", t.vpp)},
              "set vpp to 1, or pp above 1");
-    if (t.vpp > 1 && s_.train.pipeline_schedule == "zero-bubble")
-      report("E212", "train.pipeline_schedule", "zero-bubble (ZB-H1) has one chunk a stage",
-             {fmt::format("vpp {}", t.vpp)}, "set train.layout.vpp to 1, or train.pipeline_schedule to interleaved");
     const auto& split = s_.train.pipeline_split;
     if (split.empty()) {
       if (layers % chunks == 0) return;

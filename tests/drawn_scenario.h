@@ -125,12 +125,10 @@ inline std::string draw_scenario() {
   const std::int64_t cp = one_of(chunked);
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
-  const bool defers = pp > 1 && vpp == 1 && coin();  // weight gradients
+  const bool defers = pp > 1 && coin();  // weight gradients
   // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
   const bool flat = train_tp == 1 && pp == 1 && spread == 1 && in(0, 2) == 0;
-  const auto engine = flat     ? std::string("fsdp1")
-                      : defers ? one_of<std::string>({"ddp", "zero1"})
-                               : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
+  const auto engine = flat ? std::string("fsdp1") : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
   const bool sequence = train_tp > 1 && (over_both || coin());
   std::vector<std::int64_t> shard_groups{-1};

@@ -165,7 +165,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   // some frameworks take any split.
   const bool equal = framework_.uneven_chunks || split_given(p) || model_.layers % (p.pp * p.vpp) == 0 ||
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
-  if (p.vpp > 1 && (!equal || !fills_rows(p) || p.schedule == PipelineSchedule::zero_bubble)) return false;
+  if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
   if (p.ep > 1 || p.etp > 1) {
@@ -196,8 +196,6 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
     return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
   if (p.pp * p.vpp > model_.layers)
     return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
-  if (p.vpp > 1 && p.schedule == PipelineSchedule::zero_bubble)
-    return fmt::format("zero-bubble (ZB-H1) has one chunk a stage, vpp is {}", p.vpp);
   if (p.vpp > 1 && !fills_rows(p))
     return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
   if (p.vpp > 1 && p.pp > 1 && !framework_.uneven_chunks && model_.layers % (p.pp * p.vpp) != 0)

@@ -244,28 +244,37 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   // Stages of an even pipeline are at most seven kinds (stage_breaks); of a written split, the first are kept.
   std::array<StageTime, 7> known;
   std::size_t kinds = 0;
+  const Hop message = p.pp > 1 ? hop(p, l) : Hop{};
   std::vector<StagePasses> deferring;
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const StageTime t = stage_time(p, l, stage);
-    if (defers)
-      deferring.insert(deferring.end(), static_cast<std::size_t>(count),
-                       {t.forward, t.backward - t.weight_grad, t.weight_grad});
+    if (defers) {
+      StagePasses passes{t.forward, t.backward - t.weight_grad, t.weight_grad};
+      if (framework_.overlap_pipeline)
+        passes.beside = std::min({message.seconds, passes.forward / v, passes.backward / v});
+      deferring.insert(deferring.end(), static_cast<std::size_t>(count), passes);
+    }
     device.add(t.device(), t.weight_grad, static_cast<double>(count));
     host.add(t.launches, t.weight_grad_launches, static_cast<double>(count));
     if (kinds < known.size()) known[kinds] = t;
     ++kinds;
   });
-  // How many weight gradients can wait, and for what, the schedule's own row says.
-  const std::vector<double> through = defers ? stages_through({p.pp, p.vpp, p.schedule}, deferring, p.micro_batches,
-                                                              m - static_cast<double>(p.micro_batches - 1))
-                                             : std::vector<double>();
-  const auto last_through = [&](std::int64_t stage, std::int64_t count) {
-    const auto first = through.begin() + stage;
+  // How many weight gradients can wait, and for what, the schedule's own row says; messages run beside them.
+  const double full = m - static_cast<double>(p.micro_batches - 1);
+  std::vector<double> through, with_messages;
+  if (defers) {
+    const Pipeline row{p.pp, p.vpp, p.schedule};
+    with_messages = stages_through(row, deferring, p.micro_batches, full, message.total());
+    for (StagePasses& passes : deferring) passes.beside = 0.0;
+    through = stages_through(row, deferring, p.micro_batches, full);
+  }
+  const auto last_through = [](const std::vector<double>& of, std::int64_t stage, std::int64_t count) {
+    const auto first = of.begin() + stage;
     return *std::max_element(first, first + count);
   };
   // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
   const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
-  const double hop = p.pp > 1 ? this->hop(p, l).total() : 0.0, sends = 2.0 * m * v * hop;
+  const double ramp = 2.0 * static_cast<double>(p.pp - 1) * message.total(), sends = 2.0 * m * v * message.total();
   out.launched_seconds = launched;
   StepOver last;
   std::size_t kind = 0;
@@ -274,11 +283,12 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     ++kind;
     StepOver now{.held = stage_share(p, l, stage),
                  .time = t,
-                 .passes = defers ? last_through(stage, count) : device.through(t.device(), t.weight_grad),
+                 .passes = defers ? last_through(through, stage, count) : device.through(t.device(), t.weight_grad),
                  .end = {},
-                 .sends = sends};
+                 .sends = ramp + sends};
     // Beside the passes of other micro-batches only as much as these take.
-    if (framework_.overlap_pipeline) now.sends = std::max(0.0, sends - m * t.device());
+    if (framework_.overlap_pipeline) now.sends = ramp + std::max(0.0, sends - m * t.device());
+    if (defers) now.sends = std::max(0.0, last_through(with_messages, stage, count) - now.passes);
     out.passes_seconds = std::max(out.passes_seconds, now.passes);
     if (kind > 1 && last.behind(now, hiding_passes(p))) return;
     now.end = stage_end(p, l, now.held, t);
@@ -299,7 +309,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   at(Term::optimizer) = last.end.optimizer;
   at(Term::host) = std::max(0.0, launched - last.passes - last.end.exposed);
   out.hidden_seconds = m * last.time.hidden + last.end.hidden;
-  if (p.pp > 1) at(Term::pipeline) = 2.0 * static_cast<double>(p.pp - 1) * hop + last.sends;
+  at(Term::pipeline) = last.sends;
   for (double s : out.seconds) out.step_seconds += s;
 }
 

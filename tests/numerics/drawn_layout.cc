@@ -53,7 +53,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     const std::int64_t chunks = l.pp * l.vpp;
     s.train.pipeline_split.assign(static_cast<std::size_t>(chunks), 1);
     s.train.pipeline_split[random() % static_cast<std::uint64_t>(chunks)] += g.model.layers - chunks;
-    if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
+    const std::int64_t schedule = one_of({0, 1, 2});
+    if (schedule > 0) s.train.pipeline_schedule = schedule == 1 ? "gpipe" : "zero-bubble";
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
   l.sp = l.tp > 1 && one_of({0, 1}) == 1;

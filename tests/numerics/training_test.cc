@@ -360,6 +360,10 @@ TEST_CASE("interleaved stages compute what one rank does") {
                          {"llama-tied", {1, 1, 2, 1}, 2, 2, 2, TrainEngine::zero1, "1f1b"},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero2, "gpipe"},
                          {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 4, 1, 1},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1}, 3, 1, 1, TrainEngine::ddp, "zero-bubble"},
+                         {"llama-tied", {2, 1, 1, 1}, 2, 1, 2, TrainEngine::fsdp2, "zero-bubble"},
+                         {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero1, "zero-bubble"},
+                         {"mixtral-tiny", {1, 1, 1, 1}, 2, 1, 2, TrainEngine::zero2, "zero-bubble", -1, 1, 2},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 1, 4, TrainEngine::fsdp2, "interleaved", 2},
                          {"llama-gqa", {1, 2, 1, 1}, 2, 1, 1, TrainEngine::fsdp2, "interleaved", -1, 2},
                          {"mixtral-tiny", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::fsdp2, "interleaved", -1, 1, 2}})
@@ -371,7 +375,7 @@ TEST_CASE("interleaved stages compute what one rank does") {
       s.train.engine = way.engine, s.train.pipeline_schedule = way.schedule, s.train.pipeline_split = way.split;
       TrainLayout& l = s.train.layout;
       l.pp = way.pp, l.vpp = std::ssize(way.split) / way.pp, l.tp = way.tp, l.dp = way.dp, l.fsdp = way.group;
-      l.ulysses = way.ulysses, l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+      l.ulysses = way.ulysses, l.ep = way.ep, l.etp = g.model.moe ? std::max<std::int64_t>(1, way.tp / way.ep) : 1;
       l.sp = several && way.tp > 1;
       s.train.recompute = several ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = several ? 9 : 0;
@@ -387,9 +391,18 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
     std::vector<std::int64_t> split;
     std::int64_t tp, dp;
     TrainEngine engine = TrainEngine::ddp;
-    std::int64_t ulysses = 1, ep = 1;
+    std::int64_t ulysses = 1, ep = 1, group = -1;
   };
   for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
+                         // Whole gradients that are reduced when those of matrices are there.
+                         {"llama-gqa", {1, 1}, 1, 2, TrainEngine::fsdp2},
+                         {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero2},
+                         {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::fsdp2},
+                         {"llama-tied", {1, 1}, 1, 4, TrainEngine::fsdp2, 1, 1, 2},
+                         {"gpt2-tiny", {1, 1}, 2, 2, TrainEngine::fsdp2},
+                         {"mha-one-kv", {2, 1}, 1, 1, TrainEngine::fsdp2, 2},
+                         {"mixtral-tiny", {1, 1}, 1, 2, TrainEngine::fsdp2, 1, 2},
+                         {"deepseek-v3-tiny", {1, 2}, 1, 2, TrainEngine::fsdp2},
                          {"llama-tied", {1, 1}, 2, 2},
                          {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero1},
                          {"mha-one-kv", {2, 1}, 2, 1, TrainEngine::zero1},
@@ -405,8 +418,8 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
         Scenario s = golden_scenario(g, stages * way.tp * way.dp * way.ulysses);
         s.train.engine = way.engine, s.train.pipeline_schedule = "zero-bubble", s.train.pipeline_split = way.split;
         TrainLayout& l = s.train.layout;
-        l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.ulysses = way.ulysses;
-        l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+        l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.ulysses = way.ulysses, l.fsdp = way.group;
+        l.ep = way.ep, l.etp = g.model.moe ? std::max<std::int64_t>(1, way.tp / way.ep) : 1;
         l.sp = several && way.tp > 1;
         s.train.recompute = recompute;
         s.train.micro_batch_tokens =

@@ -239,7 +239,10 @@ TEST_CASE("and so with pipelines in training") {
         {"fsdp2", "dp: 2, pp: 2, vpp: 2", 2, "ipc", "interleaved", false, {1, 1, 1, 1}},
         {"fsdp2", "tp: 2, sp: true, pp: 2, vpp: 3", 2, "collective", "1f1b", true, {1, 1, 1, 2, 1, 1}},
         {"zero1", "dp: 2, pp: 2, vpp: 2", 4, "ipc", "gpipe", true, {2, 1, 1, 1}},
-        {"ddp", "dp: 1, pp: 4, vpp: 2", 1, "collective", "interleaved", false, {1, 1, 1, 1, 1, 1, 1, 1}}})
+        {"ddp", "dp: 1, pp: 4, vpp: 2", 1, "collective", "interleaved", false, {1, 1, 1, 1, 1, 1, 1, 1}},
+        {"fsdp2", "dp: 2, pp: 2", 2, "ipc", "zero-bubble", true},
+        {"zero2", "dp: 2, pp: 2, vpp: 2", 2, "collective", "zero-bubble", false, {1, 1, 1, 1}},
+        {"fsdp2", "tp: 2, sp: true, pp: 2", 4, "ipc", "zero-bubble", false}})
     for (const int tokens : {12, 64}) {
       cases.push_back(
           {fmt::format("{} {}, engines of {}, {}, {}, {} tokens", way.engine, way.layout, way.rollout_tp, way.transport,

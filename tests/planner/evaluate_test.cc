@@ -707,14 +707,6 @@ TEST_CASE("What is not lowered is refused with the reason") {
                                      "model.num_hidden_layers=4", "train.engine=fsdp1"})),
                Catch::Contains(found));
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
-  const auto deferring = [](std::initializer_list<const char*> more) {
-    std::vector<std::string> sets = {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=4",
-                                     "train.pipeline_schedule=zero-bubble"};
-    sets.insert(sets.end(), more.begin(), more.end());
-    return why_not_lowered(tiny(2, 1, sets));
-  };
-  CHECK_THAT(deferring({}), Catch::Contains("zero-bubble with train.engine fsdp2") && Catch::Contains("ddp and zero1"));
-  CHECK(deferring({"train.engine=ddp"}).empty());
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
                                          "rollout.memory_fraction=0.0627"};

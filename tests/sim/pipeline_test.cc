@@ -110,6 +110,17 @@ TEST_CASE("Zero-bubble fills the end with gradients of weights: of (p - 1) passe
       // Qi et al., table 2: (p - 1) (F + B - W).
       CHECK(seconds("zero-bubble") == (3 * micros + stages - 1) * forward_ns);
     }
+  // Of chunks, which take turns in full rows, as many passes of a v-th each.
+  for (const std::int64_t stages : {2, 3, 4})
+    for (const std::int64_t chunks : {2, 3})
+      for (const std::int64_t rows : {1, 2}) {
+        const std::int64_t micros = rows * stages;
+        CAPTURE(stages, chunks, micros);
+        const auto [trace, phase] = train("zero-bubble", stages, 1, micros, chunks, ThreeEqualParts());
+        for (const PhaseSpan& span : trace.phases)
+          if (span.phase == phase)
+            CHECK(span.end_ns - span.start_ns == (3 * micros * chunks + stages - 1) * forward_ns);
+      }
 }
 
 TEST_CASE("A stage keeps the activations of min(m, p - s) micro-batches in 1F1B, of all m in GPipe") {
