@@ -163,7 +163,10 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   const auto m = static_cast<double>(p.micro_batches);
   out.reduce = listing + both(OpKind::reduce_scatter, group, ordinary, experts, expert);
   out.gather = listing + both(OpKind::all_gather, group, held.ordinary * b.params, experts, held.expert * b.params);
-  if (streams) out.gather *= m * (p.reshard_after_forward ? 2.0 : 1.0);
+  if (streams) out.gather *= m * p.full_gathers();
+  if (const double kept = (held.ordinary - held.ends + held.expert) * b.params; streams && p.reshard_ranks > 0)
+    out.gather +=
+        m * calls * cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
   // Every reduced shard is summed over the replicas at once, as FSDP does after each backward pass.
   if (p.replicas() > 1)
     out.reduce += both(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(p.shard_ranks()),
@@ -191,7 +194,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   if (p.streams_from_host()) {
     const HostPass host = host_pass(p, held);
     const auto all = static_cast<double>(p.micro_batches), later = all - 1.0;
-    gather += all * (p.reshard_after_forward ? 2.0 : 1.0) * host.up;
+    gather += all * p.full_gathers() * host.up;
     // A gradient that is there already makes the copy down wait, and with it the launches of the next unit's backward:
     // from the second micro-batch on nothing hides a reduction.
     blocked = later * (reduce / all + host.down + host.add);

@@ -156,6 +156,7 @@ Sent said(const ScenarioPricer& pricer, const RlPoint& point) {
       {"experts' replicas' gradients", {"train_expert_replicas", OpKind::all_reduce}},
       {"dp parameters", {shard, OpKind::all_gather}},
       {"experts' parameters", {"train_expert_shard", OpKind::all_gather}},
+      {"parameters kept among few", {"train_reshard", OpKind::all_gather}},
       {"optimizer's matrices", {shard, OpKind::all_to_all}}};
   Sent out;
   for (const LinkUse& use : link_bytes(pricer.rl(), point, price, parts.rollout, true)) {
