@@ -159,6 +159,40 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
   }
 }
 
+TEST_CASE("FSDP2 that reshards to a smaller mesh computes what transformers does") {
+  // Units that few ranks keep among them between their passes: parts that end inside a matrix, and padding behind some;
+  // beside hybrid shards, tensor and sequence parallelism, Ulysses, rings, adapters and state on the host.
+  struct Way {
+    const char* model;
+    std::int64_t few, dp, tp = 1, group = -1, ulysses = 1, cp = 1;
+    Offload offload = Offload::none;
+  };
+  for (const Way& way : {Way{"llama-gqa", 2, 4},
+                         {"llama-tied", 3, 6},
+                         {"qwen2-bias", 2, 4, 2},
+                         {"qwen3-norm", 2, 8, 1, 4},
+                         {"gemma3-tiny", 4, 8},
+                         {"gpt2-tiny", 2, 2, 1, -1, 2},
+                         {"mha-one-kv", 2, 2, 1, -1, 1, 2},
+                         {"mixtral-tiny", 2, 4, 2},
+                         {"deepseek-v3-tiny", 2, 4},
+                         {"lora-qwen2-bias", 2, 4},
+                         {"llama-gqa", 2, 4, 1, -1, 1, 1, Offload::layerwise}})
+    for (const bool several : {false, true}) {
+      CAPTURE(way.model, way.few, way.dp, way.tp, way.group, way.ulysses, way.cp, several);
+      const Golden g = Golden::load(way.model);
+      Scenario s = golden_scenario(g, way.dp * way.tp * way.ulysses * way.cp);
+      s.train.engine = TrainEngine::fsdp2, s.train.reshard_ranks = way.few, s.train.offload = way.offload;
+      TrainLayout& l = s.train.layout;
+      l.dp = way.dp, l.tp = way.tp, l.fsdp = way.group, l.ulysses = way.ulysses, l.cp = way.cp;
+      l.etp = g.model.moe ? way.tp : 1, l.sp = several && way.tp > 1;
+      s.train.prefetch = several ? 1 : 0;
+      s.train.recompute = several ? Recompute::full : Recompute::none;
+      s.train.micro_batch_tokens = l.share_of(several ? g.longest_sequence() : g.num_tokens());
+      check_training(g, train(g, s));
+    }
+}
+
 TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modules have them") {
   // Ranks that hold the end of one parameter and the beginning of another, or nothing but padding; layers in several
   // units, several layers in one, all in one, parameters of layers in the root beside layers that are units.

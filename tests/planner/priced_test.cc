@@ -72,10 +72,11 @@ class PricedDraws : private test::DrawnNumbers {
     text += fmt::format(
         "train: {{engine: {}, layout: {{dp: {}, fsdp: {}, tp: {}, pp: {}, vpp: {}, cp: {}, ep: {}, sp: {}}}, "
         "pipeline_schedule: "
-        "{}, micro_batch_tokens: {}, recompute: {}, offload: {}}}\n",
+        "{}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, offload: {}}}\n",
         system.engine, dp, cuts && std::string_view(system.engine) != "ddp" ? of<std::int64_t>({-1, 8}) : -1, tp, pp,
         schedule == "interleaved" || (schedule == "zero-bubble" && in(0, 2) == 0) ? 2 : 1, cp, ep, tp > 1 ? of<std::string>({"true", "true", "false"}) : "false",
         schedule, (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
+        std::string_view(system.engine) == "fsdp2" ? of<std::string>({"true", "false", "2", "4"}) : "true",
         apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
     text += fmt::format(
         "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, order: {}}}, max_running_requests: {}, sleep: {}, "
