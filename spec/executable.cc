@@ -131,10 +131,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
-  need(!m.mla || t.cp * t.ulysses == 1,
-       "train.layout.cp {} and ulysses {} with latent attention: ranks that share sequences exchange the keys and "
-       "values of KV heads, and latents have none",
-       t.cp, t.ulysses);
   const auto scalings = {"llama3", "linear", "yarn"};
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
        "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");

@@ -42,7 +42,6 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
   l.ulysses = one_of({1, 1, 2, 2, 3, 4}), l.cp = one_of({1, 1, 1, 2, 2, 3, 4});
   s.train.context_exchange = one_of({0, 1}) == 0 ? ContextExchange::ring : ContextExchange::all_gather;
-  if (g.model.mla) l.ulysses = l.cp = 1;  // it has no KV heads to exchange
   if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
   if (!why_not_ulysses(g.model.heads / l.tp, std::max<std::int64_t>(1, g.model.kv_heads / l.tp), l.ulysses).empty())
     return std::nullopt;

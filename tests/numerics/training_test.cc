@@ -489,6 +489,9 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"gemma2-tiny", 2, 1, 2},
                          {"gemma2-tiny", 2, 2, 1, 2},
                          {"gpt2-tiny", 4, 1, 1},
+                         {"deepseek-v2-tiny", 2, 1, 2},
+                         {"deepseek-v3-tiny", 4, 1, 1},
+                         {"deepseek-v3-tiny", 2, 2, 1, 1, TrainEngine::zero1},
                          {"gpt2-tiny", 2, 2, 1}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
@@ -498,6 +501,7 @@ TEST_CASE("Ulysses computes what one rank does") {
       TrainLayout& l = s.train.layout;
       l.ulysses = way.ulysses, l.tp = way.tp, l.dp = way.dp, l.pp = way.pp, l.fsdp = way.group, l.order = way.order;
       l.sp = several && way.tp > 1;
+      if (g.model.moe) l.etp = way.tp;
       if (l.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
       s.train.recompute = several ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = several ? 5 : 0;
@@ -540,6 +544,9 @@ TEST_CASE("context parallelism computes what one rank does") {
                          {"gpt2-tiny", 4, 1, 1},
                          {"gpt2-tiny", 2, 2, 1},
                          {"mixtral-tiny", 2, 2, 1},
+                         {"deepseek-v2-tiny", 2, 2, 1},
+                         {"deepseek-v3-tiny", 3, 1, 1, 2},
+                         {"deepseek-v3-tiny", 2, 1, 1, 1, TrainEngine::zero2, 2},
                          {"qwen3-moe-tiny", 3, 1, 2}})
     for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::all_gather})
       for (const bool several : {false, true}) {
