@@ -21,9 +21,9 @@ struct StageClock {
 constexpr std::int64_t settled = 16;
 
 /// The row of blocks, of whole rows of micro-batches.
-class Row {
+class PlayedRow {
  public:
-  Row(const Pipeline& p, std::span<const StagePasses> of_stages, std::int64_t micro_batches, double last_share,
+  PlayedRow(const Pipeline& p, std::span<const StagePasses> of_stages, std::int64_t micro_batches, double last_share,
       double message)
       : p_(p),
         of_stages_(of_stages),
@@ -96,7 +96,7 @@ class Row {
 std::vector<double> stages_through(const Pipeline& p, std::span<const StagePasses> of_stages,
                                    std::int64_t micro_batches, double last_share, double message) {
   const std::int64_t played = std::min(micro_batches, settled * p.stages);
-  Row row(p, of_stages, played, last_share, message);
+  PlayedRow row(p, of_stages, played, last_share, message);
   std::vector<double> out = row.play();
   for (double& seconds : out) seconds += static_cast<double>(micro_batches - played) * row.pace();
   return out;
