@@ -271,11 +271,12 @@ void BackwardWriter::write(const ForwardOp& op) {
       return linear(op);
     case OpKind::qk_norm: {
       const Tensor d = gradient(op.outputs[0]);  // in place
+      std::vector<Tensor> outputs = {d};
+      if (s_.model.trains(op.weights[0].first))
+        for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
       Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
                    {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
-                   {d});
-      if (s_.model.trains(op.weights[0].first))
-        for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
+                   std::move(outputs));
       with_others(with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_), op);
       gradient_of(op.inputs[0]) = d;
       return;

@@ -5,6 +5,7 @@
 
 #include "graph/catalogue.h"
 #include "lowering/lower.h"
+#include "lowering/model_shapes.h"
 #include "tiny.h"
 #include "trace/static_memory.h"
 

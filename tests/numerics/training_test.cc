@@ -176,7 +176,6 @@ TEST_CASE("FSDP2 that reshards to a smaller mesh computes what transformers does
                          {"mha-one-kv", 2, 2, 1, -1, 1, 2},
                          {"mixtral-tiny", 2, 4, 2},
                          {"deepseek-v3-tiny", 2, 4},
-                         {"lora-qwen2-bias", 2, 4},
                          {"llama-gqa", 2, 4, 1, -1, 1, 1, Offload::layerwise}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.few, way.dp, way.tp, way.group, way.ulysses, way.cp, several);
