@@ -36,7 +36,7 @@ namespace {
 /// form takes as a mean is one number here.
 class PricedDraws : private test::DrawnNumbers {
  public:
-  using DrawnNumbers::DrawnNumbers;
+  explicit PricedDraws(std::uint64_t seed) : DrawnNumbers(seed), variants_(seed + 1) {}
 
   std::string scenario() {
     struct System {
@@ -68,15 +68,16 @@ class PricedDraws : private test::DrawnNumbers {
     if (apart) text += "placement: disaggregated\n";
     const std::string schedule =
         pp > 1 ? of<std::string>({"1f1b", "1f1b", "interleaved", "gpipe", "zero-bubble"}) : "1f1b";
+    constexpr std::array reshards = {"true", "false", "2", "4"};
     const bool cuts = !system.megatron && dp * cp > 8;  // hybrid shards: replicas of them
     text += fmt::format(
         "train: {{engine: {}, layout: {{dp: {}, fsdp: {}, tp: {}, pp: {}, vpp: {}, cp: {}, ep: {}, sp: {}}}, "
         "pipeline_schedule: "
         "{}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, offload: {}}}\n",
         system.engine, dp, cuts && std::string_view(system.engine) != "ddp" ? of<std::int64_t>({-1, 8}) : -1, tp, pp,
-        schedule == "interleaved" || (schedule == "zero-bubble" && in(0, 2) == 0) ? 2 : 1, cp, ep, tp > 1 ? of<std::string>({"true", "true", "false"}) : "false",
+        schedule == "interleaved" || (schedule == "zero-bubble" && variants_.in(0, 2) == 0) ? 2 : 1, cp, ep, tp > 1 ? of<std::string>({"true", "true", "false"}) : "false",
         schedule, (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
-        std::string_view(system.engine) == "fsdp2" ? of<std::string>({"true", "false", "2", "4"}) : "true",
+        std::string_view(system.engine) == "fsdp2" ? reshards[static_cast<std::size_t>(variants_.in(0, 3))] : "true",
         apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
     text += fmt::format(
         "rollout: {{engine: {}, layout: {{tp: {}, dp: {}, order: {}}}, max_running_requests: {}, sleep: {}, "
@@ -96,6 +97,7 @@ class PricedDraws : private test::DrawnNumbers {
   }
 
  private:
+  test::DrawnNumbers variants_;  // of what is drawn
   template <class T>
   T of(std::vector<T> values) {
     return values[static_cast<std::size_t>(in(0, std::ssize(values) - 1))];
