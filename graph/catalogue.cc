@@ -353,12 +353,13 @@ std::string check_head_parts(const Op& op, const Tensor& whole, const Tensor& pa
   if (a < 1 || k < 0 || d < 1) return fmt::format("has {} heads and {} KV heads of {}", a, k, d);
   if (a % count != 0) return fmt::format("cuts {} heads into {} parts", a, count);
   if (k > 0 && k % count != 0 && count % k != 0) return fmt::format("cuts {} KV heads into {} parts", k, count);
-  const std::int64_t of_part = (a / count + (k > 0 ? 2 * std::max<std::int64_t>(1, k / count) : 0)) * d;
-  const bool fits = whole.shape[1] == Dim{(a + 2 * k) * d, fixed_extent, 0} &&
+  const std::int64_t of_kv = d + op.integer(Attr::value_dim, d), all = a * d + k * of_kv;
+  const std::int64_t of_part = a / count * d + (k > 0 ? std::max<std::int64_t>(1, k / count) : 0) * of_kv;
+  const bool fits = whole.shape[1] == Dim{all, fixed_extent, 0} &&
                     parts.shape[2] == Dim{of_part, fixed_extent, 0} && whole.shape[0] == parts.shape[1];
   return fits ? ""
               : fmt::format("has rows of {} and {} parts of {} for heads that take {} and {}", whole.shape[1].size,
-                            count, parts.shape[2].size, (a + 2 * k) * d, of_part);
+                            count, parts.shape[2].size, all, of_part);
 }
 
 /// Queries, keys and values as columns of one tensor, and as tensors of their own.
@@ -366,7 +367,7 @@ std::string check_apart(const Op& op) {
   for (Attr a : {Attr::heads, Attr::kv_heads, Attr::head_dim})
     if (!op.has(a)) return fmt::format("lacks attribute {}", name_of(a));
   const std::int64_t d = op.integer(Attr::head_dim), q = op.integer(Attr::heads) * d,
-                     kv = 2 * op.integer(Attr::kv_heads) * d;
+                     kv = op.integer(Attr::kv_heads) * (d + op.integer(Attr::value_dim, d));
   const auto rows = [](const Tensor& t, const Tensor& of, std::int64_t width) {
     return t.rank == 2 && t.shape[0] == of.shape[0] && t.shape[1] == Dim{width, fixed_extent, 0};
   };
@@ -478,18 +479,18 @@ std::string check_context(const Op& op) {
   const bool backward = op.kind == OpKind::context_attention_backward;
   const Tensor &x = op.inputs[backward ? 1 : 0], &kv = op.inputs[backward ? 2 : 1];
   const std::int64_t ranks = op.integer(Attr::ranks), d = op.integer(Attr::head_dim), k = op.integer(Attr::kv_heads),
-                     a = op.integer(Attr::heads);
+                     a = op.integer(Attr::heads), v = op.integer(Attr::value_dim, d);
   if (ranks < 1) return fmt::format("has {} ranks", ranks);
   if (kv.rank != 3 || x.rank != 2 || kv.shape[0].extent != fixed_extent ||
       (kv.shape[0].size != 1 && kv.shape[0].size != ranks))
     return fmt::format("needs the keys and values of one rank or of all {}", ranks);
-  const auto attended = [&](const Tensor& t) {
-    return t.rank == 2 && t.shape[0] == x.shape[0] && t.shape[1] == Dim{a * d, fixed_extent, 0};
+  const auto of_heads = [&](const Tensor& t, std::int64_t width) {
+    return t.rank == 2 && t.shape[0] == x.shape[0] && t.shape[1] == Dim{a * width, fixed_extent, 0};
   };
-  bool fits = x.shape[1] == Dim{(a + 2 * k) * d, fixed_extent, 0} && kv.shape[1] == x.shape[0] &&
-              kv.shape[2] == Dim{2 * k * d, fixed_extent, 0} && attended(op.outputs[0]);
+  bool fits = x.shape[1] == Dim{a * d + k * (d + v), fixed_extent, 0} && kv.shape[1] == x.shape[0] &&
+              kv.shape[2] == Dim{k * (d + v), fixed_extent, 0} && of_heads(op.outputs[0], backward ? d : v);
   if (backward)
-    fits = fits && attended(op.inputs[0]) && attended(op.inputs[3]) && op.outputs[1].rank == 3 &&
+    fits = fits && of_heads(op.inputs[0], v) && of_heads(op.inputs[3], v) && op.outputs[1].rank == 3 &&
            op.outputs[1].shape == kv.shape;
   return fits ? "" : "has tensors that do not fit one another";
 }

@@ -47,6 +47,8 @@ namespace hotbunk {
 /// and where engines have a pipeline:
 ///   engine_stages    the ranks of one place in all stages of an engine, stage by stage
 ///   engines          all ranks of an engine, stage by stage
+/// and where units are resharded to a smaller mesh after forward:
+///   reshard          neighbours among the ranks of fsdp that keep a unit among them until its backward
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -66,7 +68,8 @@ enum class Family : GroupId {
   expert_shards = 15,
   expert_replicas = 16,
   engine_stages = 17,
-  engines = 18
+  engines = 18,
+  reshard = 19
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }

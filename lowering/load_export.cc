@@ -92,11 +92,15 @@ Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUn
 }
 
 /// A frozen unit's shard as the merged model has it: its adapters in it, if there are any, in the master's dtype.
-Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name) {
+/// `used`: the buffers on the way to it.
+Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name,
+                    std::vector<BufferId>& used) {
   const UnitState& of = state.units()[u];
   std::optional<MergedAdapters> adapters;
   if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
   const Tensor held = state.on_device(b, u, StateTensor::shard, name);
+  used.push_back(held.buffer);
+  if (adapters) used.insert(used.end(), {adapters->parts, adapters->whole.parts.front().buffer});
   b.begin_call("export.merge", name);
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
   b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
@@ -133,7 +137,7 @@ void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedU
 /// Gathers one unit's part on its stage, where `shard` has it, and hands it out on the first.
 void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
                  std::int64_t stage, const Tensor& shard, const SavedPart& part, SlotLimitId one,
-                 const std::string& name) {
+                 const std::string& name, std::vector<BufferId> used = {}) {
   Tensor gathered;
   if (stage == state.stage()) {
     gathered = gather_shards(b, state, unit, shards, shard, name);
@@ -151,8 +155,9 @@ void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& 
                            tensors(sends), tensors(!sends));
     with(op, Attr::peer, sends ? 0 : stage);
   }
-  if (b.buffer(gathered.buffer).section == sections::transient)
-    b.take_turn(one, {gathered.buffer, shard.buffer < 0 ? gathered.buffer : shard.buffer});
+  used.push_back(gathered.buffer);
+  if (shard.buffer >= 0) used.push_back(shard.buffer);
+  if (b.buffer(gathered.buffer).section == sections::transient) b.take_turn(one, used);
   if (state.stage() == 0) fetch_parameters(b, state, unit, shards, stage, part.slot, gathered);
 }
 
@@ -161,8 +166,8 @@ void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& 
 void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix,
                   bool merges) {
   b.begin_block(phase, "export");
-  // One at a time, each written out before the next is gathered: what a checkpoint needs beside the state is one unit's
-  // gathered part, and of a frozen one that comes up from the host the shards that come up before.
+  // One at a time, each written out before the next is gathered or comes up from the host: what a checkpoint needs
+  // beside the state is one unit's part.
   const SlotLimitId one = b.limit_slots(prefix + "units", 1);
   const Precision& precision = state.precision();
   const std::array parts = {SavedPart{Slot::exported, precision.master, ""},
@@ -181,8 +186,9 @@ void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase
           export_part(b, state, unit, shards, stage, shard, parts[i], one, part);
         }
       } else if (merges || unit.frozen) {
-        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name) : Tensor{};
-        export_part(b, state, unit, shards, stage, shard, parts[0], one, name);
+        std::vector<BufferId> used;
+        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name, used) : Tensor{};
+        export_part(b, state, unit, shards, stage, shard, parts[0], one, name, std::move(used));
       }
     }
   }

@@ -51,7 +51,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::engines) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::reshard) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 /// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
@@ -90,6 +90,9 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   for (std::int64_t t = 0; t < mesh.tensor; ++t) {
     for (std::int64_t g = 0; g < mesh.replicas; ++g)
       add(Family::fsdp, mesh.shards, [&](auto i) { return rank(t, g * mesh.shards + i); });
+    if (const std::int64_t few = s.train.reshard_ranks; few > 0)
+      for (std::int64_t d = 0; d < mesh.data(); d += few)
+        add(Family::reshard, few, [&](auto i) { return rank(t, d + i); });
     for (std::int64_t i = 0; i < mesh.shards; ++i)
       add(Family::replicas, mesh.replicas, [&](auto g) { return rank(t, g * mesh.shards + i); });
     add(Family::data, mesh.data(), [&](auto d) { return rank(t, d); });
@@ -144,7 +147,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "expert_shards",
                                 "expert_replicas",
                                 "engine_stages",
-                                "engines"};
+                                "engines",
+                                "reshard"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
@@ -163,7 +167,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = engines && s.rollout.layout.pp > 1 ? Family::engines
+  const Family last = s.train.reshard_ranks > 0          ? Family::reshard
+                      : engines && s.rollout.layout.pp > 1 ? Family::engines
                       : mesh.expert_data > 1             ? Family::expert_replicas
                       : s.train.layout.cp > 1            ? Family::context
                       : s.train.layout.ulysses > 1       ? Family::ulysses

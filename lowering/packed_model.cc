@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/check.h"
 #include "shard/context_parallel.h"
 
 namespace hotbunk {
@@ -18,11 +19,18 @@ class PackedModel::Emits : public BackwardEmitter {
     return m_.b_.transient(prefix_ + name + suffix_, dtype, shape, Category::activations);
   }
   /// From now on products that make gradients of matrices go there. `overwritten`: a tensor that is not what it was
-  /// when they come.
-  void defer(Deferred& to, BufferId overwritten) { deferred_ = &to, overwritten_ = overwritten; }
+  /// when they come. `apart`: the unit's gradients are only there then, so what is found now of the others (of norms,
+  /// vectors) is kept by itself, and copied to them.
+  void defer(Deferred& to, BufferId overwritten, bool apart) {
+    deferred_ = &to, overwritten_ = overwritten, apart_ = apart;
+  }
   Op& emit(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in,
            std::vector<Tensor> out) override {
-    if (deferred_ != nullptr && kind == OpKind::linear_wgrad) return deferred(name, std::move(in), std::move(out));
+    if (deferred_ == nullptr) return m_.b_.emit(kind, stream, prefix_ + name + suffix_, std::move(in), std::move(out));
+    if (makes_matrix_gradient(kind)) return deferred(kind, name, std::move(in), std::move(out));
+    if (apart_)
+      for (Tensor& t : out)
+        if (std::ranges::count(dw_->parts, t.buffer, &WholeUnit::Part::buffer) > 0) t = found_apart(name, t);
     return m_.b_.emit(kind, stream, prefix_ + name + suffix_, std::move(in), std::move(out));
   }
   Tensor weight(const Weight& w) override { return w_.tensor(m_.b_, w.first, w.last); }
@@ -46,7 +54,10 @@ class PackedModel::Emits : public BackwardEmitter {
   }
 
  private:
-  Op& deferred(const std::string& name, std::vector<Tensor> in, std::vector<Tensor> out) {
+  static bool makes_matrix_gradient(OpKind kind) {
+    return kind == OpKind::linear_wgrad || kind == OpKind::grouped_linear_wgrad || kind == OpKind::lora_up_wgrad;
+  }
+  Op& deferred(OpKind kind, const std::string& name, std::vector<Tensor> in, std::vector<Tensor> out) {
     for (Tensor& t : in) {
       if (t.buffer != overwritten_) continue;
       const Tensor copy = make(name + ".read", t.dtype, {t.shape[0], t.shape[1]});
@@ -54,9 +65,20 @@ class PackedModel::Emits : public BackwardEmitter {
       t = copy;
     }
     Op& op = deferred_->ops.emplace_back();
-    op.kind = OpKind::linear_wgrad, op.stream = streams::compute, op.name = name + suffix_;
+    op.kind = kind, op.stream = streams::compute, op.name = name + suffix_;
     op.inputs = std::move(in), op.outputs = std::move(out);
     return op;
+  }
+  /// In the place of a vector's gradient, a tensor that lives until the unit's are there.
+  Tensor found_apart(const std::string& name, const Tensor& gradient) {
+    HB_CHECK(gradient.rank == 1, "the gradient of a matrix by {} is not left for later", name);
+    const std::string number = fmt::format("{}.found{}", name, deferred_->ops.size());
+    const Tensor found =
+        m_.b_.transient(prefix_ + number + suffix_, gradient.dtype, {gradient.shape[0]}, Category::grads);
+    Op& copy = deferred_->ops.emplace_back();
+    copy.kind = OpKind::copy, copy.stream = streams::compute, copy.name = number + ".placed" + suffix_;
+    copy.inputs = {found}, copy.outputs = {gradient};
+    return found;
   }
 
   const PackedModel& m_;
@@ -64,6 +86,7 @@ class PackedModel::Emits : public BackwardEmitter {
   std::string prefix_, suffix_;
   Deferred* deferred_ = nullptr;
   BufferId overwritten_ = -1;
+  bool apart_ = false;
 };
 
 namespace {
@@ -193,7 +216,7 @@ PackedModel::Deferred PackedModel::layer_backward(const WholeUnit& w, const Whol
                    at(gradients, l.out.h) = at(gradients, l.out.z) = gradient;
                    Emits emits(*this, w, &dw, layer_name(layer));
                    Deferred deferred;
-                   if (defers) emits.defer(deferred, gradient.buffer);
+                   if (defers) emits.defer(deferred, gradient.buffer, !accumulate);
                    emit_backward(l.forward, sharding, emits, values, gradients, accumulate);
                    return deferred;
                  });

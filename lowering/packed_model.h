@@ -39,7 +39,8 @@ class PackedModel {
   Stream layer_forward(const WholeUnit&, int layer, const Stream& in, Values& kept);
   /// Computes again what of the layer was not kept and its backward reads; nothing with recompute: none.
   void recompute(const WholeUnit&, int layer, Values& kept);
-  /// Products that make gradients of matrices, left for later, and what they read.
+  /// Products that make gradients of matrices, left for later; and where gradients do not accumulate, copies of what
+  /// was found of the others meanwhile.
   struct Deferred {
     std::vector<Op> ops;  // named without the layer
     template <class F>
@@ -50,7 +51,7 @@ class PackedModel {
     }
   };
   /// `gradient` [T,H] is that of the layer's output and then of its input. Writes the unit's gradients, or with
-  /// `defers` those that layer_weights() does not.
+  /// `defers` those that layer_weights() does not; where they do not accumulate, none: it writes all of them then.
   Deferred layer_backward(const WholeUnit&, const WholeUnit& gradients, int layer, const Values&,
                           const Tensor& gradient, bool accumulate, bool defers = false);
   void layer_weights(const WholeUnit& gradients, int layer, const Deferred&);

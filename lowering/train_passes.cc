@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
 
@@ -104,20 +103,18 @@ SlotLimitId limit_layers(const Scenario& s, ProgramBuilder& b, const std::string
   return b.limit_slots(prefix + "layers", s.train.prefetch + 1);
 }
 
+Gathers::Gathers(const Scenario& s, std::vector<std::size_t> order, std::function<WholeUnit(std::size_t)> gather)
+    : order_(std::move(order)), gather_(std::move(gather)), ahead_(static_cast<std::size_t>(s.train.prefetch)) {}
+
 Gathers::Gathers(const Scenario& s, ProgramBuilder& b, const TrainState& state, Weights which, std::string prefix,
                  std::vector<std::size_t> order, const WholeUnit& outer, std::optional<SlotLimitId> limit)
-    : b_(b),
-      state_(state),
-      which_(which),
-      prefix_(std::move(prefix)),
-      order_(std::move(order)),
-      outer_(outer),
-      limit_(limit),
-      ahead_(static_cast<std::size_t>(s.train.prefetch)) {}
+    : Gathers(s, std::move(order), [&b, &state, which, prefix = std::move(prefix), outer, limit](std::size_t layer) {
+        return state.gather_layer(b, layer, which, prefix, outer, limit);
+      }) {}
 
 WholeUnit Gathers::use(std::size_t i) {
   while (ready_.size() <= std::min(i + ahead_, order_.size() - 1))
-    ready_.push_back(state_.gather_layer(b_, order_[ready_.size()], which_, prefix_, outer_, limit_));
+    ready_.push_back(gather_(order_[ready_.size()]));
   return ready_[i];
 }
 
@@ -157,14 +154,26 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
 
 PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept) {
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
-  kept.values.resize(layers), kept.whole.resize(layers);
+  kept.values.resize(layers), kept.whole.resize(layers), kept.parts.resize(layers);
   Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false), root,
                   s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
+    if (state_.keeps_parts()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
   }
   return stream;
+}
+
+Gathers TrainPasses::gathers_again(const Kept& kept, Range range, const WholeUnit& root) const {
+  std::vector<std::size_t> order = layers_in_order(range, true);
+  if (!state_.keeps_parts())
+    return {s_, b_, state_, Weights::trained, "train.backward.", std::move(order), root, layers_};
+  const auto first = static_cast<std::size_t>(range.begin);
+  return {s_, std::move(order), [this, &kept, first](std::size_t layer) {
+            return state_.gather_kept(b_, kept.whole[layer - first], kept.parts[layer - first], "train.backward.",
+                                      layers_);
+          }};
 }
 
 Tensor TrainPasses::loss(const MicroFeeds& feeds, const WholeUnit& root, const WholeUnit& d_root,
@@ -176,26 +185,33 @@ Tensor TrainPasses::loss(const MicroFeeds& feeds, const WholeUnit& root, const W
 
 void TrainPasses::backward(Kept& kept, Range range, const WholeUnit& root, const WholeUnit& d_root,
                            const Tensor& gradient, bool defers) {
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.backward.", layers_in_order(range, true), root, layers_);
+  Gathers gathers = gathers_again(kept, range, root);
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
-  kept.deferred.resize(layers);
+  kept.deferred.resize(layers), kept.gradients.resize(layers);
+  const auto limit = defers ? std::nullopt : std::optional(gradients_);
   for (std::size_t i = layers; i-- > 0;) {
     const WholeUnit w = s_.train.reshard_after_forward ? gathers.use(layers - 1 - i) : kept.whole[i];
     const int layer = state_.layer(first + i);
     model_.recompute(w, layer, kept.values[i]);
-    const WholeUnit dw = state_.layer_gradients(b_, first + i, "train.", d_root, gradients_);
+    const WholeUnit dw = kept.gradients[i] = state_.layer_gradients(b_, first + i, "train.", d_root, limit);
     kept.deferred[i] = model_.layer_backward(w, dw, layer, kept.values[i], gradient, state_.accumulates(), defers);
     for (const Op& op : kept.deferred[i].ops)
       for (const Tensor& t : op.inputs) b_.keep(t.buffer);
-    state_.reduce_layer(b_, first + i, dw, "train.");
+    if (!defers) state_.reduce_layer(b_, first + i, dw, "train.");
   }
 }
 
 void TrainPasses::weights(const Kept& kept, Range range) {
-  HB_CHECK(state_.accumulates(), "gradients that are reduced before all of them are there");
   for (std::size_t i = kept.deferred.size(); i-- > 0;) {
     const std::size_t layer = static_cast<std::size_t>(range.begin) + i;
-    model_.layer_weights(state_.layer_gradients(b_, layer, "train.", {}), state_.layer(layer), kept.deferred[i]);
+    const WholeUnit& dw = kept.gradients[i];
+    if (!state_.accumulates()) {
+      std::vector<BufferId> made;
+      for (const WholeUnit::Part& part : dw.parts) made.push_back(part.buffer);
+      b_.take_turn(gradients_, made);
+    }
+    model_.layer_weights(dw, state_.layer(layer), kept.deferred[i]);
+    state_.reduce_layer(b_, layer, dw, "train.");
   }
 }
 

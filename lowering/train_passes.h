@@ -1,6 +1,7 @@
 // What training's passes over a micro-batch are made of, for a whole model (train.cc) and for a stage of it
 // (pipeline.cc): what is fed, gathers ahead of use, the layers both ways, the loss.
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,19 +30,17 @@ SlotLimitId limit_layers(const Scenario&, ProgramBuilder&, const std::string& pr
 /// Walks layers of the stage in an order and gathers each one `prefetch` units before it is used.
 class Gathers {
  public:
+  /// `gather`: makes the layer whole that the stage has at a place.
+  Gathers(const Scenario&, std::vector<std::size_t> order, std::function<WholeUnit(std::size_t)> gather);
+  /// From shards.
   Gathers(const Scenario&, ProgramBuilder&, const TrainState&, Weights, std::string prefix,
           std::vector<std::size_t> order, const WholeUnit& outer, std::optional<SlotLimitId> limit);
   /// The i-th layer of the order, whole; gathers those up to `prefetch` further.
   WholeUnit use(std::size_t i);
 
  private:
-  ProgramBuilder& b_;
-  const TrainState& state_;
-  Weights which_;
-  std::string prefix_;
   std::vector<std::size_t> order_;
-  WholeUnit outer_;
-  std::optional<SlotLimitId> limit_;
+  std::function<WholeUnit(std::size_t)> gather_;
   std::size_t ahead_;
   std::vector<WholeUnit> ready_;
 };
@@ -64,14 +63,17 @@ class TrainPasses {
   struct Kept {
     std::vector<Values> values;                   // of the layers
     std::vector<WholeUnit> whole;                 // that stay, where nothing is resharded after forward
+    std::vector<std::vector<Tensor>> parts;       // of each that this rank keeps, where few keep it among them
     std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
+    std::vector<WholeUnit> gradients;             // by layer, where those go
   };
   /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such.
   PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.
-  /// `defers`: leaves products that make gradients of matrices to weights(), and keeps what they read.
+  /// `defers`: leaves products that make gradients of matrices to weights(), keeps what they read, and leaves it to
+  /// them to reduce.
   void backward(Kept&, Range layers, const WholeUnit& root, const WholeUnit& d_root, const Tensor& gradient,
                 bool defers = false);
   void weights(const Kept&, Range layers);
@@ -86,6 +88,8 @@ class TrainPasses {
   const TrainState& state_;
   Tensor metrics_;
   PackedModel model_;
+  /// Layers for their backward: from all shards, or from what few ranks kept.
+  Gathers gathers_again(const Kept&, Range layers, const WholeUnit& root) const;
   SlotLimitId layers_, gradients_;
 };
 

@@ -467,6 +467,54 @@ WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights whi
   return out;
 }
 
+std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix) const {
+  const std::int64_t ranks = scenario_.train.reshard_ranks;
+  std::vector<Tensor> out;
+  for (const WholeUnit::Part& part : whole.parts) {
+    const std::int64_t all = part.unit->full_elements, each = ceil_div(all, ranks);
+    const std::string name = prefix + part.unit->name;
+    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", {part.buffer}, [&] {
+      const Tensor kept = b.whole(b.transient(name + ".kept", part.dtype, each, Category::params));
+      // What lies behind the unit's end is gathered with the rest.
+      if (ranks * each > all) b.emit(OpKind::zero, streams::compute, name + ".zero_padding", {}, {kept});
+      const Side row{.piece = {.row_end = 1, .col_end = all, .pitch = all}, .parts = {}};
+      Side mine = row;
+      mine.parts = {.who = Holds::mine,
+                    .family = static_cast<GroupId>(Family::reshard),
+                    .count = static_cast<std::int32_t>(ranks),
+                    .within = {},
+                    .run = {0, each, each}};
+      b.emit(OpKind::copy_boxes, streams::compute, name + ".reshard", {b.whole(part.buffer)}, {kept}).moves = {
+          {row, mine}};
+      return kept;
+    }));
+  }
+  return out;
+}
+
+WholeUnit TrainState::gather_kept(ProgramBuilder& b, const WholeUnit& whole, const std::vector<Tensor>& parts,
+                                  const std::string& prefix, SlotLimitId limit) const {
+  WholeUnit out{.parts = {}, .layer = whole.layer, .kind = whole.kind};
+  std::vector<BufferId> made;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const ShardedUnit& unit = *whole.parts[i].unit;
+    const Tensor& kept = parts[i];
+    const std::int64_t elements = scenario_.train.reshard_ranks * kept.shape[0].size;
+    const std::string name = prefix + unit.name;
+    const Tensor all = b.call(prefix + "gather_kept", unit.kind, name + ".", {kept.buffer}, [&] {
+      const Tensor gathered = b.whole(b.transient(name + ".params", kept.dtype, elements, Category::params));
+      with(b.communicate(OpKind::all_gather, streams::gather, Family::reshard, name + ".all_gather", {kept},
+                         {gathered}),
+           Attr::padding_bytes, (elements - unit.full_elements) * size_of(kept.dtype));
+      return gathered;
+    });
+    out.parts.push_back({&unit, all.buffer, kept.dtype});
+    made.push_back(all.buffer);
+  }
+  b.take_turn(limit, made);
+  return out;
+}
+
 void TrainState::publish(ProgramBuilder& b, const std::string& prefix) const {
   if (!whole_params_) return;
   const SlotLimitId two = b.limit_slots(prefix + "published", 2);

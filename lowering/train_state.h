@@ -158,6 +158,13 @@ class TrainState {
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
 
+  /// FSDP2's reshard to a smaller mesh: of units that are whole, flat parts of equal size, one for each rank of the
+  /// family reshard. keep_parts() copies this rank's, gather_kept() makes the units whole again from those of all.
+  bool keeps_parts() const { return scenario_.train.reshard_ranks > 0; }
+  std::vector<Tensor> keep_parts(ProgramBuilder&, const WholeUnit&, const std::string& prefix) const;
+  WholeUnit gather_kept(ProgramBuilder&, const WholeUnit&, const std::vector<Tensor>& parts, const std::string& prefix,
+                        SlotLimitId) const;
+
   /// Of unit `u`; `awake`: where its adapters are, if not where they train.
   MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix, BufferId awake = -1) const;
 

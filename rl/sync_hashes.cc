@@ -37,7 +37,8 @@ bool SyncPayload::fetch(Slot slot, std::span<const std::byte> source) {
 SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(plan.num_ranks())) {
   const std::int32_t sync = plan.phase_index("sync");
   if (sync < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::tp)) return;
-  const bool in_stages = plan.groups.size() > static_cast<std::size_t>(Family::engines);
+  const bool in_stages = plan.groups.size() > static_cast<std::size_t>(Family::engines) &&
+                         !plan.groups[static_cast<std::size_t>(Family::engines)].groups.empty();
   const auto& engines = plan.groups[static_cast<std::size_t>(in_stages ? Family::engines : Family::tp)].groups;
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);

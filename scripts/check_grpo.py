@@ -46,6 +46,8 @@ LAYOUTS = {
     "pipeline": {"train.engine": "zero1", "train.layout.dp": 2, "train.layout.pp": 2},
     "context": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.cp": 2},
     "ulysses": {"train.engine": "zero2", "train.layout.dp": 2, "train.layout.ulysses": 2},
+    "smaller-mesh": {"train.engine": "fsdp2", "train.layout.dp": 4, "train.reshard_after_forward": 2},
+    "zero-bubble": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.pp": 2, "train.pipeline_schedule": "zero-bubble"},
 }
 
 

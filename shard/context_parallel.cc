@@ -18,10 +18,11 @@ class ContextAttention {
 
  private:
   Tensor make_kv(const std::string& name, DType dtype, std::int64_t ranks = 1) {
-    return to_.make(name, dtype, {exactly(ranks), s_.tokens, exactly(2 * s_.kv_heads() * s_.model.head_dim)});
+    const std::int64_t of_head = s_.model.head_dim + s_.model.value_dim();
+    return to_.make(name, dtype, {exactly(ranks), s_.tokens, exactly(s_.kv_heads() * of_head)});
   }
-  Tensor make_attended(const std::string& name, DType dtype) {
-    return to_.make(name, dtype, {s_.tokens, exactly(s_.heads() * s_.model.head_dim)});
+  Tensor make_of_heads(const std::string& name, DType dtype, std::int64_t width) {
+    return to_.make(name, dtype, {s_.tokens, exactly(s_.heads() * width)});
   }
   /// The rank's own.
   Tensor take_kv() {
@@ -80,7 +81,7 @@ Tensor ContextAttention::forward(const Tensor& attended) {
     return lse;
   }
   // Merged in fp32, whatever is computed in.
-  const Tensor sum = s_.compute == DType::f32 ? attended : make_attended("attended.merged", DType::f32);
+  const Tensor sum = s_.compute == DType::f32 ? attended : make_of_heads("attended.merged", DType::f32, s_.model.value_dim());
   for (std::int64_t step = 0; step < s_.context.ranks; ++step) {
     const Tensor next = step + 1 < s_.context.ranks ? pass_on(fmt::format("kv.{}", step + 1), kv) : kv;
     attend(OpKind::context_attention, fmt::format("{}.{}", op_.name, step), {qkv_, kv, cu_seqlens_}, {sum, lse}, step);
@@ -91,7 +92,7 @@ Tensor ContextAttention::forward(const Tensor& attended) {
 }
 
 void ContextAttention::backward(const AttendedBackward& x) {
-  const Tensor d_q = make_attended("d_q", DType::f32);
+  const Tensor d_q = make_of_heads("d_q", DType::f32, s_.model.head_dim);
   if (!s_.context.gathers) return backward_around(x, d_q);
   const Tensor all = gather(take_kv()), d_all = make_kv("d_kv.gathered", DType::f32, s_.context.ranks),
                d_kv = make_kv("d_kv", DType::f32);

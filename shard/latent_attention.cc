@@ -1,5 +1,6 @@
 // The rules of latent attention. Training makes keys and values of all of a rank's heads from the latents and attends
 // as it does otherwise, with one KV head for each query head; an engine attends to the latents that it keeps.
+#include "shard/ulysses.h"
 #include "shard/writers.h"
 
 namespace hotbunk {
@@ -33,9 +34,15 @@ void ForwardWriter::latent_attention(const ForwardOp& op) {
   if (to_.attend_latents(s_, op, in, y)) return;
   const Tensor kv = make_expanded(to_, s_, op.name + ".kv");
   emit(OpKind::linear, op.name + ".kv_b_proj", {in.latent, to_.weight(op.weights[0])}, {kv});
-  const Tensor qkv = make(op.outputs[2]);
-  with_heads(emit(OpKind::latent_heads, op.name + ".heads", {in.queries, kv, in.shared_key}, {qkv}), s_);
-  values_[static_cast<std::size_t>(op.outputs[1])] = to_.attend(s_, op, qkv, y);
+  const Tensor packed = make(op.outputs[2]);
+  with_heads(emit(OpKind::latent_heads, op.name + ".heads", {in.queries, kv, in.shared_key}, {packed}), s_);
+  const std::string &whole = f_.value(op.outputs[2]).name, &out = f_.value(op.outputs[0]).name;
+  const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, whole, packed),
+               attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
+  const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
+  set(op.outputs[1], to_.attend(in_attention(s_), op, qkv, attended));
+  by_tokens(to_, s_, HeadsOf::attended, out, attended, y);
+  set(in_attention(f_, s_, op.outputs[2]), qkv), set(in_attention(f_, s_, op.outputs[0]), attended);
 }
 
 void BackwardWriter::latent_norm(const ForwardOp& op) {
@@ -50,8 +57,12 @@ void BackwardWriter::latent_norm(const ForwardOp& op) {
 void BackwardWriter::latent_attention(const ForwardOp& op) {
   const ForwardValue& packed = f_.value(op.outputs[2]);
   const Tensor d_qkv = make_value(to_, s_, packed, "d_" + packed.name, s_.compute);
-  to_.attend_backward(s_, op, gradient(op.outputs[0]), value(op.outputs[2]), value(op.outputs[0]), value(op.outputs[1]),
-                      d_qkv);
+  const std::string whole = "d_" + packed.name, out = "d_" + f_.value(op.outputs[0]).name;
+  const Tensor d_attended = by_heads(to_, s_, HeadsOf::attended, out, gradient(op.outputs[0])),
+               d_by_heads = make_by_heads(to_, s_, HeadsOf::qkv, whole, d_qkv);
+  to_.attend_backward(in_attention(s_), op, d_attended, value(in_attention(f_, s_, op.outputs[2])),
+                      value(in_attention(f_, s_, op.outputs[0])), value(op.outputs[1]), d_by_heads);
+  by_tokens(to_, s_, HeadsOf::qkv, whole, d_by_heads, d_qkv);
   const Tensor d_q = make(op.inputs[0]), d_kv = make_expanded(to_, s_, "d_" + op.name + ".kv"),
                d_key = make(op.inputs[2]);
   with_heads(emit(OpKind::latent_heads_backward, op.name + ".heads.backward", {d_qkv}, {d_q, d_kv, d_key}), s_);

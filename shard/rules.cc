@@ -54,16 +54,13 @@ Op& with_turn(Op& op, const ForwardOp& forward, const ModelSpec& model) {
 /// The sum that a norm is of.
 ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
 
-/// The same value as attention computes on it.
-ValueId in_attention(const Forward& f, const TensorSharding& s, ValueId id) {
-  return s.ulysses.ranks > 1 ? static_cast<ValueId>(std::ssize(f.values())) + id : id;
-}
-
 /// What an op leaves.
 std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
   std::vector<ValueId> out = op.outputs;
   if (op.kind == OpKind::attention && s.ulysses.ranks > 1)
     out.insert(out.end(), {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0])});
+  if (op.kind == OpKind::latent_attention && s.ulysses.ranks > 1)
+    out.insert(out.end(), {in_attention(f, s, op.outputs[2]), in_attention(f, s, op.outputs[0])});
   if (op.kind == OpKind::expert_sort && s.ep.ranks > 1)
     out.insert(out.end(), {sent_by_all(f, op), count_of_rows(f, op)});
   return out;
@@ -90,7 +87,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::latent_norm:
       return {op.inputs[0], op.outputs[2]};
     case OpKind::latent_attention:
-      return {op.inputs[1], op.outputs[0], op.outputs[1], op.outputs[2]};
+      return {op.inputs[1], in_attention(f, s, op.outputs[0]), op.outputs[1], in_attention(f, s, op.outputs[2])};
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
@@ -287,11 +284,12 @@ void BackwardWriter::write(const ForwardOp& op) {
       return linear(op);
     case OpKind::qk_norm: {
       const Tensor d = gradient(op.outputs[0]);  // in place
+      std::vector<Tensor> outputs = {d};
+      if (s_.trains(op.weights[0].first))
+        for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
       Op& n = emit(OpKind::qk_norm_backward, op.name + ".backward",
                    {d, value(op.inputs[0]), to_.weight(op.weights[0]), to_.weight(op.weights[1]), value(op.outputs[1])},
-                   {d});
-      if (s_.trains(op.weights[0].first))
-        for (const Weight& w : op.weights) n.outputs.push_back(to_.gradient(w));
+                   std::move(outputs));
       with_others(with(with(with_heads(n, s_), Attr::eps, s_.model.norm_eps), Attr::accumulate, accumulate_), op);
       gradient_of(op.inputs[0]) = d;
       return;

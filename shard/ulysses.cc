@@ -14,8 +14,10 @@ Tensor make_parts(Emitter& to, const TensorSharding& s, HeadsOf what, const std:
 }
 
 Op& with_all_heads(Op& op, const TensorSharding& s, HeadsOf what) {
-  with(with(op, Attr::heads, s.heads()), Attr::kv_heads, what == HeadsOf::qkv ? s.kv_heads() : std::int64_t{0});
-  return with(op, Attr::head_dim, s.model.head_dim);
+  const bool all = what == HeadsOf::qkv;
+  with(with(op, Attr::heads, s.heads()), Attr::kv_heads, all ? s.kv_heads() : std::int64_t{0});
+  with(op, Attr::head_dim, all ? s.model.head_dim : s.model.value_dim());
+  return all && s.model.mla ? with(op, Attr::value_dim, s.model.value_dim()) : op;
 }
 
 void exchange(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& x, const Tensor& y) {

@@ -11,6 +11,11 @@
 
 namespace hotbunk {
 
+/// The same value as attention computes on it (ulysses.h).
+inline ValueId in_attention(const Forward& f, const TensorSharding& s, ValueId id) {
+  return s.ulysses.ranks > 1 ? static_cast<ValueId>(std::ssize(f.values())) + id : id;
+}
+
 class ForwardWriter {
  public:
   ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)

@@ -134,24 +134,22 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
        m.moe ? m.moe->balance_loss : 0.0);
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
-  need(!m.mla || t.cp * t.ulysses == 1,
-       "train.layout.cp {} and ulysses {} with latent attention: ranks that share sequences exchange the keys and "
-       "values of KV heads, and latents have none",
-       t.cp, t.ulysses);
   const auto scalings = {"llama3", "linear", "yarn"};
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
        "rotary scaling {}: llama3, linear and yarn are executed", m.rope_scaling ? m.rope_scaling->type : "");
   const TrainEngine e = s.train.engine;
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
-  const bool defers = t.pp > 1 && s.train.pipeline_schedule == "zero-bubble";
-  need(!defers || e == TrainEngine::ddp || e == TrainEngine::zero1,
-       "train.pipeline_schedule zero-bubble with train.engine {}: weight gradients that come later are added to whole "
-       "ones; ddp and zero1 have these",
-       name_of(e));
   need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");
+  need(t.pp == 1 || s.train.reshard_ranks == 0,
+       "train.reshard_after_forward {} in a pipeline: each micro-batch under way would keep parts of its own",
+       s.train.reshard_ranks);
+  need(s.train.reshard_ranks == 0 || t.ep <= t.expert_tensor_ranks(),
+       "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
+       "no part of one another's",
+       s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,

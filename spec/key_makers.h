@@ -46,6 +46,7 @@ ScenarioKey make(std::string path, KeyType type, double low, double high, Text t
           .derived = std::move(text.derived),
           .in_resolved = true,
           .only_when_set = false,
+          .may_be_count = false,
           .may_be_auto = false,
           .get = std::move(get),
           .set = std::move(set)};
@@ -80,6 +81,24 @@ ScenarioKey boolean(std::string path, F field, Text text) {
       std::move(path), KeyType::boolean, 0, 1, std::move(text),
       [field](const Scenario& s) -> KeyValue { return field(s); },
       [field](Scenario& s, const KeyValue& v) { field(s) = std::get<bool>(v); });
+}
+
+/// true, false, or a count, which is also true and has a field of its own: 0 where it was not said.
+template <class F, class G>
+ScenarioKey boolean_or_count(std::string path, F field, G count, double low, double high, Text text) {
+  ScenarioKey key = make(
+      std::move(path), KeyType::boolean, low, high, std::move(text),
+      [field, count](const Scenario& s) -> KeyValue {
+        if (count(s) > 0) return static_cast<int64_t>(count(s));
+        return field(s);
+      },
+      [field, count](Scenario& s, const KeyValue& v) {
+        const auto* const number = std::get_if<int64_t>(&v);
+        field(s) = number != nullptr || std::get<bool>(v);
+        count(s) = number != nullptr ? *number : 0;
+      });
+  key.may_be_count = true;
+  return key;
 }
 
 template <class F>

@@ -52,7 +52,7 @@ std::string expectation(const ScenarioKey& key) {
     case KeyType::real:
       return "a number" + range;
     case KeyType::boolean:
-      return "true or false";
+      return key.may_be_count ? "true, false, or an integer" + range : "true or false";
     case KeyType::text:
       return "text";
     case KeyType::steps:
@@ -327,6 +327,7 @@ class Loader {
       case KeyType::boolean:
         if (scalar && !node.quoted && (node.text == "true" || node.text == "True")) return true;
         if (scalar && !node.quoted && (node.text == "false" || node.text == "False")) return false;
+        if (double number = 0; key.may_be_count && parse_number(node, number)) return integer(key, node);
         return wrong_type(key, node);
       case KeyType::text:
         return scalar ? KeyValue(node.text) : wrong_type(key, node);

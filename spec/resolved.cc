@@ -81,7 +81,7 @@ std::string range_of(const ScenarioKey& key) {
   if (!key.choices.empty()) return fmt::format("{}", fmt::join(key.choices, ", "));
   switch (key.type) {
     case KeyType::boolean:
-      return "true, false";
+      return key.may_be_count ? fmt::format("true, false, or integer {} … {}", key.low, key.high) : "true, false";
     case KeyType::text:
       return "text";
     case KeyType::steps:

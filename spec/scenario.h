@@ -82,6 +82,7 @@ struct TrainSpec {
   Precision precision;
   Offload offload = Offload::sleep;
   bool reshard_after_forward = true;
+  std::int64_t reshard_ranks = 0;  // of fsdp2: ranks that then keep a unit among them; 0: all that share it
   WrapSpec wrap;
   std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once

@@ -28,6 +28,7 @@ struct ScenarioKey {
   std::string derived;                // the default in words where it depends on other keys
   bool in_resolved = true;            // false: another spelling of a key that is printed
   bool only_when_set = false;         // not printed either at its default
+  bool may_be_count = false;          // of a boolean: also an integer of the range
   bool may_be_auto = false;           // `auto`: what the other dimensions leave of the ranks
   std::function<KeyValue(const Scenario&)> get;
   std::function<void(Scenario&, const KeyValue&)> set;

@@ -57,6 +57,7 @@ class Validator {
     capacity();
     ranks();
     shard_group();
+    smaller_mesh();
     heads("train.layout", s_.train.layout.tp, s_.train.layout.ulysses);
     pipeline();
     experts();
@@ -160,6 +161,22 @@ class Validator {
            fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
   }
 
+  /// A number of train.reshard_after_forward, as PyTorch has it: a true divisor of the ranks that share a copy.
+  void smaller_mesh() {
+    const TrainLayout& t = s_.train.layout;
+    const int64_t few = s_.train.reshard_ranks, all = t.fsdp > 0 ? t.fsdp : t.dp * t.cp * t.ulysses;
+    const char* const key = "train.reshard_after_forward";
+    if (few == 0) return;
+    if (s_.train.engine != TrainEngine::fsdp2)
+      return report("E215", key, "only FSDP2 reshards to a smaller mesh",
+                    {fmt::format("train.engine {}, {} {}", name_of(s_.train.engine), key, few)},
+                    "set it to true or false, or train.engine to fsdp2");
+    if (few >= all || all % few != 0)
+      report("E215", key, "the smaller mesh is no part of the shard group",
+             {fmt::format("{} {}, {} ranks share one copy of the parameters", key, few, all)},
+             fmt::format("set it to a divisor of {} above 1 and below it, or to true", all));
+  }
+
   // ---- the model's dimensions --------------------------------------------------------------------------------------
 
   void heads(const std::string& layout, int64_t tp, int64_t ulysses) {
@@ -194,9 +211,6 @@ class Validator {
     if (t.vpp > 1 && t.pp == 1)
       report("E212", "train.layout.vpp", "virtual stages need a pipeline", {fmt::format("vpp {}, pp 1", t.vpp)},
              "set vpp to 1, or pp above 1");
-    if (t.vpp > 1 && s_.train.pipeline_schedule == "zero-bubble")
-      report("E212", "train.pipeline_schedule", "zero-bubble (ZB-H1) has one chunk a stage",
-             {fmt::format("vpp {}", t.vpp)}, "set train.layout.vpp to 1, or train.pipeline_schedule to interleaved");
     const auto& split = s_.train.pipeline_split;
     if (split.empty()) {
       if (layers % chunks == 0) return;

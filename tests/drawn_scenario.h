@@ -125,12 +125,10 @@ inline std::string draw_scenario() {
   const std::int64_t cp = one_of(chunked);
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
-  const bool defers = pp > 1 && vpp == 1 && coin();  // weight gradients
+  const bool defers = pp > 1 && coin();  // weight gradients
   // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
   const bool flat = train_tp == 1 && pp == 1 && spread == 1 && in(0, 2) == 0;
-  const auto engine = flat     ? std::string("fsdp1")
-                      : defers ? one_of<std::string>({"ddp", "zero1"})
-                               : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
+  const auto engine = flat ? std::string("fsdp1") : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
   // Training's state on the host: all of it where training never sleeps, or a part of each shard's optimizer.
   if (engine == "fsdp2" && offload == "none" && coin()) offload = "layerwise";
@@ -139,6 +137,11 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> shard_groups{-1};
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
+  // Units that few ranks keep among them from forward to backward.
+  const std::int64_t group = one_of(shard_groups), shared = group == -1 ? data : group;
+  std::vector<std::string> reshards{yaml_bool(true), yaml_bool(pp > 1)};
+  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && pp == 1 && spread == 1; ++few)
+    if (shared % few == 0) reshards.push_back(std::to_string(few));
   const std::string grads = state(), master = state(), moments = state();
   std::string lora;  // only of what lowers, and where the model is awake for its reference
   if (in(0, 3) == 0 && transition == "hotbunk" && grads + master + moments == "fp32fp32fp32")
@@ -154,10 +157,10 @@ inline std::string draw_scenario() {
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
       "{}{}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, (whole_experts ? train_tp : 1) * spread,
-      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), one_of(shard_groups),
+      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), group,
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
-      one_of<std::string>({"none", "selective", "full"}), yaml_bool(pp > 1 || coin()), in(0, 1),
+      one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1),
       coin() ? 0 : in(1, tokens + 3), offload, dtype(), grads, master, moments,
       flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);

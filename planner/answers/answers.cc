@@ -346,7 +346,9 @@ std::string describe(const TrainPoint& p) {
   const bool groups = p.sharding != Sharding::replicated && p.shard_ranks() < p.data_ranks();
   out += fmt::format(
       "{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "", sharding[static_cast<std::size_t>(p.sharding)],
-      groups ? fmt::format(" over {}", p.shard_ranks()) : "", p.reshard_after_forward ? "" : " gathered once",
+      groups ? fmt::format(" over {}", p.shard_ranks()) : "", !p.reshard_after_forward ? " gathered once"
+      : p.reshard_ranks > 0    ? fmt::format(" kept among {}", p.reshard_ranks)
+                               : "",
       p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
       p.streams_from_host() ? ", layer-wise offload"
       : p.optimizer_on_host ? ", optimizer on the host"

@@ -182,7 +182,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   if (p.train.gathers_units()) s.optimizer.cpu_fraction = 0;
   s.train.recompute = p.train.recompute;
   s.optimizer.name = p.train.optimizer;
-  s.train.reshard_after_forward = p.train.reshard_after_forward;
+  s.train.reshard_after_forward = p.train.reshard_after_forward, s.train.reshard_ranks = p.train.reshard_ranks;
   // On GPUs of its own training never sleeps, whatever its offload says; alone, it has nothing to sleep for.
   const bool shared = p.samples() && p.placement == PlacementMode::colocated;
   if (p.train.optimizer_on_host) s.train.offload = Offload::layerwise;

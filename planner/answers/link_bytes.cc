@@ -67,6 +67,9 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
              steps * t.expert_replica_payload);
   split.ring("dp parameters", OpKind::all_gather, data, steps * (t.data_gather_payload - t.expert_data_gather_payload));
   split.ring("experts' parameters", OpKind::all_gather, experts, steps * t.expert_data_gather_payload);
+  if (p.reshard_ranks > 0)
+    split.ring("parameters kept among few", OpKind::all_gather, where.among(p.reshard_ranks),
+               steps * t.kept_gather_payload);
   split.all_to_all("optimizer's matrices", data, steps * t.optimizer_payload);
   split.host("parameters from the host", steps * t.host_up_bytes);
   split.host("gradients to the host", steps * t.host_down_bytes);
@@ -85,7 +88,7 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   add_layers(rl.train(), p, f, s.mini_batches, split);
   if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
-  const double once = s.mini_batches / (p.reshard_after_forward ? 2.0 : 1.0) *
+  const double once = s.mini_batches / p.full_gathers() *
                       static_cast<double>(by.point.micro_batches) / static_cast<double>(p.micro_batches);
   if (phase != RlPhase::reference) split.host("parameters from the host", once * t.host_up_bytes);
   split.ring("dp parameters", OpKind::all_gather, where.shard(),

@@ -91,7 +91,7 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   if (kind == PartKind::training || kind == PartKind::passes) {
     key.train = p.train;
     // Nothing is kept for a backward pass that is not there.
-    if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true;
+    if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true, key.train.reshard_ranks = 0;
     return key;
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
@@ -231,6 +231,7 @@ class PlanAnswers {
       train.micro_batch = any.micro_batch, train.micro_batches = any.micro_batches;
       train.last_micro_batch = any.last_micro_batch;
       train.recompute = any.recompute, train.reshard_after_forward = any.reshard_after_forward;
+      train.reshard_ranks = any.reshard_ranks;
     }
     friend auto operator<=>(const FrameKey&, const FrameKey&) = default;
   };

@@ -58,6 +58,7 @@ void PricedPlanWriter::add_families() {
   const GroupFamily data = along(mesh, "train_data", {"cp", "ulysses", "dp"});
   plan_.groups.push_back(data);
   if (p.replicas() > 1) add(cut(data, p.shard_ranks(), "train_shard", "train_replicas"));
+  if (p.reshard_ranks > 0) plan_.groups.push_back(cut(data, p.reshard_ranks, "train_reshard", "").first);
   if (scenario_.model
           .moe) {  // the experts' mesh has no context parallelism: those ranks hold other experts, or the same
     const auto experts =

@@ -91,7 +91,7 @@ void PricedPlanWriter::gathered_parameters(std::string_view what, BufferId weigh
                                            double seconds) {
   const TrainPoint& p = point_.train;
   if (!p.gathers_units()) return;
-  const double runs = static_cast<double>(p.micro_batches) * (p.reshard_after_forward ? 2.0 : 1.0);
+  const double runs = static_cast<double>(p.micro_batches) * p.full_gathers();
   const double experts = t.expert_data_gather_payload / runs, others = t.data_gather_payload / runs - experts;
   const double of_others = experts > 0.0 ? seconds * others / (others + experts) : seconds;
   communicate(OpKind::all_gather, streams::gather, shard_family(), fmt::format("{}.parameters", what), {weights},
@@ -178,7 +178,8 @@ void PricedPlanWriter::step_end(std::string_view what, BufferId grads, const Tra
       {"step.parameters", OpKind::all_gather, streams::gather, shard_family(),
        moved.data_gather_payload - moved.expert_data_gather_payload},
       {"step.expert_parameters", OpKind::all_gather, streams::gather, "train_expert_shard",
-       moved.expert_data_gather_payload}};
+       moved.expert_data_gather_payload},
+      {"step.kept_parameters", OpKind::all_gather, streams::gather, "train_reshard", moved.kept_gather_payload}};
   // The seconds of all that nothing hides, by what each moves.
   double all = 0.0;
   for (const Exchange& part : parts) all += part.payload;

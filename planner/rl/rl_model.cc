@@ -321,7 +321,7 @@ TrainPoint train_point_of(const Scenario& s) {
   // One stage has nothing to order.
   if (p.pp > 1) p.schedule = schedule_named(s.train.pipeline_schedule);
   p.recompute = s.train.recompute;
-  p.reshard_after_forward = s.train.reshard_after_forward;
+  p.reshard_after_forward = s.train.reshard_after_forward, p.reshard_ranks = s.train.reshard_ranks;
   p.optimizer_on_host = s.train.offload == Offload::layerwise;
   p.optimizer = s.optimizer.name;
   fill_micro_batches(s, p);

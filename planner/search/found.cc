@@ -12,7 +12,7 @@ bool same_layout(const RlPoint& a, const RlPoint& b) {
     t.recompute = Recompute::none;
     t.micro_batch = t.micro_batches = 1, t.last_micro_batch = 0;
     t.optimizer_on_host = false;
-    t.reshard_after_forward = true;
+    t.reshard_after_forward = true, t.reshard_ranks = 0;
     RolloutPoint r = p.rollout;
     r.strided = false;
     r.memory_fraction = 1.0;

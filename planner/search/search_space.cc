@@ -153,6 +153,7 @@ void keep_own(TrainSpace& s, const TrainPoint& own) {
   include(s.tp, own.tp), include(s.pp, own.pp), include(s.vpp, own.vpp);
   include(s.cp, own.cp), include(s.ulysses, own.ulysses), include(s.ep, own.ep), include(s.etp, own.etp);
   include(s.shard, own.fsdp), include(s.schedule, own.schedule);
+  include(s.reshard_ranks, own.reshard_ranks);
 }
 
 /// Cuts of one sequence: all up to 8, then powers of two while every rank has a thousand tokens of the longest one.

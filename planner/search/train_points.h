@@ -52,7 +52,14 @@ void visit_shardings(const TrainSpace& space, TrainPoint p, Visit visit) {
         // Where nothing is gathered nothing is freed.
         if (!reshard && (!streams(sharding) || p.shard_ranks() == 1)) continue;
         p.reshard_after_forward = reshard;
-        visit(p);
+        for (const std::int64_t few : space.reshard_ranks) {
+          if (few > 0 && (!reshard || sharding != Sharding::fsdp || few >= p.shard_ranks() ||
+                          p.shard_ranks() % few != 0 || p.ep > 1))
+            continue;
+          p.reshard_ranks = few;
+          visit(p);
+        }
+        p.reshard_ranks = 0;
       }
     }
   }

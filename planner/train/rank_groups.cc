@@ -74,11 +74,11 @@ GroupShape RankGroups::box(std::initializer_list<Axis> axes) const {
   return g;
 }
 
-/// The data axes cut into the part of one shard group (first three) and its repetitions (last three).
-std::array<RankGroups::Axis, 6> RankGroups::split_data() const {
+/// The data axes cut into the part of one group of so many neighbours (first three) and its repetitions (last three).
+std::array<RankGroups::Axis, 6> RankGroups::split_data(std::int64_t ranks) const {
   std::array<Axis, 6> out{cp_, ulysses_, dp_, {}, {}, {}};
   std::sort(out.begin(), out.begin() + 3, [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
-  std::int64_t left = shard_ranks_;
+  std::int64_t left = ranks;
   for (std::size_t i = 0; i < 3; ++i) {
     Axis& own = out[i];
     const std::int64_t taken = std::min(own.size, left);
@@ -89,14 +89,17 @@ std::array<RankGroups::Axis, 6> RankGroups::split_data() const {
   return out;
 }
 
-GroupShape RankGroups::shard() const {
-  if (shard_ranks_ == cp_.size * ulysses_.size * dp_.size) return data();
-  const auto a = split_data();
+GroupShape RankGroups::among(std::int64_t ranks) const {
+  const auto a = split_data(ranks);
   return box({a[0], a[1], a[2]});
 }
 
+GroupShape RankGroups::shard() const {
+  return shard_ranks_ == cp_.size * ulysses_.size * dp_.size ? data() : among(shard_ranks_);
+}
+
 GroupShape RankGroups::replicas() const {
-  const auto a = split_data();
+  const auto a = split_data(shard_ranks_);
   return box({a[3], a[4], a[5]});
 }
 

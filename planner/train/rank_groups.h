@@ -35,6 +35,8 @@ class RankGroups {
   GroupShape data() const { return box({cp_, ulysses_, dp_}); }
   /// Those of them that divide the states: all, or under hybrid sharding the nearest ones.
   GroupShape shard() const;
+  /// So many neighbours of a shard group.
+  GroupShape among(std::int64_t ranks) const;
   /// Those that hold the same shard.
   GroupShape replicas() const;
   GroupShape expert() const { return box({ep_}); }
@@ -56,7 +58,7 @@ class RankGroups {
     std::int64_t size = 1, stride = 1;
   };
   GroupShape box(std::initializer_list<Axis>) const;
-  std::array<Axis, 6> split_data() const;
+  std::array<Axis, 6> split_data(std::int64_t ranks) const;
 
   std::int64_t node_, shard_ranks_, expert_shard_ranks_;
   Axis tp_, cp_, ulysses_, dp_, pp_, ep_, etp_, edp_;

@@ -33,6 +33,7 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
     s.params = 0.0;
     s.gathered = unit * copies * b.params;
     if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
+    else if (p.reshard_ranks > 0) s.gathered += all * b.params / static_cast<double>(p.reshard_ranks);
   }
   if (p.streams_from_host()) s.params = s.grads = s.master = 0.0;
   return s;
@@ -71,10 +72,12 @@ FlatUnits flat_units(const TrainPoint& p, const TrainSetting& s, double unit, do
   // reduction before (in the dtype of the reduction), freed when this layer's starts. The last layer's backward has no
   // reduction before, the one before it no longer what the last one kept.
   const double reduced = std::max(0.0, unit * b.grads - kept);
+  // Its part of what few ranks keep among them from forward to backward.
+  const double parts = p.reshard_ranks > 0 ? (all - ends) * b.params / static_cast<double>(p.reshard_ranks) : 0.0;
   if (!p.reshard_after_forward)
     return {all * b.params + head * b.params, all * b.params + head * b.params + flat + reduced};
   // FSDP1 gathers into the flat parameter itself: where FSDP2 has the next one's flat output it has the next unit.
-  return {root + (s.prefetch ? flat : 0.0), root + unit_copies(s) * flat + reduced};
+  return {root + parts + (s.prefetch ? flat : 0.0), root + parts + unit_copies(s) * flat + reduced};
 }
 
 constexpr Category category_of(PeakTensor t) {

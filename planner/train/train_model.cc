@@ -165,7 +165,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   // some frameworks take any split.
   const bool equal = framework_.uneven_chunks || split_given(p) || model_.layers % (p.pp * p.vpp) == 0 ||
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
-  if (p.vpp > 1 && (!equal || !fills_rows(p) || p.schedule == PipelineSchedule::zero_bubble)) return false;
+  if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
   if (p.ep > 1 || p.etp > 1) {
@@ -196,8 +196,6 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
     return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
   if (p.pp * p.vpp > model_.layers)
     return fmt::format("{} layers are fewer than pp {} x vpp {}", model_.layers, p.pp, p.vpp);
-  if (p.vpp > 1 && p.schedule == PipelineSchedule::zero_bubble)
-    return fmt::format("zero-bubble (ZB-H1) has one chunk a stage, vpp is {}", p.vpp);
   if (p.vpp > 1 && !fills_rows(p))
     return fmt::format("interleaving needs micro-batches ({}) divisible by pp ({})", p.micro_batches, p.pp);
   if (p.vpp > 1 && p.pp > 1 && !framework_.uneven_chunks && model_.layers % (p.pp * p.vpp) != 0)
@@ -378,12 +376,12 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
     const double own = on_host * p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
     out.host_down_bytes = passes * own * b.grads;
     out.host_up_bytes = passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) *
-                        (streams && p.reshard_after_forward ? 2.0 : 1.0);
+                        (streams ? p.full_gathers() : 1.0);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
   const double gathers = p.sharding == Sharding::replicated ? 0.0
-                         : streams                          ? every * (p.reshard_after_forward ? 2.0 : 1.0)
+                         : streams                          ? every * p.full_gathers()
                                                             : 1.0;
   // Experts are divided among their own replicas; where there are none in a shard group, not at all.
   const std::int64_t own = p.expert_shard_ranks();
@@ -392,6 +390,8 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   out.expert_data_gather_payload = expert * b.params * gathers;
   out.data_reduce_payload = held.ordinary * b.grads * reductions + out.expert_data_reduce_payload;
   out.data_gather_payload = held.ordinary * b.params * gathers + out.expert_data_gather_payload;
+  if (streams && p.reshard_ranks > 0)
+    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert) * b.params;
   if (p.replicas() > 1) {
     out.replica_payload = held.ordinary / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
     out.expert_replica_payload =

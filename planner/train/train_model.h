@@ -40,6 +40,7 @@ struct TrainPoint {
   std::int64_t last_micro_batch = 0;  // sequences of the step's last one where it is shorter, 0: as many as the others
   bool optimizer_on_host = false;     // layer-wise offload: states on the host, step on the CPU (host_offload.cc)
   bool reshard_after_forward = true;
+  std::int64_t reshard_ranks = 0;  // that keep a unit among them from forward to backward; 0: the shard group
   OptimizerName optimizer = OptimizerName::adamw;
 
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
@@ -49,6 +50,8 @@ struct TrainPoint {
     return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();
   }
   std::int64_t replicas() const { return data_ranks() / shard_ranks(); }
+  /// Gathers of a layer among all ranks that share it, in a micro-batch both ways; for backward few may have it.
+  double full_gathers() const { return reshard_after_forward && reshard_ranks == 0 ? 2.0 : 1.0; }
   /// Parameters are gathered unit by unit around each pass.
   bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
   /// And their shards, with gradients and optimizer state, live on the host.
@@ -183,6 +186,7 @@ struct TrainPrice {
   double arriving_payload = 0;                                                               // ForwardTraffic
   double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
   double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
+  double kept_gather_payload = 0;  // among the few ranks that keep a unit from forward to backward
   double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
   double optimizer_payload = 0;                   // matrices to the ranks that orthogonalize them, and back
   double host_up_bytes = 0, host_down_bytes = 0;  // over the host link, layer-wise offload
@@ -480,6 +484,7 @@ class TrainModel {
   /// device from compute.
   struct UnitSeconds {
     double gather = 0, gather_kernels = 0, reduce = 0, reduce_kernels = 0;
+    double keep = 0, again = 0;  // where few keep it among them: to copy a part, to gather those of all of them
   };
   /// What units are gathered for: both passes of a step, a forward pass alone, or one of the reference.
   enum class UnitPass : std::uint8_t { step, forward, reference };

@@ -163,7 +163,10 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   const auto m = static_cast<double>(p.micro_batches);
   out.reduce = listing + both(OpKind::reduce_scatter, group, ordinary, experts, expert);
   out.gather = listing + both(OpKind::all_gather, group, held.ordinary * b.params, experts, held.expert * b.params);
-  if (streams) out.gather *= m * (p.reshard_after_forward ? 2.0 : 1.0);
+  if (streams) out.gather *= m * p.full_gathers();
+  if (const double kept = (held.ordinary - held.ends + held.expert) * b.params; streams && p.reshard_ranks > 0)
+    out.gather +=
+        m * calls * cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
   // Every reduced shard is summed over the replicas at once, as FSDP does after each backward pass.
   if (p.replicas() > 1)
     out.reduce += both(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(p.shard_ranks()),
@@ -191,7 +194,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   if (p.streams_from_host()) {
     const HostPass host = host_pass(p, held);
     const auto all = static_cast<double>(p.micro_batches), later = all - 1.0;
-    gather += all * (p.reshard_after_forward ? 2.0 : 1.0) * host.up;
+    gather += all * p.full_gathers() * host.up;
     // A gradient that is there already makes the copy down wait, and with it the launches of the next unit's backward:
     // from the second micro-batch on nothing hides a reduction.
     blocked = later * (reduce / all + host.down + host.add);
@@ -244,28 +247,37 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   // Stages of an even pipeline are at most seven kinds (stage_breaks); of a written split, the first are kept.
   std::array<StageTime, 7> known;
   std::size_t kinds = 0;
+  const Hop message = p.pp > 1 ? hop(p, l) : Hop{};
   std::vector<StagePasses> deferring;
   visit_stages(p, [&](std::int64_t stage, std::int64_t count) {
     const StageTime t = stage_time(p, l, stage);
-    if (defers)
-      deferring.insert(deferring.end(), static_cast<std::size_t>(count),
-                       {t.forward, t.backward - t.weight_grad, t.weight_grad});
+    if (defers) {
+      StagePasses passes{t.forward, t.backward - t.weight_grad, t.weight_grad};
+      if (framework_.overlap_pipeline)
+        passes.beside = std::min({message.seconds, passes.forward / v, passes.backward / v});
+      deferring.insert(deferring.end(), static_cast<std::size_t>(count), passes);
+    }
     device.add(t.device(), t.weight_grad, static_cast<double>(count));
     host.add(t.launches, t.weight_grad_launches, static_cast<double>(count));
     if (kinds < known.size()) known[kinds] = t;
     ++kinds;
   });
-  // How many weight gradients can wait, and for what, the schedule's own row says.
-  const std::vector<double> through = defers ? stages_through({p.pp, p.vpp, p.schedule}, deferring, p.micro_batches,
-                                                              m - static_cast<double>(p.micro_batches - 1))
-                                             : std::vector<double>();
-  const auto last_through = [&](std::int64_t stage, std::int64_t count) {
-    const auto first = through.begin() + stage;
+  // How many weight gradients can wait, and for what, the schedule's own row says; messages run beside them.
+  const double full = m - static_cast<double>(p.micro_batches - 1);
+  std::vector<double> through, with_messages;
+  if (defers) {
+    const Pipeline row{p.pp, p.vpp, p.schedule};
+    with_messages = stages_through(row, deferring, p.micro_batches, full, message.total());
+    for (StagePasses& passes : deferring) passes.beside = 0.0;
+    through = stages_through(row, deferring, p.micro_batches, full);
+  }
+  const auto last_through = [](const std::vector<double>& of, std::int64_t stage, std::int64_t count) {
+    const auto first = of.begin() + stage;
     return *std::max_element(first, first + count);
   };
   // The step is over when the last stage is: passes, what of its collectives nothing hides, its optimizer.
   const double launched = host.last(), slowdown = cost_.hardware().overlap_slowdown.value;
-  const double hop = p.pp > 1 ? this->hop(p, l).total() : 0.0, sends = 2.0 * m * v * hop;
+  const double ramp = 2.0 * static_cast<double>(p.pp - 1) * message.total(), sends = 2.0 * m * v * message.total();
   out.launched_seconds = launched;
   StepOver last;
   std::size_t kind = 0;
@@ -274,11 +286,12 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
     ++kind;
     StepOver now{.held = stage_share(p, l, stage),
                  .time = t,
-                 .passes = defers ? last_through(stage, count) : device.through(t.device(), t.weight_grad),
+                 .passes = defers ? last_through(through, stage, count) : device.through(t.device(), t.weight_grad),
                  .end = {},
-                 .sends = sends};
+                 .sends = ramp + sends};
     // Beside the passes of other micro-batches only as much as these take.
-    if (framework_.overlap_pipeline) now.sends = std::max(0.0, sends - m * t.device());
+    if (framework_.overlap_pipeline) now.sends = ramp + std::max(0.0, sends - m * t.device());
+    if (defers) now.sends = std::max(0.0, last_through(with_messages, stage, count) - now.passes);
     out.passes_seconds = std::max(out.passes_seconds, now.passes);
     if (kind > 1 && last.behind(now, hiding_passes(p))) return;
     now.end = stage_end(p, l, now.held, t);
@@ -299,7 +312,7 @@ void TrainModel::price_time(const TrainPoint& p, const Layers& l, TrainPrice& ou
   at(Term::optimizer) = last.end.optimizer;
   at(Term::host) = std::max(0.0, launched - last.passes - last.end.exposed);
   out.hidden_seconds = m * last.time.hidden + last.end.hidden;
-  if (p.pp > 1) at(Term::pipeline) = 2.0 * static_cast<double>(p.pp - 1) * hop + last.sends;
+  at(Term::pipeline) = last.sends;
   for (double s : out.seconds) out.step_seconds += s;
 }
 

@@ -29,6 +29,10 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   out.gather += cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
   out.gather_kernels += pass(2.0 * elements * b.params);
   if (!reduces) return out;
+  if (const auto few = static_cast<double>(p.reshard_ranks); few > 0.0) {
+    out.keep = pass(2.0 * elements * b.params / few);
+    out.again = cost_.collective_seconds(OpKind::all_gather, groups(p).among(p.reshard_ranks), elements * b.params);
+  }
   out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
   out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
   return out;
@@ -69,10 +73,14 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
     out.backward += later * beside(layer.reduce_kernels, reduce, backward_layer);
     return out;
   }
-  out.all += layers * gather;
-  out.backward += beside(kernels, gather, share * (l.head.forward + l.head.backward));  // the first, beside the head
-  out.backward += later * (ahead ? beside(kernels + layer.reduce_kernels, std::max(gather, reduce), backward_layer)
-                                 : gather + beside(layer.reduce_kernels, reduce, backward_layer + gather));
+  // What few ranks have kept comes back as it is computed with, without a kernel.
+  const bool few = p.reshard_ranks > 0;
+  const double again = few ? layer.again : gather, again_kernels = few ? 0.0 : kernels;
+  out.forward += layers * layer.keep;
+  out.all += layers * (again + layer.keep);
+  out.backward += beside(again_kernels, again, share * (l.head.forward + l.head.backward));  // the first, beside the head
+  out.backward += later * (ahead ? beside(again_kernels + layer.reduce_kernels, std::max(again, reduce), backward_layer)
+                                 : again + beside(layer.reduce_kernels, reduce, backward_layer + again));
   return out;
 }
 

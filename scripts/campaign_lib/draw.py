@@ -129,7 +129,7 @@ def draw_train(r, world, cuts, model, longest):
             {"policy": "names", "names": [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
     if cuts["pp"] > 1:
         train["pipeline_split"] = draw_split(r, model["num_hidden_layers"], cuts["pp"])
-        train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe"])
+        train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe", "zero-bubble"])
     elif layout["dp"] == world and r.random() < 0.5:
         layout["dp"] = "auto"
     return train

@@ -55,8 +55,8 @@ std::array<double, 3> errors(const SharedSequences& c, DType dtype, bool gathere
   Random rng(seed);
   KernelContext ctx(2);
   const HeadShape& shape = c.shape;
-  const std::int64_t own = c.tokens(), all = own * c.ranks, width = shape.width(), out = shape.k_offset(),
-                     of_kv = width - out;
+  const std::int64_t own = c.tokens(), all = own * c.ranks, width = shape.width(), of_q = shape.k_offset(),
+                     out = shape.num_heads * shape.dv(), of_kv = width - of_q;
   const Scores scores{static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim))), c.softcap, c.window};
   const T qkv = T::random(dtype, all, width, 0, rng, 1.5), d_o = T::random(dtype, all, out, 0, rng);
   T o(dtype, all, out), lse(DType::f32, all, shape.num_heads), d_qkv(dtype, all, width);
@@ -82,7 +82,7 @@ std::array<double, 3> errors(const SharedSequences& c, DType dtype, bool gathere
     const std::vector<std::int64_t> rows = c.rows(r);
     // What is not overwritten would be seen.
     T merged = T::filled(DType::f32, own, out, out + 3, NAN), found_lse(DType::f32, own, shape.num_heads);
-    d_q.push_back(T::filled(DType::f32, own, out, out + 1, NAN));
+    d_q.push_back(T::filled(DType::f32, own, of_q, of_q + 1, NAN));
     const T exact_o = rows_of(o, rows), exact_d = rows_of(d_o, rows), exact_lse = rows_of(lse, rows);
     const auto pass = [&](const ContextShare& share, const T& keys, Write write, T& found) {
       context_attention_forward(ctx, queries[at].matrix(), keys.matrix(), shape, local, share, scores, merged.matrix(),
@@ -140,6 +140,8 @@ TEST_CASE("attention of chunks, merged over ranks, is attention of whole sequenc
       {{2, 2, 16}, 2, {9}, 0.0f, 1},       // a token sees itself alone
       {{4, 2, 24}, 3, {7, 40}, 0.8f, 0},   // a cap
       {{3, 1, 24}, 2, {7, 66}, 1.5f, 33},
+      {{2, 2, 20, 12}, 3, {5, 70}},        // values narrower than keys, and wider
+      {{4, 2, 8, 19}, 2, {66, 1}},
   };
   for (const SharedSequences& c : cases)
     for (const DType dtype : kFloatTypes)
@@ -156,6 +158,7 @@ TEST_CASE("attention of chunks: random shapes and lengths") {
     c.shape.num_kv_heads = *rc::gen::inRange(1, 4);
     c.shape.num_heads = c.shape.num_kv_heads * *rc::gen::inRange(1, 4);
     c.shape.head_dim = *rc::gen::inRange(1, 41);
+    if (*rc::gen::arbitrary<bool>()) c.shape.value_dim = *rc::gen::inRange(1, 41);
     c.ranks = *rc::gen::inRange(1, 5);
     for (int chunk : *rc::gen::container<std::vector<int>>(2, rc::gen::inRange(0, 80))) c.chunks.push_back(chunk);
     if (*rc::gen::arbitrary<bool>()) c.softcap = 1.0f;

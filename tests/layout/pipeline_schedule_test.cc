@@ -50,7 +50,7 @@ TEST_CASE("Every stage passes each micro-batch forward and backward, through the
   for (const PipelineSchedule schedule :
        {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe, PipelineSchedule::zero_bubble})
     for (std::int64_t stages = 2; stages <= 5; ++stages)
-      for (std::int64_t chunks = 1; chunks <= (schedule == PipelineSchedule::one_f_one_b ? 3 : 1); ++chunks)
+      for (std::int64_t chunks = 1; chunks <= (schedule == PipelineSchedule::gpipe ? 1 : 3); ++chunks)
         for (std::int64_t micros = 0; micros <= 12; ++micros)
           for (const bool known : {false, true}) {  // as many blocks as there are passes, or as the pipeline is deep
             const Pipeline p{stages, chunks, schedule};
@@ -79,7 +79,7 @@ TEST_CASE("Every stage passes each micro-batch forward and backward, through the
               for (std::int64_t i = 0; i < micros; ++i) {
                 CHECK(forwards[i] == chunks);
                 CHECK(backwards[i] == chunks);
-                CHECK(gradients[i] == (schedule == PipelineSchedule::zero_bubble ? 1 : 0));
+                CHECK(gradients[i] == (schedule == PipelineSchedule::zero_bubble ? chunks : 0));
               }
               // Micro-batches in flight as published: all of them, or min(m, PP - p), or the interleaved warm-up and
               // one.

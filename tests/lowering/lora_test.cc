@@ -5,6 +5,7 @@
 
 #include "graph/catalogue.h"
 #include "lowering/lower.h"
+#include "lowering/model_shapes.h"
 #include "tiny.h"
 #include "trace/static_memory.h"
 
@@ -135,4 +136,21 @@ TEST_CASE("Adapters: backward makes no gradient of a frozen matrix, and keeps no
   };
   CHECK(activations(all) == activations(lora));
   CHECK(activations(lora) - activations(two) == 4 * L * 64 * (H + I));
+}
+
+TEST_CASE("A merged model comes up from the host one unit at a time, however many there are") {
+  const auto exported = [](int layers, const char* offload) {
+    const Scenario s = tiny(2, 1,
+                            {"train.lora={rank: 3}", fmt::format("train.offload={}", offload),
+                             fmt::format("model.num_hidden_layers={}", layers)});
+    ModelShapes shapes(s.model);
+    const auto part = lower_phases(s, nullptr, shapes);
+    REQUIRE(part.has_value());
+    return part->transients.front()[static_cast<std::size_t>(PlanPhase::export_)];
+  };
+  CHECK(exported(3, "none") > 0);
+  for (const char* offload : {"none", "layerwise"}) {
+    INFO(offload);
+    CHECK(exported(9, offload) == exported(3, offload));
+  }
 }

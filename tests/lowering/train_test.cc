@@ -64,6 +64,44 @@ TEST_CASE("A micro-batch gathers the root once and a layer twice, once when it i
       }
 }
 
+TEST_CASE("Resharded to a smaller mesh, backward gathers among few what they kept, and each keeps as much") {
+  // 5 of 15 ranks, in whose flat parts of 932 elements 4,656 leave 4 of padding; 2 of 4, where nothing is padded.
+  for (const auto& [world, few, part, pad] : {std::tuple{15, 5, 932, 4}, {4, 2, 2328, 0}})
+    for (const auto& [precision, size] : {std::pair{"fp32", 4}, std::pair{"bf16", 2}}) {
+      INFO(few << " of " << world << " ranks, " << precision);
+      const Scenario s = tiny(world, 1,
+                              {fmt::format("train.reshard_after_forward={}", few),
+                               fmt::format("train.precision.params={}", precision)});
+      const Plan plan = lowered(s);
+      for (Rank r = 0; r < world; ++r) {
+        std::map<GroupId, Traffic> of;
+        for (const Op& op : ops_of(plan, r, "train", "micro"))
+          if (op.kind == OpKind::all_gather) {
+            Traffic& t = of[op.group];
+            ++t.calls, t.payload += payload_bytes(op, {}, places_of(plan, r));
+            t.padding += op.integer(Attr::padding_bytes, 0);
+          }
+        REQUIRE(of.size() == 2);
+        CHECK(of.begin()->second.calls == 1 + layers);
+        CHECK(of.begin()->second.payload == (root_elements + layers * layer_elements) * size);
+        CHECK(of.rbegin()->second == Traffic{layers, layers * layer_elements * size, layers * pad * size});
+        const GroupFamily& family = plan.groups[static_cast<std::size_t>(of.rbegin()->first)];
+        CHECK(family.name == "reshard");
+        const std::vector<Rank>& group = plan.group_of(of.rbegin()->first, r);
+        CHECK(std::ssize(group) == few);
+        CHECK(group.front() == r / few * few);
+      }
+      int kept = 0;
+      for (const Buffer& b : plan.program(0).buffers)
+        if (b.name.ends_with(".kept")) {
+          ++kept;
+          CHECK(b.elements == part);
+          CHECK(b.bytes() == part * size);
+        }
+      CHECK(kept == layers);
+    }
+}
+
 TEST_CASE("One rank talks to nobody and gathers nothing") {
   const Plan plan = lowered(tiny(1, 1));
   for (const auto& blocks : plan.program(0).phases)

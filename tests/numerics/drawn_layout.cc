@@ -42,7 +42,6 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   l.tp = one_of({1, 2, 2, 4}), l.dp = one_of({1, 2, 2, 3, 4}), l.pp = one_of({1, 1, 2, 2, 3});
   l.ulysses = one_of({1, 1, 2, 2, 3, 4}), l.cp = one_of({1, 1, 1, 2, 2, 3, 4});
   s.train.context_exchange = one_of({0, 1}) == 0 ? ContextExchange::ring : ContextExchange::all_gather;
-  if (g.model.mla) l.ulysses = l.cp = 1;  // it has no KV heads to exchange
   if (l.ranks() > 8 || l.pp > g.model.layers || !why_not_train_tp(g.model, l.tp).empty()) return std::nullopt;
   if (!why_not_ulysses(g.model.heads / l.tp, std::max<std::int64_t>(1, g.model.kv_heads / l.tp), l.ulysses).empty())
     return std::nullopt;
@@ -53,7 +52,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     const std::int64_t chunks = l.pp * l.vpp;
     s.train.pipeline_split.assign(static_cast<std::size_t>(chunks), 1);
     s.train.pipeline_split[random() % static_cast<std::uint64_t>(chunks)] += g.model.layers - chunks;
-    if (one_of({0, 1, 2}) == 0) s.train.pipeline_schedule = "gpipe";
+    const std::int64_t schedule = one_of({0, 1, 2});
+    if (schedule > 0) s.train.pipeline_schedule = schedule == 1 ? "gpipe" : "zero-bubble";
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
   }
   l.sp = l.tp > 1 && one_of({0, 1}) == 1;
@@ -74,6 +74,13 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   if (g.model.moe && s.train.engine != TrainEngine::fsdp1) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
   s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
+  const std::int64_t shared = l.fsdp > 0 ? l.fsdp : l.dp * l.cp * l.ulysses;
+  std::vector<std::int64_t> few;  // ranks that may keep a unit among them
+  for (std::int64_t k = 2; k < shared; ++k)
+    if (shared % k == 0) few.push_back(k);
+  if (s.train.engine == TrainEngine::fsdp2 && l.pp == 1 && l.ep <= l.expert_tensor_ranks() && !few.empty() &&
+      one_of({0, 1}) == 0)
+    s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
   s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
@@ -86,11 +93,11 @@ std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
-      "{} {} recompute {} reshard {} prefetch {} chunks {} tokens {} offload {}",
+      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
-      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.prefetch, s.train.loss_chunk_tokens,
+      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch, s.train.loss_chunk_tokens,
       s.train.micro_batch_tokens, name_of(s.train.offload));
 }
 

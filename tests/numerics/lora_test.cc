@@ -79,6 +79,7 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
     TrainEngine engine;
     TrainLayout layout;
     const char* schedule = "1f1b";
+    std::int64_t few = 0;  // ranks that keep a unit among them
   };
   const auto fsdp2 = TrainEngine::fsdp2;
   for (const Way& way : {Way{"lora-llama-gqa", fsdp2, {.dp = 4}},
@@ -94,6 +95,8 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
                          {"lora-gemma2-tiny", fsdp2, {.dp = 2, .tp = 2}},
                          {"lora-llama-gqa", fsdp2, {.dp = 2, .pp = 2}},
                          {"lora-qwen2-bias", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
+                         {"lora-qwen2-bias", fsdp2, {.dp = 2, .pp = 2}, "zero-bubble"},
+                         {"lora-qwen2-bias", fsdp2, {.dp = 4}, "1f1b", 2},
                          {"lora-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
                          {"lora-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
                          {"lora-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
@@ -102,7 +105,7 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
             way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
     const Golden g = Golden::load(way.model);
     Scenario s = lora_scenario(g, way.engine, way.layout);
-    s.train.pipeline_schedule = way.schedule;
+    s.train.pipeline_schedule = way.schedule, s.train.reshard_ranks = way.few;
     check_adapters(g, train(g, s));
   }
 }

@@ -160,6 +160,39 @@ TEST_CASE("DDP, ZeRO and FSDP over copies of the shards compute what one rank do
   }
 }
 
+TEST_CASE("FSDP2 that reshards to a smaller mesh computes what transformers does") {
+  // Units that few ranks keep among them between their passes: parts that end inside a matrix, and padding behind some;
+  // beside hybrid shards, tensor and sequence parallelism, Ulysses, rings, adapters and state on the host.
+  struct Way {
+    const char* model;
+    std::int64_t few, dp, tp = 1, group = -1, ulysses = 1, cp = 1;
+    Offload offload = Offload::none;
+  };
+  for (const Way& way : {Way{"llama-gqa", 2, 4},
+                         {"llama-tied", 3, 6},
+                         {"qwen2-bias", 2, 4, 2},
+                         {"qwen3-norm", 2, 8, 1, 4},
+                         {"gemma3-tiny", 4, 8},
+                         {"gpt2-tiny", 2, 2, 1, -1, 2},
+                         {"mha-one-kv", 2, 2, 1, -1, 1, 2},
+                         {"mixtral-tiny", 2, 4, 2},
+                         {"deepseek-v3-tiny", 2, 4},
+                         {"llama-gqa", 2, 4, 1, -1, 1, 1, Offload::layerwise}})
+    for (const bool several : {false, true}) {
+      CAPTURE(way.model, way.few, way.dp, way.tp, way.group, way.ulysses, way.cp, several);
+      const Golden g = Golden::load(way.model);
+      Scenario s = golden_scenario(g, way.dp * way.tp * way.ulysses * way.cp);
+      s.train.engine = TrainEngine::fsdp2, s.train.reshard_ranks = way.few, s.train.offload = way.offload;
+      TrainLayout& l = s.train.layout;
+      l.dp = way.dp, l.tp = way.tp, l.fsdp = way.group, l.ulysses = way.ulysses, l.cp = way.cp;
+      l.etp = g.model.moe ? way.tp : 1, l.sp = several && way.tp > 1;
+      s.train.prefetch = several ? 1 : 0;
+      s.train.recompute = several ? Recompute::full : Recompute::none;
+      s.train.micro_batch_tokens = l.share_of(several ? g.longest_sequence() : g.num_tokens());
+      check_training(g, train(g, s));
+    }
+}
+
 TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modules have them") {
   // Ranks that hold the end of one parameter and the beginning of another, or nothing but padding; layers in several
   // units, several layers in one, all in one, parameters of layers in the root beside layers that are units.
@@ -371,6 +404,10 @@ TEST_CASE("interleaved stages compute what one rank does") {
                          {"llama-tied", {1, 1, 2, 1}, 2, 2, 2, TrainEngine::zero1, "1f1b"},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero2, "gpipe"},
                          {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 4, 1, 1},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1}, 3, 1, 1, TrainEngine::ddp, "zero-bubble"},
+                         {"llama-tied", {2, 1, 1, 1}, 2, 1, 2, TrainEngine::fsdp2, "zero-bubble"},
+                         {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero1, "zero-bubble"},
+                         {"mixtral-tiny", {1, 1, 1, 1}, 2, 1, 2, TrainEngine::zero2, "zero-bubble", -1, 1, 2},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 1, 4, TrainEngine::fsdp2, "interleaved", 2},
                          {"llama-gqa", {1, 2, 1, 1}, 2, 1, 1, TrainEngine::fsdp2, "interleaved", -1, 2},
                          {"mixtral-tiny", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::fsdp2, "interleaved", -1, 1, 2}})
@@ -382,7 +419,7 @@ TEST_CASE("interleaved stages compute what one rank does") {
       s.train.engine = way.engine, s.train.pipeline_schedule = way.schedule, s.train.pipeline_split = way.split;
       TrainLayout& l = s.train.layout;
       l.pp = way.pp, l.vpp = std::ssize(way.split) / way.pp, l.tp = way.tp, l.dp = way.dp, l.fsdp = way.group;
-      l.ulysses = way.ulysses, l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+      l.ulysses = way.ulysses, l.ep = way.ep, l.etp = g.model.moe ? std::max<std::int64_t>(1, way.tp / way.ep) : 1;
       l.sp = several && way.tp > 1;
       s.train.recompute = several ? Recompute::full : Recompute::selective;
       s.train.loss_chunk_tokens = several ? 9 : 0;
@@ -398,9 +435,18 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
     std::vector<std::int64_t> split;
     std::int64_t tp, dp;
     TrainEngine engine = TrainEngine::ddp;
-    std::int64_t ulysses = 1, ep = 1;
+    std::int64_t ulysses = 1, ep = 1, group = -1;
   };
   for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
+                         // Whole gradients that are reduced when those of matrices are there.
+                         {"llama-gqa", {1, 1}, 1, 2, TrainEngine::fsdp2},
+                         {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero2},
+                         {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::fsdp2},
+                         {"llama-tied", {1, 1}, 1, 4, TrainEngine::fsdp2, 1, 1, 2},
+                         {"gpt2-tiny", {1, 1}, 2, 2, TrainEngine::fsdp2},
+                         {"mha-one-kv", {2, 1}, 1, 1, TrainEngine::fsdp2, 2},
+                         {"mixtral-tiny", {1, 1}, 1, 2, TrainEngine::fsdp2, 1, 2},
+                         {"deepseek-v3-tiny", {1, 2}, 1, 2, TrainEngine::fsdp2},
                          {"llama-tied", {1, 1}, 2, 2},
                          {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero1},
                          {"mha-one-kv", {2, 1}, 2, 1, TrainEngine::zero1},
@@ -417,8 +463,8 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
         Scenario s = golden_scenario(g, stages * way.tp * way.dp * way.ulysses);
         s.train.engine = way.engine, s.train.pipeline_schedule = "zero-bubble", s.train.pipeline_split = way.split;
         TrainLayout& l = s.train.layout;
-        l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.ulysses = way.ulysses;
-        l.ep = way.ep, l.etp = g.model.moe ? way.tp / way.ep : 1;
+        l.pp = stages, l.tp = way.tp, l.dp = way.dp, l.ulysses = way.ulysses, l.fsdp = way.group;
+        l.ep = way.ep, l.etp = g.model.moe ? std::max<std::int64_t>(1, way.tp / way.ep) : 1;
         l.sp = several && way.tp > 1;
         s.train.recompute = recompute;
         s.train.micro_batch_tokens =
@@ -454,6 +500,9 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"gemma2-tiny", 2, 1, 2},
                          {"gemma2-tiny", 2, 2, 1, 2},
                          {"gpt2-tiny", 4, 1, 1},
+                         {"deepseek-v2-tiny", 2, 1, 2},
+                         {"deepseek-v3-tiny", 4, 1, 1},
+                         {"deepseek-v3-tiny", 2, 2, 1, 1, TrainEngine::zero1},
                          {"gpt2-tiny", 2, 2, 1},
                          {"glm4-moe-tiny", 2, 1, 2},
                          {"gpt-oss-tiny", 4, 1, 1},
@@ -509,6 +558,9 @@ TEST_CASE("context parallelism computes what one rank does") {
                          {"gpt2-tiny", 4, 1, 1},
                          {"gpt2-tiny", 2, 2, 1},
                          {"mixtral-tiny", 2, 2, 1},
+                         {"deepseek-v2-tiny", 2, 2, 1},
+                         {"deepseek-v3-tiny", 3, 1, 1, 2},
+                         {"deepseek-v3-tiny", 2, 1, 1, 1, TrainEngine::zero2, 2},
                          {"qwen3-moe-tiny", 3, 1, 2},
                          {"glm4-moe-tiny", 2, 2, 1},
                          {"gpt-oss-tiny", 4, 1, 1},

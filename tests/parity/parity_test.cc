@@ -239,7 +239,10 @@ TEST_CASE("and so with pipelines in training") {
         {"fsdp2", "dp: 2, pp: 2, vpp: 2", 2, "ipc", "interleaved", false, {1, 1, 1, 1}},
         {"fsdp2", "tp: 2, sp: true, pp: 2, vpp: 3", 2, "collective", "1f1b", true, {1, 1, 1, 2, 1, 1}},
         {"zero1", "dp: 2, pp: 2, vpp: 2", 4, "ipc", "gpipe", true, {2, 1, 1, 1}},
-        {"ddp", "dp: 1, pp: 4, vpp: 2", 1, "collective", "interleaved", false, {1, 1, 1, 1, 1, 1, 1, 1}}})
+        {"ddp", "dp: 1, pp: 4, vpp: 2", 1, "collective", "interleaved", false, {1, 1, 1, 1, 1, 1, 1, 1}},
+        {"fsdp2", "dp: 2, pp: 2", 2, "ipc", "zero-bubble", true},
+        {"zero2", "dp: 2, pp: 2, vpp: 2", 2, "collective", "zero-bubble", false, {1, 1, 1, 1}},
+        {"fsdp2", "tp: 2, sp: true, pp: 2", 4, "ipc", "zero-bubble", false}})
     for (const int tokens : {12, 64}) {
       cases.push_back(
           {fmt::format("{} {}, engines of {}, {}, {}, {} tokens", way.engine, way.layout, way.rollout_tp, way.transport,
@@ -340,6 +343,8 @@ TEST_CASE("and so with latent attention, dense first layers, shared experts and 
     bool sequence = false;
     int ep = 1, etp = 1, pp = 1;
     const char* transport = "ipc";
+    int cp = 1, ulysses = 1;
+    const char* exchange = "ring";
   };
   std::vector<Case> cases;
   for (const Way& way : {Way{"deepseek_v2", "fsdp2", -1, 4, 1, 1, "none", "fp32"},
@@ -350,7 +355,11 @@ TEST_CASE("and so with latent attention, dense first layers, shared experts and 
                          {"deepseek_v3", "fsdp2", -1, 4, 1, 2, "selective", "fp32", false, 4, 1},
                          {"deepseek_v2", "fsdp2", -1, 2, 2, 1, "full", "bf16", true, 2, 2, 1, "collective"},
                          {"deepseek_v3", "fsdp2", -1, 1, 2, 2, "full", "fp32", true, 1, 2, 2},
-                         {"deepseek_v2", "zero1", -1, 2, 1, 4, "selective", "fp32", false, 2, 1, 2}}) {
+                         {"deepseek_v2", "zero1", -1, 2, 1, 4, "selective", "fp32", false, 2, 1, 2},
+                         {"deepseek_v3", "fsdp2", -1, 2, 1, 2, "none", "bf16", false, 1, 1, 1, "ipc", 2, 1},
+                         {"deepseek_v2", "ddp", -1, 1, 1, 2, "full", "fp32", false, 1, 1, 1, "ipc", 4, 1, "all-gather"},
+                         {"deepseek_v2", "zero1", -1, 1, 2, 4, "selective", "fp32", true, 1, 2, 1, "ipc", 1, 2},
+                         {"deepseek_v3", "fsdp2", -1, 1, 1, 2, "full", "bf16", false, 1, 1, 1, "ipc", 2, 2}}) {
     const bool v2 = std::string(way.type) == "deepseek_v2";
     const std::string model = fmt::format(
         "model={{model_type: {}, hidden_size: 20, intermediate_size: 36, num_hidden_layers: 3, num_attention_heads: 4, "
@@ -361,14 +370,16 @@ TEST_CASE("and so with latent attention, dense first layers, shared experts and 
         "bos_token_id: 1, eos_token_id: 2{}}}",
         way.type, v2 ? 11 : 5, v2 ? "null" : "9", v2 ? 2 : 1, v2 ? ", topk_method: group_limited_greedy" : "");
     cases.push_back(
-        {fmt::format("{}: {}, dp {} tp {} pp {} ep {}, engines of {}", way.type, way.engine, way.dp, way.tp, way.pp,
-                     way.ep, way.rollout_tp),
+        {fmt::format("{}: {}, dp {} tp {} pp {} ep {} cp {} ulysses {}, engines of {}", way.type, way.engine, way.dp,
+                     way.tp, way.pp, way.ep, way.cp, way.ulysses, way.rollout_tp),
          tiny_scenario(
              4, way.rollout_tp,
              {model, fmt::format("train.engine={}", way.engine), fmt::format("train.layout.fsdp={}", way.group),
               fmt::format("train.layout.dp={}", way.dp), fmt::format("train.layout.tp={}", way.tp),
               fmt::format("train.layout.ep={}", way.ep), fmt::format("train.layout.etp={}", way.etp),
-              fmt::format("train.layout.pp={}", way.pp),
+              fmt::format("train.layout.pp={}", way.pp), fmt::format("train.layout.cp={}", way.cp),
+              fmt::format("train.layout.ulysses={}", way.ulysses),
+              fmt::format("train.context_exchange={}", way.exchange),
               way.pp > 1 ? "train.pipeline_split=[1, 2]" : "train.pipeline_split=[]",
               fmt::format("sync.transport={}", way.transport), fmt::format("train.layout.sp={}", way.sequence),
               fmt::format("train.recompute={}", way.recompute), fmt::format("train.precision.params={}", way.params),

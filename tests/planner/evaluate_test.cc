@@ -74,7 +74,8 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
   const ShardMesh mesh = shard_mesh(s.train);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
-  note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward);
+  note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward),
+      note("few", s.train.reshard_ranks > 0);
   note("prefetch", s.train.prefetch), note("chunked", s.train.loss_chunk_tokens > 0);
   note("clipped", s.optimizer.max_grad_norm > 0);
   const Precision& p = s.train.precision;
@@ -462,7 +463,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "copies=true cp=all-gather cp=auto cp=none cp=ring cpu=false cpu=true engine=ddp engine=fsdp1 engine=fsdp2 "
           "engine=zero1 "
           "engine=zero2 engines=false engines=true "
-          "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe from host=false from host=true "
+          "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe few=false few=true from host=false "
+          "from host=true "
           "grads=fp32 host=layers host=none host=optimizer "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
@@ -711,14 +713,6 @@ TEST_CASE("What is not lowered is refused with the reason") {
                                      "model.num_hidden_layers=4", "train.engine=fsdp1"})),
                Catch::Contains(found));
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
-  const auto deferring = [](std::initializer_list<const char*> more) {
-    std::vector<std::string> sets = {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=4",
-                                     "train.pipeline_schedule=zero-bubble"};
-    sets.insert(sets.end(), more.begin(), more.end());
-    return why_not_lowered(tiny(2, 1, sets));
-  };
-  CHECK_THAT(deferring({}), Catch::Contains("zero-bubble with train.engine fsdp2") && Catch::Contains("ddp and zero1"));
-  CHECK(deferring({"train.engine=ddp"}).empty());
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
                                          "rollout.memory_fraction=0.0627"};

@@ -227,8 +227,7 @@ TEST_CASE("properties of any layout") {
 TEST_CASE("a layout that does not divide is invalid with a reason") {
   const TrainModel model = model_of(small_gpt(), 8);
   for (const TrainPoint& p :
-       {TrainPoint{.tp = 3}, TrainPoint{.pp = 9}, TrainPoint{.tp = 0}, TrainPoint{.ep = 2}, TrainPoint{.sp = true},
-        TrainPoint{.pp = 2, .vpp = 2, .schedule = PipelineSchedule::zero_bubble, .micro_batches = 4}}) {
+       {TrainPoint{.tp = 3}, TrainPoint{.pp = 9}, TrainPoint{.tp = 0}, TrainPoint{.ep = 2}, TrainPoint{.sp = true}}) {
     CHECK_FALSE(model.price(p).valid);
     CHECK_FALSE(model.why_invalid(p).empty());
   }

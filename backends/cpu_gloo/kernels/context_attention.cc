@@ -90,7 +90,7 @@ struct Keys {
   }
   template <class E>
   const E* value(const Segment& s, std::int64_t head) const {
-    return row<E>(kv, s.row) + (shape.num_kv_heads + head) * shape.head_dim;
+    return row<E>(kv, s.row) + shape.num_kv_heads * shape.head_dim + head * shape.dv();
   }
 };
 
@@ -124,7 +124,7 @@ template <class E, class O>
 void run_forward(const Task& task, const AttentionTile& t, ConstMatrix qkv, const Keys& keys, Matrix o, float* lse,
                  Write write) {
   const HeadShape& shape = keys.shape;
-  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes), group = shape.num_heads / shape.num_kv_heads;
+  const std::int64_t d = shape.head_dim, dv = shape.dv(), dp = t.dp, group = shape.num_heads / shape.num_kv_heads;
   const Segment queries = chunks_of(keys.share.ranks, keys.share.place, task.begin, task.end)[task.chunk];
   std::vector<Segment> seen;
   for (const Segment& s : keys.segments(task))
@@ -133,7 +133,7 @@ void run_forward(const Task& task, const AttentionTile& t, ConstMatrix qkv, cons
   for (std::size_t i = 0; i < seen.size(); ++i) {
     const std::int64_t at = static_cast<std::int64_t>(i) * room;
     pack_transposed(keys.key<E>(seen[i], task.kv_head), keys.kv.ld, queries.length, d, t.k_t + at * d);
-    pack_rows(keys.value<E>(seen[i], task.kv_head), keys.kv.ld, queries.length, d, 1.0f, t.v + at * dp, dp);
+    pack_rows(keys.value<E>(seen[i], task.kv_head), keys.kv.ld, queries.length, dv, 1.0f, t.v + at * dp, dp);
   }
   for (std::int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head)
     for (std::int64_t i = 0; i < blocks_of(queries); ++i) {
@@ -151,7 +151,7 @@ void run_forward(const Task& task, const AttentionTile& t, ConstMatrix qkv, cons
                        std::exchange(first, false));
         }
       for (std::int64_t r = 0; r < block.length; ++r)
-        put_row(t, r, !first, d, write, row<O>(o, block.row + r) + head * d,
+        put_row(t, r, !first, dv, write, row<O>(o, block.row + r) + head * dv,
                 lse[(block.row + r) * shape.num_heads + head]);
     }
 }
@@ -160,30 +160,33 @@ void run_forward(const Task& task, const AttentionTile& t, ConstMatrix qkv, cons
 
 /// One thread's buffers for a task: of all keys that are here, in segments of whole blocks, and of the queries' two.
 struct BackwardTiles {
-  float *k_t, *v_t;     // tiles of [d][kBlock]
-  float *k, *dk, *dv;   // [keys][dp]
-  float *q, *d_o, *dq;  // [queries][dp], of one query head; q is scaled
-  float *lse, *d_rows;  // [queries]
-  float *p, *ds;        // [kBlock][kBlock]
-  static std::int64_t floats(std::int64_t keys, std::int64_t queries, std::int64_t d, std::int64_t dp) {
-    return keys * (2 * d + 3 * dp) + queries * (3 * dp + 2) + 2 * kBlock * kBlock;
+  float *k_t, *v_t;             // tiles of [d][kBlock], of values [v_d][kBlock]
+  float *k, *dk, *dv;           // [keys][dp], dv [keys][vp]
+  float *q, *d_o, *dq;          // [queries][dp], d_o [queries][vp], of one query head; q is scaled
+  float *lse, *d_rows;          // [queries]
+  float *p, *ds;                // [kBlock][kBlock]
+  std::int64_t d, v_d, dp, vp;  // of keys and of values, and rounded up to whole vectors
+  static std::int64_t floats(std::int64_t keys, std::int64_t queries, const HeadShape& shape) {
+    const std::int64_t d = shape.head_dim, v = shape.dv(), dp = round_up(d, kLanes), vp = round_up(v, kLanes);
+    return keys * (d + v + 2 * dp + vp) + queries * (2 * dp + vp + 2) + 2 * kBlock * kBlock;
   }
-  BackwardTiles(float* base, std::int64_t keys, std::int64_t queries, std::int64_t d, std::int64_t dp) {
+  BackwardTiles(float* base, std::int64_t keys, std::int64_t queries, const HeadShape& shape)
+      : d(shape.head_dim), v_d(shape.dv()), dp(round_up(d, kLanes)), vp(round_up(v_d, kLanes)) {
     const auto take = [&](std::int64_t n) { return std::exchange(base, base + n); };
-    k_t = take(keys * d), v_t = take(keys * d), p = take(kBlock * kBlock), ds = take(kBlock * kBlock);
-    k = take(keys * dp), dk = take(keys * dp), dv = take(keys * dp);
-    q = take(queries * dp), d_o = take(queries * dp), dq = take(queries * dp);
+    k_t = take(keys * d), v_t = take(keys * v_d), p = take(kBlock * kBlock), ds = take(kBlock * kBlock);
+    k = take(keys * dp), dk = take(keys * dp), dv = take(keys * vp);
+    q = take(queries * dp), d_o = take(queries * vp), dq = take(queries * dp);
     lse = take(queries), d_rows = take(queries);
   }
 };
 
 /// A block of keys, packed from `key` on, against one of queries, packed from `query` on.
 void backward_tile(const BackwardTiles& t, const Segment& queries, std::int64_t query, const Segment& keys,
-                   std::int64_t key, std::int64_t d, const Scores& scores) {
-  const std::int64_t dp = round_up(d, kLanes), width = round_up(keys.length, kLanes);
-  const float *q = t.q + query * dp, *d_o = t.d_o + query * dp;
+                   std::int64_t key, const Scores& scores) {
+  const std::int64_t d = t.d, v_d = t.v_d, dp = t.dp, vp = t.vp, width = round_up(keys.length, kLanes);
+  const float *q = t.q + query * dp, *d_o = t.d_o + query * vp;
   gemm_small(queries.length, width, d, q, dp, 1, t.k_t + key * d, kBlock, t.p, kBlock, false);
-  gemm_small(queries.length, width, d, d_o, dp, 1, t.v_t + key * d, kBlock, t.ds, kBlock, false);
+  gemm_small(queries.length, width, v_d, d_o, vp, 1, t.v_t + key * v_d, kBlock, t.ds, kBlock, false);
   for (std::int64_t r = 0; r < queries.length; ++r) {
     const std::int64_t position = queries.position + r;
     const std::int64_t visible = std::clamp<std::int64_t>(position + 1 - keys.position, 0, keys.length),
@@ -194,7 +197,7 @@ void backward_tile(const BackwardTiles& t, const Segment& queries, std::int64_t 
     else probabilities_row(p, ds, hidden, visible, width, lse, d_row);
   }
   gemm_small(queries.length, dp, keys.length, t.ds, kBlock, 1, t.k + key * dp, dp, t.dq + query * dp, dp, true);
-  gemm_small(keys.length, dp, queries.length, t.p, 1, kBlock, d_o, dp, t.dv + key * dp, dp, true);
+  gemm_small(keys.length, vp, queries.length, t.p, 1, kBlock, d_o, vp, t.dv + key * vp, vp, true);
   gemm_small(keys.length, dp, queries.length, t.ds, 1, kBlock, q, dp, t.dk + key * dp, dp, true);
 }
 
@@ -220,7 +223,7 @@ void put_queries(const float* from, std::int64_t width, const Segment& to, std::
 template <class E>
 void run_backward(const Task& task, const BackwardTiles& t, const BackwardOperands& x, const Keys& keys) {
   const HeadShape& shape = keys.shape;
-  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes), group = shape.num_heads / shape.num_kv_heads;
+  const std::int64_t d = t.d, v_d = t.v_d, dp = t.dp, vp = t.vp, group = shape.num_heads / shape.num_kv_heads;
   const auto queries = chunks_of(keys.share.ranks, keys.share.place, task.begin, task.end);
   const std::vector<Segment> segments = keys.segments(task);
   const std::int64_t length = queries[0].length, room = round_up(length, kBlock);
@@ -228,21 +231,21 @@ void run_backward(const Task& task, const BackwardTiles& t, const BackwardOperan
     const std::int64_t at = static_cast<std::int64_t>(i) * room;
     const E *key = keys.key<E>(segments[i], task.kv_head), *value = keys.value<E>(segments[i], task.kv_head);
     pack_transposed(key, keys.kv.ld, length, d, t.k_t + at * d);
-    pack_transposed(value, keys.kv.ld, length, d, t.v_t + at * d);
+    pack_transposed(value, keys.kv.ld, length, v_d, t.v_t + at * v_d);
     pack_rows(key, keys.kv.ld, length, d, 1.0f, t.k + at * dp, dp);
   }
   const auto all = static_cast<std::int64_t>(segments.size()) * room;
   std::fill_n(t.dk, all * dp, 0.0f);
-  std::fill_n(t.dv, all * dp, 0.0f);
+  std::fill_n(t.dv, all * vp, 0.0f);
   for (std::int64_t head = task.kv_head * group; head < (task.kv_head + 1) * group; ++head) {
     std::fill_n(t.dq, 2 * room * dp, 0.0f);
     for (std::size_t c = 0; c < queries.size(); ++c) {
       const std::int64_t at = static_cast<std::int64_t>(c) * room, first = queries[c].row;
-      const E *d_o = row<E>(x.d_o, first) + head * d, *o = row<E>(x.o, first) + head * d;
+      const E *d_o = row<E>(x.d_o, first) + head * v_d, *o = row<E>(x.o, first) + head * v_d;
       pack_rows(row<E>(x.qkv, first) + head * d, x.qkv.ld, length, d, keys.scores.scale, t.q + at * dp, dp);
-      pack_rows(d_o, x.d_o.ld, length, d, 1.0f, t.d_o + at * dp, dp);
+      pack_rows(d_o, x.d_o.ld, length, v_d, 1.0f, t.d_o + at * vp, vp);
       for (std::int64_t r = 0; r < length; ++r) {
-        t.d_rows[at + r] = dot(d_o + r * x.d_o.ld, o + r * x.o.ld, d);
+        t.d_rows[at + r] = dot(d_o + r * x.d_o.ld, o + r * x.o.ld, v_d);
         t.lse[at + r] = x.lse[(first + r) * shape.num_heads + head];
       }
     }
@@ -253,17 +256,17 @@ void run_backward(const Task& task, const BackwardTiles& t, const BackwardOperan
             const Segment of_queries = block_of(queries[c], i), of_keys = block_of(segments[s], j);
             if (meets(keys.scores, of_queries, of_keys))
               backward_tile(t, of_queries, static_cast<std::int64_t>(c) * room + i * kBlock, of_keys,
-                            static_cast<std::int64_t>(s) * room + j * kBlock, d, keys.scores);
+                            static_cast<std::int64_t>(s) * room + j * kBlock, keys.scores);
           }
     for (std::size_t c = 0; c < queries.size(); ++c)
       put_queries(t.dq + static_cast<std::int64_t>(c) * room * dp, dp, queries[c], d, keys.scores.scale, x.d_q,
                   head * d, x.write);
   }
   for (std::size_t i = 0; i < segments.size(); ++i) {
-    const std::int64_t at = static_cast<std::int64_t>(i) * room * dp;
-    float* to = row<float>(x.d_kv, segments[i].row) + task.kv_head * d;
-    unpack_rows(t.dk + at, dp, length, d, 1.0f, to, x.d_kv.ld);
-    unpack_rows(t.dv + at, dp, length, d, 1.0f, to + shape.num_kv_heads * d, x.d_kv.ld);
+    const std::int64_t at = static_cast<std::int64_t>(i) * room;
+    float* to = row<float>(x.d_kv, segments[i].row);
+    unpack_rows(t.dk + at * dp, dp, length, d, 1.0f, to + task.kv_head * d, x.d_kv.ld);
+    unpack_rows(t.dv + at * vp, vp, length, v_d, 1.0f, to + shape.num_kv_heads * d + task.kv_head * v_d, x.d_kv.ld);
   }
 }
 
@@ -275,7 +278,7 @@ void context_attention_forward(KernelContext& ctx, ConstMatrix qkv, ConstMatrix 
   HB_CHECK(qkv.dtype == kv.dtype, "context_attention: {} and {}", name_of(qkv.dtype), name_of(kv.dtype));
   HB_CHECK(scores.scale > 0.0f, "scale {}", scores.scale);
   const Tasks work = make_tasks(shape, cu_seqlens, 2);
-  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes);
+  const std::int64_t d = shape.head_dim, dp = round_up(shape.dv(), kLanes);
   const std::int64_t packed = 2 * share.parts() * round_up(work.longest, kBlock);
   const std::int64_t floats = round_up(AttentionTile::floats(packed, d, dp), 1024);
   auto* scratch =
@@ -299,16 +302,15 @@ void context_attention_backward(KernelContext& ctx, ConstMatrix qkv, ConstMatrix
                d_kv.dtype == DType::f32,
            "context_attention_backward: mixed dtypes");
   const Tasks work = make_tasks(shape, cu_seqlens, 1);
-  const std::int64_t d = shape.head_dim, dp = round_up(d, kLanes), room = round_up(work.longest, kBlock);
-  const std::int64_t keys_here = 2 * share.parts() * room;
-  const std::int64_t floats = round_up(BackwardTiles::floats(keys_here, 2 * room, d, dp), 1024);
+  const std::int64_t room = round_up(work.longest, kBlock), keys_here = 2 * share.parts() * room;
+  const std::int64_t floats = round_up(BackwardTiles::floats(keys_here, 2 * room, shape), 1024);
   auto* scratch =
       static_cast<float*>(ctx.scratch(kContextScratch, static_cast<std::size_t>(floats * ctx.num_threads()) * 4));
   const BackwardOperands operands{qkv, o, d_o, lse, d_q, d_kv, write};
   const Keys keys{kv, shape, share, scores};
   with_float_type(qkv.dtype, [&](auto tag) {
     parallel_tasks(ctx, std::ssize(work.tasks), work.worth_team, [&](std::int64_t i, int thread) {
-      const BackwardTiles tiles(scratch + thread * floats, keys_here, 2 * room, d, dp);
+      const BackwardTiles tiles(scratch + thread * floats, keys_here, 2 * room, shape);
       run_backward<decltype(tag)>(work.tasks[static_cast<std::size_t>(i)], tiles, operands, keys);
     });
   });

@@ -30,7 +30,7 @@ void sum_rows(const E* from, std::int64_t pitch, std::int64_t count, E* to, std:
 void split_heads(KernelContext& ctx, ConstMatrix x, HeadShape shape, std::int64_t parts, Matrix y, std::int64_t T) {
   HB_CHECK(x.dtype == y.dtype, "split_heads: {} to {}", name_of(x.dtype), name_of(y.dtype));
   const HeadShape part = shape.part(parts);
-  const std::int64_t d = shape.head_dim;
+  const std::int64_t d = shape.head_dim, dv = shape.dv();
   with_float_type(x.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, parts * T, grain_of(part), [&](std::int64_t begin, std::int64_t end) {
@@ -40,7 +40,7 @@ void split_heads(KernelContext& ctx, ConstMatrix x, HeadShape shape, std::int64_
         E* to = row<E>(y, i);
         copy_heads(from + r * part.num_heads * d, to, part.num_heads, d);
         copy_heads(from + shape.k_offset() + kv * d, to + part.k_offset(), part.num_kv_heads, d);
-        copy_heads(from + shape.v_offset() + kv * d, to + part.v_offset(), part.num_kv_heads, d);
+        copy_heads(from + shape.v_offset() + kv * dv, to + part.v_offset(), part.num_kv_heads, dv);
       }
     });
   });
@@ -49,7 +49,7 @@ void split_heads(KernelContext& ctx, ConstMatrix x, HeadShape shape, std::int64_
 void merge_heads(KernelContext& ctx, ConstMatrix y, HeadShape shape, std::int64_t parts, Matrix x, std::int64_t T) {
   HB_CHECK(x.dtype == y.dtype, "merge_heads: {} to {}", name_of(y.dtype), name_of(x.dtype));
   const HeadShape part = shape.part(parts);
-  const std::int64_t d = shape.head_dim, k = shape.num_kv_heads;
+  const std::int64_t d = shape.head_dim, dv = shape.dv(), k = shape.num_kv_heads;
   const std::int64_t sharers = k > 0 && k < parts ? parts / k : 1;  // parts that have the same KV heads
   with_float_type(x.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -60,9 +60,9 @@ void merge_heads(KernelContext& ctx, ConstMatrix y, HeadShape shape, std::int64_
           copy_heads(row<E>(y, r * T + t), to + r * part.num_heads * d, part.num_heads, d);
         for (std::int64_t r = 0; k > 0 && r < parts; r += sharers) {
           const E* from = row<E>(y, r * T + t);
-          const std::int64_t kv = r * k / parts, n = part.num_kv_heads * d;
-          sum_rows(from + part.k_offset(), T * y.ld, sharers, to + shape.k_offset() + kv * d, n);
-          sum_rows(from + part.v_offset(), T * y.ld, sharers, to + shape.v_offset() + kv * d, n);
+          const std::int64_t kv = r * k / parts, n = part.num_kv_heads;
+          sum_rows(from + part.k_offset(), T * y.ld, sharers, to + shape.k_offset() + kv * d, n * d);
+          sum_rows(from + part.v_offset(), T * y.ld, sharers, to + shape.v_offset() + kv * dv, n * dv);
         }
       }
     });
@@ -75,7 +75,7 @@ void take_kv(KernelContext& ctx, ConstMatrix x, HeadShape shape, Matrix kv, std:
     using E = decltype(tag);
     parallel_for(ctx, T, grain_of(shape), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t)
-        copy_heads(row<E>(x, t) + shape.k_offset(), row<E>(kv, t), 2 * shape.num_kv_heads, shape.head_dim);
+        copy_heads(row<E>(x, t) + shape.k_offset(), row<E>(kv, t), 1, shape.width() - shape.k_offset());
     });
   });
 }

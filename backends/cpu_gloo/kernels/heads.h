@@ -19,7 +19,8 @@ struct HeadShape {
   constexpr std::int64_t v_offset() const { return (num_heads + num_kv_heads) * head_dim; }
   /// One of so many parts: num_heads is a multiple of them, num_kv_heads a multiple or a divisor, or 0.
   constexpr HeadShape part(std::int64_t parts) const {
-    return {num_heads / parts, num_kv_heads > 0 ? std::max<std::int64_t>(1, num_kv_heads / parts) : 0, head_dim};
+    return {num_heads / parts, num_kv_heads > 0 ? std::max<std::int64_t>(1, num_kv_heads / parts) : 0, head_dim,
+            value_dim};
   }
 };
 
@@ -44,10 +45,10 @@ void split_heads(KernelContext&, ConstMatrix x, HeadShape, std::int64_t parts, M
 /// Back: x[t] of its parts y[r, t]. A KV head that several parts have is their sum, in fp32 and in their order.
 void merge_heads(KernelContext&, ConstMatrix y, HeadShape, std::int64_t parts, Matrix x, std::int64_t T);
 
-/// kv[t] = the key and value heads of x[t]. x: [T, shape.width()]; kv: [T, 2k·d], of x's dtype.
+/// kv[t] = the key and value heads of x[t]. x: [T, shape.width()]; kv: [T, k·(d + dv)], of x's dtype.
 void take_kv(KernelContext&, ConstMatrix x, HeadShape, Matrix kv, std::int64_t T);
 /// x[t] of its query heads q[t] and its key and value heads kv[t], to which those of `more` are added where its data is
-/// there. q: [T, a·d], kv and more: [T, 2k·d], fp32; x: [T, shape.width()].
+/// there. q: [T, a·d], kv and more: [T, k·(d + dv)], fp32; x: [T, shape.width()].
 void merge_qkv(KernelContext&, ConstMatrix q, ConstMatrix kv, ConstMatrix more, HeadShape, Matrix x, std::int64_t T);
 
 }  // namespace hotbunk::kernels
