@@ -64,6 +64,7 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
 
 Result<Trace> CudaBackend::take_trace() {
   HB_CHECK(device_, "open() comes first");
+  timings_ = device_->timings();  // the device may end with the trace
   return device_->take_trace();
 }
 std::vector<PhaseSpan> CudaBackend::stays(std::int32_t step) const {
@@ -73,11 +74,6 @@ std::vector<PhaseSpan> CudaBackend::stays(std::int32_t step) const {
 RankMemory CudaBackend::memory_so_far() {
   HB_CHECK(device_, "open() comes first");
   return device_->memory().measured();
-}
-
-std::vector<DeviceTiming> CudaBackend::timings() const {
-  HB_CHECK(device_, "open() comes first");
-  return device_->timings();
 }
 
 std::int64_t CudaBackend::physical_bytes() const { return memory_->physical_bytes(); }

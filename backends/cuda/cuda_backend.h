@@ -53,8 +53,8 @@ class CudaBackend final : public RankBackend {
   std::vector<PhaseSpan> stays(std::int32_t step) const override;
   RankMemory memory_so_far() override;
 
-  /// With keep_timings: what ran so far, stream by stream in order.
-  std::vector<DeviceTiming> timings() const;
+  /// With keep_timings: what ran until the trace was taken, stream by stream in order.
+  const std::vector<DeviceTiming>& timings() const { return timings_; }
 
   const Context& context() const { return world_.context(); }
 
@@ -69,7 +69,8 @@ class CudaBackend final : public RankBackend {
   hotbunk::Driver& driver_;
   CudaOptions options_;
   std::shared_ptr<DeviceArena> memory_;  // outlives the device: peers read it
-  CudaDevice* device_ = nullptr;         // owned by the caller of open()
+  std::vector<DeviceTiming> timings_;
+  CudaDevice* device_ = nullptr;  // owned by the caller of open()
 };
 
 }  // namespace hotbunk::cuda

@@ -105,6 +105,9 @@ std::int64_t CudaDevice::peer_copy(Stream& s, const CudaCall& call, std::int16_t
         });
   };
   if (peers_ == nullptr) return read();
+  // The barrier that lets this rank read is behind it on the device, where a peer's addresses would do. But what a peer
+  // has mapped the host must ask for, and only when all have come to the barrier it is there.
+  s.synchronize();
   std::int64_t bytes = 0;
   try {
     bytes = read();

@@ -41,6 +41,8 @@ struct Hot {
   double most_asked = 1.05;
   /// Most operations of float instructions and mma beside the catalogue's; 0: of no account.
   double most_flops = 0.0;
+  /// Least share of the sectors' bytes that is asked for.
+  double least_sectors = 0.95;
 };
 
 class Placed final : public Addresses {
@@ -134,20 +136,29 @@ std::vector<Hot> hot_kernels(DType x) {
       {"cast", OpKind::cast, {{DType::f32, {T, H}}}, {{DType::bf16, {T, H}}}},
       {"swiglu", OpKind::swiglu, {{x, {T, 2 * I}}}, {{x, {T, I}}}},
       {"swiglu_backward", OpKind::swiglu_backward, {{x, {T, I}}, {x, {T, 2 * I}}}, {{x, {T, 2 * I}}}},
+      // Every lane asks for its row's id, which the cache has for all but the first.
       {"embedding",
        OpKind::embedding,
        {{x, {V, H}}, tokens},
        {rows},
-       {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}}},
+       {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}},
+       false,
+       1.05,
+       1.6},
+      // Reads and writes p, m and v (28 B an element, of which the catalogue, each tensor once, counts 16); every lane
+      // asks for the rate and the clip coefficient too.
       {"adamw",
        OpKind::adamw,
        {{DType::f32, {T * H}}, {DType::f32, {2}}, {DType::f32, {1}}},
        {{DType::f32, {T * H}}, {DType::f32, {T * H}}, {DType::f32, {T * H}}},
        {{Attr::beta1, 0.9}, {Attr::beta2, 0.99}, {Attr::eps, 1e-8}, {Attr::weight_decay, 0.0}},
-       true},
+       true,
+       1.05,
+       2.6},
       {"sum_squares", OpKind::sum_squares, {{DType::f32, {T * H}}}, {{DType::f32, {1}}}},
       // Whole tiles of 64 x 64: operands come once per tile of the result, from the cache all but the first time.
-      {"linear", OpKind::linear, {rows, {x, {I, H}}}, {{x, {T, I}}}, {}, false, 1.05, 8.0, 1.2},
+      // It stores 16 B of a sector at a time.
+      {"linear", OpKind::linear, {rows, {x, {I, H}}}, {{x, {T, I}}}, {}, false, 1.05, 8.0, 1.2, 0.70},
       // Twice over its rows, the second time from L1: a row is as long as the model is wide, 16 KiB at most.
       {"rms_norm", OpKind::rms_norm, {rows, {x, {H}}}, {rows, {DType::f32, {T}}}, {{Attr::eps, 1e-5}}, false, 1.6, 2.1},
   };
@@ -167,7 +178,7 @@ TEST_CASE("streaming kernels touch what the catalogue says, in whole sectors", "
                            r.catalogue_flops > 0 ? r.flops / r.catalogue_flops : 0.0);
       CHECK(r.touched <= hot.most_touched * r.catalogue);
       CHECK(r.asked <= hot.most_asked * r.catalogue);
-      CHECK(r.sectors >= 0.95);
+      CHECK(r.sectors >= hot.least_sectors);
       if (hot.most_flops > 0.0) CHECK(r.flops <= hot.most_flops * r.catalogue_flops);
     }
   INFO(table);
