@@ -97,8 +97,14 @@ Result<Choices> choose_trainer(const ScenarioPricer& s, const ChoiceOptions& opt
                   scored(**pricer, objective, of_other(s.scenario(), *scenario, std::move(theirs))));
   };
   out.rows = both(std::move(out.rows), std::move(other->rows));
+  // The best of each trainer stays, wherever it ranks.
   std::size_t kept = 0;
-  std::erase_if(out.rows, [&](const ChoiceRow& r) { return !r.own && kept++ >= options.top; });
+  bool mine_shown = false, other_shown = false;
+  std::erase_if(out.rows, [&](const ChoiceRow& r) {
+    if (r.own) return false;
+    const bool is_first = !std::exchange(r.profile.empty() ? mine_shown : other_shown, true);
+    return kept++ >= options.top && !is_first;
+  });
   const auto best = [&]() {
     if (out.rows.empty() || !out.rows.front().price.fits) return std::numeric_limits<double>::infinity();
     const ChoiceRow& r = out.rows.front();
