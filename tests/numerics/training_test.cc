@@ -443,7 +443,7 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
                          {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero2},
                          {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::fsdp2},
                          {"llama-tied", {1, 1}, 1, 4, TrainEngine::fsdp2, 1, 1, 2},
-                         {"gpt2-tiny", {1, 1}, 2, 2, TrainEngine::fsdp2},
+                         {"gpt2-tiny", {2, 1}, 2, 2, TrainEngine::fsdp2},
                          {"mha-one-kv", {2, 1}, 1, 1, TrainEngine::fsdp2, 2},
                          {"mixtral-tiny", {1, 1}, 1, 2, TrainEngine::fsdp2, 1, 2},
                          {"deepseek-v3-tiny", {1, 2}, 1, 2, TrainEngine::fsdp2},
