@@ -209,7 +209,8 @@ TEST_CASE(
   }
 
   // A rank that fails takes the others with it, and each names it.
-  const auto failed = launched("failed", demo, "--fake-fault cuLaunchKernel:300", second.number());
+  const auto failed =
+      launched("failed", demo + " --set sync.transport=collective", "--fake-fault cuLaunchKernel:300", second.number());
   for (std::size_t r = 0; r < failed.size(); ++r) {
     INFO(r << ": " << failed[r].err);
     CHECK(failed[r].code == 3);

@@ -149,7 +149,7 @@ struct FakeDriver::Entries {
   }
   static CUresult create(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp* p,
                          unsigned long long) {
-    const bool shareable = p->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    const bool shareable = p != nullptr && p->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes, shareable); });
   }
   static CUresult retain_handle(CUmemGenericAllocationHandle* out, void* at) {
