@@ -214,7 +214,7 @@ TEST_CASE("transition auto copies nothing out and back within an iteration") {
     return price_shift(p.transition, held).down / (held.params + held.optimizer);
   };
   CHECK(copied("auto") <= 1.0 + 1e-9);  // what stays awake is not copied at all
-  CHECK(copied("verl") > 1.1);  // its own order has the parameters up once more for the update
+  CHECK(copied("verl") > 1.1);          // its own order has the parameters up once more for the update
 }
 
 TEST_CASE("deep stages are interleaved layer by layer where that is faster") {
