@@ -73,7 +73,8 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
   const ShardMesh mesh = shard_mesh(s.train);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
-  note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward), note("few", s.train.reshard_ranks > 0);
+  note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward),
+      note("few", s.train.reshard_ranks > 0);
   note("prefetch", s.train.prefetch), note("chunked", s.train.loss_chunk_tokens > 0);
   note("clipped", s.optimizer.max_grad_norm > 0);
   const Precision& p = s.train.precision;
@@ -458,7 +459,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "copies=true cp=all-gather cp=auto cp=none cp=ring cpu=false cpu=true engine=ddp engine=fsdp1 engine=fsdp2 "
           "engine=zero1 "
           "engine=zero2 engines=false engines=true "
-          "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe few=false few=true from host=false from host=true "
+          "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe few=false few=true from host=false "
+          "from host=true "
           "grads=fp32 "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
