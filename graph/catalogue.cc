@@ -355,8 +355,8 @@ std::string check_head_parts(const Op& op, const Tensor& whole, const Tensor& pa
   if (k > 0 && k % count != 0 && count % k != 0) return fmt::format("cuts {} KV heads into {} parts", k, count);
   const std::int64_t of_kv = d + op.integer(Attr::value_dim, d), all = a * d + k * of_kv;
   const std::int64_t of_part = a / count * d + (k > 0 ? std::max<std::int64_t>(1, k / count) : 0) * of_kv;
-  const bool fits = whole.shape[1] == Dim{all, fixed_extent, 0} &&
-                    parts.shape[2] == Dim{of_part, fixed_extent, 0} && whole.shape[0] == parts.shape[1];
+  const bool fits = whole.shape[1] == Dim{all, fixed_extent, 0} && parts.shape[2] == Dim{of_part, fixed_extent, 0} &&
+                    whole.shape[0] == parts.shape[1];
   return fits ? ""
               : fmt::format("has rows of {} and {} parts of {} for heads that take {} and {}", whole.shape[1].size,
                             count, parts.shape[2].size, all, of_part);

@@ -167,16 +167,16 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = s.train.reshard_ranks > 0          ? Family::reshard
+  const Family last = s.train.reshard_ranks > 0            ? Family::reshard
                       : engines && s.rollout.layout.pp > 1 ? Family::engines
-                      : mesh.expert_data > 1             ? Family::expert_replicas
-                      : s.train.layout.cp > 1            ? Family::context
-                      : s.train.layout.ulysses > 1       ? Family::ulysses
-                      : mesh.stages > 1                  ? Family::tied
-                      : mesh.tensor > s.model.kv_heads   ? Family::kv_parts
-                      : mesh.tensor > 1                  ? Family::data
-                      : mesh.replicas > 1                ? Family::replicas
-                                                         : Family::world;
+                      : mesh.expert_data > 1               ? Family::expert_replicas
+                      : s.train.layout.cp > 1              ? Family::context
+                      : s.train.layout.ulysses > 1         ? Family::ulysses
+                      : mesh.stages > 1                    ? Family::tied
+                      : mesh.tensor > s.model.kv_heads     ? Family::kv_parts
+                      : mesh.tensor > 1                    ? Family::data
+                      : mesh.replicas > 1                  ? Family::replicas
+                                                           : Family::world;
   return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 

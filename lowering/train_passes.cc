@@ -113,8 +113,7 @@ Gathers::Gathers(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
       }) {}
 
 WholeUnit Gathers::use(std::size_t i) {
-  while (ready_.size() <= std::min(i + ahead_, order_.size() - 1))
-    ready_.push_back(gather_(order_[ready_.size()]));
+  while (ready_.size() <= std::min(i + ahead_, order_.size() - 1)) ready_.push_back(gather_(order_[ready_.size()]));
   return ready_[i];
 }
 

@@ -503,9 +503,9 @@ WholeUnit TrainState::gather_kept(ProgramBuilder& b, const WholeUnit& whole, con
     const std::string name = prefix + unit.name;
     const Tensor all = b.call(prefix + "gather_kept", unit.kind, name + ".", {kept.buffer}, [&] {
       const Tensor gathered = b.whole(b.transient(name + ".params", kept.dtype, elements, Category::params));
-      with(b.communicate(OpKind::all_gather, streams::gather, Family::reshard, name + ".all_gather", {kept},
-                         {gathered}),
-           Attr::padding_bytes, (elements - unit.full_elements) * size_of(kept.dtype));
+      with(
+          b.communicate(OpKind::all_gather, streams::gather, Family::reshard, name + ".all_gather", {kept}, {gathered}),
+          Attr::padding_bytes, (elements - unit.full_elements) * size_of(kept.dtype));
       return gathered;
     });
     out.parts.push_back({&unit, all.buffer, kept.dtype});

@@ -81,7 +81,8 @@ Tensor ContextAttention::forward(const Tensor& attended) {
     return lse;
   }
   // Merged in fp32, whatever is computed in.
-  const Tensor sum = s_.compute == DType::f32 ? attended : make_of_heads("attended.merged", DType::f32, s_.model.value_dim());
+  const Tensor sum =
+      s_.compute == DType::f32 ? attended : make_of_heads("attended.merged", DType::f32, s_.model.value_dim());
   for (std::int64_t step = 0; step < s_.context.ranks; ++step) {
     const Tensor next = step + 1 < s_.context.ranks ? pass_on(fmt::format("kv.{}", step + 1), kv) : kv;
     attend(OpKind::context_attention, fmt::format("{}.{}", op_.name, step), {qkv_, kv, cu_seqlens_}, {sum, lse}, step);

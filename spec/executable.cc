@@ -146,10 +146,11 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(t.pp == 1 || s.train.reshard_ranks == 0,
        "train.reshard_after_forward {} in a pipeline: each micro-batch under way would keep parts of its own",
        s.train.reshard_ranks);
-  need(s.train.reshard_ranks == 0 || t.ep <= t.expert_tensor_ranks(),
-       "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
-       "no part of one another's",
-       s.train.reshard_ranks, t.ep);
+  need(
+      s.train.reshard_ranks == 0 || t.ep <= t.expert_tensor_ranks(),
+      "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
+      "no part of one another's",
+      s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,

@@ -78,8 +78,9 @@ void add_train(std::vector<ScenarioKey>& keys) {
                         {"", "sleep: the whole state to the host while rollout runs; layerwise: FSDP2's CPU offload"}));
   keys.push_back(boolean_or_count(
       "train.reshard_after_forward", HB_FIELD(train.reshard_after_forward), HB_FIELD(train.reshard_ranks), 2, max_ranks,
-      {"", "free a unit's gathered parameters after its forward and gather again for backward; a number, of fsdp2: keep "
-           "them meanwhile among so many neighbours"}));
+      {"",
+       "free a unit's gathered parameters after its forward and gather again for backward; a number, of fsdp2: keep "
+       "them meanwhile among so many neighbours"}));
   keys.push_back(
       integer("train.prefetch", HB_FIELD(train.prefetch), 0, 1, {"units", "gathered ahead of the one computed"}));
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,

@@ -160,9 +160,8 @@ inline std::string draw_scenario() {
       experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), group,
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
-      one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1),
-      coin() ? 0 : in(1, tokens + 3), offload, dtype(), grads, master, moments,
-      flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
+      one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
+      offload, dtype(), grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "

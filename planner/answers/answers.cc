@@ -344,15 +344,16 @@ std::string describe(const TrainPoint& p) {
   constexpr const char* sharding[] = {"replicated", "zero1", "zero2", "zero3", "fsdp"};
   constexpr const char* recompute[] = {"none", "selective", "full"};
   const bool groups = p.sharding != Sharding::replicated && p.shard_ranks() < p.data_ranks();
-  out += fmt::format(
-      "{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "", sharding[static_cast<std::size_t>(p.sharding)],
-      groups ? fmt::format(" over {}", p.shard_ranks()) : "", !p.reshard_after_forward ? " gathered once"
-      : p.reshard_ranks > 0    ? fmt::format(" kept among {}", p.reshard_ranks)
-                               : "",
-      p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
-      p.streams_from_host() ? ", layer-wise offload"
-      : p.optimizer_on_host ? ", optimizer on the host"
-                            : "");
+  out += fmt::format("{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "",
+                     sharding[static_cast<std::size_t>(p.sharding)],
+                     groups ? fmt::format(" over {}", p.shard_ranks()) : "",
+                     !p.reshard_after_forward ? " gathered once"
+                     : p.reshard_ranks > 0    ? fmt::format(" kept among {}", p.reshard_ranks)
+                                              : "",
+                     p.micro_batches, p.micro_batch, recompute[static_cast<std::size_t>(p.recompute)],
+                     p.streams_from_host() ? ", layer-wise offload"
+                     : p.optimizer_on_host ? ", optimizer on the host"
+                                           : "");
   if (p.schedule != PipelineSchedule::one_f_one_b) out += fmt::format(", {}", name_of(p.schedule));
   if (p.optimizer != OptimizerName::adamw) out += fmt::format(", {}", name_of(p.optimizer));
   return out;

@@ -88,8 +88,8 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   add_layers(rl.train(), p, f, s.mini_batches, split);
   if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
-  const double once = s.mini_batches / p.full_gathers() *
-                      static_cast<double>(by.point.micro_batches) / static_cast<double>(p.micro_batches);
+  const double once = s.mini_batches / p.full_gathers() * static_cast<double>(by.point.micro_batches) /
+                      static_cast<double>(p.micro_batches);
   if (phase != RlPhase::reference) split.host("parameters from the host", once * t.host_up_bytes);
   split.ring("dp parameters", OpKind::all_gather, where.shard(),
              once * (t.data_gather_payload - t.expert_data_gather_payload));

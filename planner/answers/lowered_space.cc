@@ -91,7 +91,8 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   if (kind == PartKind::training || kind == PartKind::passes) {
     key.train = p.train;
     // Nothing is kept for a backward pass that is not there.
-    if (kind == PartKind::passes) key.train.recompute = {}, key.train.reshard_after_forward = true, key.train.reshard_ranks = 0;
+    if (kind == PartKind::passes)
+      key.train.recompute = {}, key.train.reshard_after_forward = true, key.train.reshard_ranks = 0;
     return key;
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);

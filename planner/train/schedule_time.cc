@@ -24,7 +24,7 @@ constexpr std::int64_t settled = 16;
 class PlayedRow {
  public:
   PlayedRow(const Pipeline& p, std::span<const StagePasses> of_stages, std::int64_t micro_batches, double last_share,
-      double message)
+            double message)
       : p_(p),
         of_stages_(of_stages),
         micro_batches_(micro_batches),
@@ -47,7 +47,8 @@ class PlayedRow {
     for (std::int64_t i = 0; i < passes_; ++i) {
       for (std::int64_t s = p_.stages - 1; s >= 0; --s) turn(s, i, fills);
       if (i == from) pace_ = -clock(0).computed;
-      if (i == to) pace_ = (pace_ + clock(0).computed) * static_cast<double>(p_.chunks) / static_cast<double>(to - from);
+      if (i == to)
+        pace_ = (pace_ + clock(0).computed) * static_cast<double>(p_.chunks) / static_cast<double>(to - from);
     }
     std::vector<double> out;
     for (std::int64_t s = 0; s < p_.stages; ++s) {

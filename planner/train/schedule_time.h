@@ -16,10 +16,10 @@ struct StagePasses {
   double beside = 0;
 };
 
-/// Seconds from the first stage's first pass until each stage is through. A message begins when both sides are there and
-/// takes `message` seconds, in which neither begins a pass; weight gradients that were left for later run beside it.
-/// `last_share`: the last micro-batch's part of a full one. Of many micro-batches those of the steady state take what
-/// they take in the middle of the played ones. Assumes: not GPipe; rows of interleaved micro-batches are full.
+/// Seconds from the first stage's first pass until each stage is through. A message begins when both sides are there
+/// and takes `message` seconds, in which neither begins a pass; weight gradients that were left for later run beside
+/// it. `last_share`: the last micro-batch's part of a full one. Of many micro-batches those of the steady state take
+/// what they take in the middle of the played ones. Assumes: not GPipe; rows of interleaved micro-batches are full.
 std::vector<double> stages_through(const Pipeline&, std::span<const StagePasses> of_stages, std::int64_t micro_batches,
                                    double last_share, double message = 0.0);
 

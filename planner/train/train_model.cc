@@ -375,14 +375,12 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   if (const double on_host = host_fraction(p); on_host > 0.0) {
     const double own = on_host * p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
     out.host_down_bytes = passes * own * b.grads;
-    out.host_up_bytes = passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) *
-                        (streams ? p.full_gathers() : 1.0);
+    out.host_up_bytes =
+        passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) * (streams ? p.full_gathers() : 1.0);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
-  const double gathers = p.sharding == Sharding::replicated ? 0.0
-                         : streams                          ? every * p.full_gathers()
-                                                            : 1.0;
+  const double gathers = p.sharding == Sharding::replicated ? 0.0 : streams ? every * p.full_gathers() : 1.0;
   // Experts are divided among their own replicas; where there are none in a shard group, not at all.
   const std::int64_t own = p.expert_shard_ranks();
   const double expert = own > 1 ? held.expert : 0.0;

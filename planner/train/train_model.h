@@ -187,11 +187,11 @@ struct TrainPrice {
   double data_gather_payload = 0, data_reduce_payload = 0;                                   // within the shard group
   double expert_data_gather_payload = 0, expert_data_reduce_payload = 0;  // of which experts', among their own replicas
   double kept_gather_payload = 0;  // among the few ranks that keep a unit from forward to backward
-  double replica_payload = 0, expert_replica_payload = 0;                 // of hybrid shards' gradients, all-reduced
-  double optimizer_payload = 0;                   // matrices to the ranks that orthogonalize them, and back
-  double host_up_bytes = 0, host_down_bytes = 0;  // over the host link, layer-wise offload
-  double model_flops = 0;                         // of one step, all ranks, no recomputation
-  double tokens = 0;                              // of one step, all ranks
+  double replica_payload = 0, expert_replica_payload = 0;  // of hybrid shards' gradients, all-reduced
+  double optimizer_payload = 0;                            // matrices to the ranks that orthogonalize them, and back
+  double host_up_bytes = 0, host_down_bytes = 0;           // over the host link, layer-wise offload
+  double model_flops = 0;                                  // of one step, all ranks, no recomputation
+  double tokens = 0;                                       // of one step, all ranks
   bool valid = true;
 
   double total_bytes() const { return peak_bytes + overhead_bytes; }

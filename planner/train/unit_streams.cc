@@ -78,7 +78,8 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   const double again = few ? layer.again : gather, again_kernels = few ? 0.0 : kernels;
   out.forward += layers * layer.keep;
   out.all += layers * (again + layer.keep);
-  out.backward += beside(again_kernels, again, share * (l.head.forward + l.head.backward));  // the first, beside the head
+  out.backward +=
+      beside(again_kernels, again, share * (l.head.forward + l.head.backward));  // the first, beside the head
   out.backward += later * (ahead ? beside(again_kernels + layer.reduce_kernels, std::max(again, reduce), backward_layer)
                                  : again + beside(layer.reduce_kernels, reduce, backward_layer + again));
   return out;

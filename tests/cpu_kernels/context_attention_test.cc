@@ -140,7 +140,7 @@ TEST_CASE("attention of chunks, merged over ranks, is attention of whole sequenc
       {{2, 2, 16}, 2, {9}, 0.0f, 1},       // a token sees itself alone
       {{4, 2, 24}, 3, {7, 40}, 0.8f, 0},   // a cap
       {{3, 1, 24}, 2, {7, 66}, 1.5f, 33},
-      {{2, 2, 20, 12}, 3, {5, 70}},        // values narrower than keys, and wider
+      {{2, 2, 20, 12}, 3, {5, 70}},  // values narrower than keys, and wider
       {{4, 2, 8, 19}, 2, {66, 1}},
   };
   for (const SharedSequences& c : cases)

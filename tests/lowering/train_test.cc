@@ -69,9 +69,9 @@ TEST_CASE("Resharded to a smaller mesh, backward gathers among few what they kep
   for (const auto& [world, few, part, pad] : {std::tuple{15, 5, 932, 4}, {4, 2, 2328, 0}})
     for (const auto& [precision, size] : {std::pair{"fp32", 4}, std::pair{"bf16", 2}}) {
       INFO(few << " of " << world << " ranks, " << precision);
-      const Scenario s = tiny(world, 1,
-                              {fmt::format("train.reshard_after_forward={}", few),
-                               fmt::format("train.precision.params={}", precision)});
+      const Scenario s = tiny(
+          world, 1,
+          {fmt::format("train.reshard_after_forward={}", few), fmt::format("train.precision.params={}", precision)});
       const Plan plan = lowered(s);
       for (Rank r = 0; r < world; ++r) {
         std::map<GroupId, Traffic> of;

@@ -97,8 +97,8 @@ std::string text_of(const Scenario& s) {
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
-      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch, s.train.loss_chunk_tokens,
-      s.train.micro_batch_tokens, name_of(s.train.offload));
+      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
+      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload));
 }
 
 }  // namespace hotbunk::test

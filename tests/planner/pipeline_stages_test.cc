@@ -56,7 +56,8 @@ TEST_CASE(
   };
   CHECK(saved(model, of(PipelineSchedule::one_f_one_b)) ==
         Approx(6 * weight_grad - 3 * std::max(0.0, weight_grad - forward)).epsilon(0.01));
-  // Of two micro-batches: 3 F, 2 (F + B) on the last stage, which puts off both W, 3 B, and one W on the first: 5 (F + B)
+  // Of two micro-batches: 3 F, 2 (F + B) on the last stage, which puts off both W, 3 B, and one W on the first: 5 (F +
+  // B)
   // + W, where 1F1B takes 5 (F + B + W).
   TrainPoint few = of(PipelineSchedule::one_f_one_b);
   few.micro_batches = 2;

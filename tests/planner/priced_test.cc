@@ -75,8 +75,9 @@ class PricedDraws : private test::DrawnNumbers {
         "pipeline_schedule: "
         "{}, micro_batch_tokens: {}, recompute: {}, reshard_after_forward: {}, offload: {}}}\n",
         system.engine, dp, cuts && std::string_view(system.engine) != "ddp" ? of<std::int64_t>({-1, 8}) : -1, tp, pp,
-        schedule == "interleaved" || (schedule == "zero-bubble" && variants_.in(0, 2) == 0) ? 2 : 1, cp, ep, tp > 1 ? of<std::string>({"true", "true", "false"}) : "false",
-        schedule, (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
+        schedule == "interleaved" || (schedule == "zero-bubble" && variants_.in(0, 2) == 0) ? 2 : 1, cp, ep,
+        tp > 1 ? of<std::string>({"true", "true", "false"}) : "false", schedule,
+        (prompt + response) * of<std::int64_t>({2, 4, 8}), of<std::string>({"none", "selective", "full"}),
         std::string_view(system.engine) == "fsdp2" ? reshards[static_cast<std::size_t>(variants_.in(0, 3))] : "true",
         apart ? "none" : of<std::string>({"none", "sleep", "sleep"}));
     text += fmt::format(
@@ -273,9 +274,11 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     check({RlPhase::rollout}, 0.03);
     // Apart, a sync is also what one role waits for the other.
     if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.03);
+    // docs/simulate-and-compare.md: what is left of zero-bubble beside its messages.
+    const double training = point.train.schedule == PipelineSchedule::zero_bubble ? 0.04 : 0.03;
     for (const RlPhase p : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train,
                             RlPhase::framework})
-      check({p}, 0.03);
+      check({p}, p == RlPhase::train || p == RlPhase::critic ? training : 0.03);
   }
   REQUIRE(played > 5);
   for (const auto& [phase, error] : worst)

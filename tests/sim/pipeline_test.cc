@@ -64,19 +64,18 @@ Trained train(const char* schedule, std::int64_t stages, std::int64_t layers, st
               std::int64_t chunks = 1, const OpCost& cost = AttentionAlone(), const Beside& beside = {}) {
   const std::int64_t ranks = stages * beside.dp * beside.tp;
   const auto scenario = load_scenario_text(
-      fmt::format(
-          "name: stages\n"
-          "model: {{model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: {}, "
-          "num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64}}\n"
-          "cluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\n"
-          "train: {{engine: {}, layout: {{dp: {}, tp: {}, sp: {}, pp: {}, vpp: {}}}, pipeline_schedule: {}, "
-          "micro_batch_tokens: 8}}\n"
-          "rollout: {{engine: hotbunk, layout: {{tp: 1, dp: {}}}, kv_cache_tokens: 64}}\n"
-          "algorithm: {{name: grpo, prompts: {}, samples_per_prompt: 1, old_logprobs: false}}\n"
-          "workload: {{prompt_tokens: {{mean: 4, max: 4, distribution: fixed}}, "
-          "response_tokens: {{mean: 4, max: 4, distribution: fixed}}}}\nsteps: 1\n",
-          stages * layers * chunks, ranks, beside.engine, beside.dp, beside.tp, beside.tp > 1, stages, chunks, schedule,
-          ranks, micro_batches * beside.dp),
+      fmt::format("name: stages\n"
+                  "model: {{model_type: llama, hidden_size: 8, intermediate_size: 8, num_hidden_layers: {}, "
+                  "num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 16, max_position_embeddings: 64}}\n"
+                  "cluster: {{gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: {}}}\n"
+                  "train: {{engine: {}, layout: {{dp: {}, tp: {}, sp: {}, pp: {}, vpp: {}}}, pipeline_schedule: {}, "
+                  "micro_batch_tokens: 8}}\n"
+                  "rollout: {{engine: hotbunk, layout: {{tp: 1, dp: {}}}, kv_cache_tokens: 64}}\n"
+                  "algorithm: {{name: grpo, prompts: {}, samples_per_prompt: 1, old_logprobs: false}}\n"
+                  "workload: {{prompt_tokens: {{mean: 4, max: 4, distribution: fixed}}, "
+                  "response_tokens: {{mean: 4, max: 4, distribution: fixed}}}}\nsteps: 1\n",
+                  stages * layers * chunks, ranks, beside.engine, beside.dp, beside.tp, beside.tp > 1, stages, chunks,
+                  schedule, ranks, micro_batches * beside.dp),
       "stages.yaml");
   if (!scenario) throw std::runtime_error(render(scenario.error()));
   const auto plan = lower(*scenario);
@@ -149,7 +148,8 @@ TEST_CASE("Zero-bubble fills the end with gradients of weights: of (p - 1) passe
 }
 
 TEST_CASE("Drawn pipelines of up to 8 ranks come to their end, however long anything takes on anyone") {
-  // A thousand of them with HOTBUNK_PIPELINE_SHAPES. A stage that waited for ever would be an error with its wait cycle.
+  // A thousand of them with HOTBUNK_PIPELINE_SHAPES. A stage that waited for ever would be an error with its wait
+  // cycle.
   std::mt19937_64 random(static_cast<std::uint64_t>(test::number_asked("HOTBUNK_PROPERTY_SEED", 1)));
   const auto in = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));

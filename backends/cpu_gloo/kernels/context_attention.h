@@ -21,9 +21,10 @@ struct ContextShare {
 };
 
 /// o[t, head] and lse[t, head] as attention_forward() has them, over the keys that are here. qkv: [T, (a+2k)·d], of
-/// which the queries are read; kv: [parts · kv_tokens, 2k·d], keys then values (heads.h: with values of another width k·(d+dv)). cu_seqlens: S+1 offsets of the rank's
-/// tokens, each sequence of an even number of them. A query that sees none of the keys gets o = 0 and lse = -inf; with
-/// Write::accumulate o and lse are those of other keys, and what is found is merged with them. o: fp32, or qkv's dtype.
+/// which the queries are read; kv: [parts · kv_tokens, 2k·d], keys then values (heads.h: with values of another width
+/// k·(d+dv)). cu_seqlens: S+1 offsets of the rank's tokens, each sequence of an even number of them. A query that sees
+/// none of the keys gets o = 0 and lse = -inf; with Write::accumulate o and lse are those of other keys, and what is
+/// found is merged with them. o: fp32, or qkv's dtype.
 void context_attention_forward(KernelContext&, ConstMatrix qkv, ConstMatrix kv, HeadShape,
                                std::span<const std::int32_t> cu_seqlens, const ContextShare&, Scores, Matrix o,
                                float* lse, Write);
