@@ -119,7 +119,8 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
       with(roomy, {model({.type = "glm4_moe",
                           .architecture = "Glm4MoeForCausalLM",
                           .more = ", n_routed_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12, "
-                                  "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true"}),
+                                  "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true, "
+                                  "partial_rotary_factor: 0.67"}),
                    long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
   add("gpt-oss: sinks, windows, biases of experts, clamped gates",
       with(roomy,
