@@ -81,11 +81,12 @@ function(hotbunk_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
 endfunction()
 
-# hotbunk_test_again(name AS VARIABLE=VALUE): the same program once more, as `name_AS`, with that environment.
+# hotbunk_test_again(name AS VARIABLE=VALUE [cases]): the same program once more, as `name_AS`, with that environment; all
+# of its cases, or those that Catch finds by `cases`.
 function(hotbunk_test_again name as variable)
   string(REPLACE "/" "_" target ${name})
   get_test_property(${name} TIMEOUT timeout)
-  add_test(NAME ${name}_${as} COMMAND ${target}_test)
+  add_test(NAME ${name}_${as} COMMAND ${target}_test ${ARGN})
   set_tests_properties(
     ${name}_${as} PROPERTIES TIMEOUT ${timeout} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} ENVIRONMENT ${variable})
 endfunction()

@@ -228,8 +228,10 @@ void PackedModel::layer_weights(const WholeUnit& dw, int layer, const Deferred& 
     for (const Tensor& t : op.inputs)
       if (!std::ranges::count(inputs, t.buffer, &Input::buffer)) inputs.emplace_back(t);
   b_.call(prefix_ + "layer.weights", variant_of(dw, layer), layer_name(layer), std::move(inputs), [&] {
-    for (const Op& op : deferred.ops)
-      b_.emit(op.kind, op.stream, layer_name(layer) + op.name, op.inputs, op.outputs).attrs = op.attrs;
+    for (const Op& op : deferred.ops) {
+      Op& now = b_.emit(op.kind, op.stream, layer_name(layer) + op.name, op.inputs, op.outputs);
+      now.attrs = op.attrs, now.group = op.group;
+    }
   });
 }
 

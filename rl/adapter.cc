@@ -37,7 +37,7 @@ std::string adapter_tensor(const std::string& parameter) { return "base_model.mo
 
 StoredParameter stored_trained(const ModelSpec& model, const ParamSpec& p) {
   if (!is_adapter(p.role)) return stored(model, p);
-  return {.tensor = adapter_tensor(p.name), .shape = p.shape, .cols = p.shape[1]};
+  return {.tensor = adapter_tensor(p.name), .shape = p.shape, .cols = p.shape[1], .row_step = p.shape[1]};
 }
 
 std::string adapter_config_text(const ModelSpec& model, const std::string& base) {
