@@ -228,7 +228,7 @@ namespace {
 /// The best of the whole space by estimate that nothing executes: of what is lowered, the plan says whether it fits.
 std::vector<ChoiceRow> better_beyond(const ScenarioPricer& s, const RlPoint& own, const RlSpace& space,
                                      SearchOptions options, const PlanPrices& lowered) {
-  if (s.scenario().model.lora.on()) return {};  // estimates are of training everything
+  if (s.scenario().model.trains_in_part()) return {};  // estimates are of training everything
   options.keep = 4;
   options.nearest = options.front = false;
   for (const RlCandidate& c : search_layouts(s, space, options).best)
