@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "backends/cpu_gloo/cpu_backend.h"
-#include "base/check.h"
 #include "base/cores.h"
 #include "base/file.h"
 #include "base/format.h"
@@ -331,13 +330,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
-    std::vector<Trace> parts;
-    for (const std::string& text : traces) {
-      auto part = trace_from_json(text, "rank's trace");
-      HB_CHECK(part.has_value(), "{}", render(part.error()));
-      parts.push_back(std::move(part->trace));
-    }
-    code = conclude(o, job, merge(samples), hand_over, merge_traces(parts), lengths, others);
+    code = conclude(o, job, merge(samples), hand_over, merge_traces(traces), lengths, others);
   }
   world.leave();
   return code;

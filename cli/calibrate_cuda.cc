@@ -8,7 +8,6 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -128,14 +127,8 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
   const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
-    std::vector<Trace> parts;
-    for (const std::string& text : traces) {
-      auto part = trace_from_json(text, "rank's trace");
-      HB_CHECK(part.has_value(), "{}", render(part.error()));
-      parts.push_back(std::move(part->trace));
-    }
     const cuda::Context& context = on_device.context();
-    code = conclude(o, job, merge(samples), context.device_name(), cuda::launch_seconds(context), merge_traces(parts),
+    code = conclude(o, job, merge(samples), context.device_name(), cuda::launch_seconds(context), merge_traces(traces),
                     lengths);
   }
   world.leave();

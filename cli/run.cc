@@ -14,7 +14,6 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
-#include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -158,13 +157,7 @@ Result<Trace> simulate_run(const RunArguments& o, const Job& job, const RunFolde
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
                   const StepsWalked& walked, const TrainingDriver& driver, const std::vector<std::string>& parts) {
-  std::vector<Trace> traces;
-  for (const std::string& text : parts) {
-    auto file = trace_from_json(text, "rank's trace");
-    HB_CHECK(file.has_value(), "a rank's trace: {}", render(file.error()));
-    traces.push_back(std::move(file->trace));
-  }
-  Trace measured = merge_traces(traces);
+  Trace measured = merge_traces(parts);
   // A run that was killed behind its last step: its steps are in what it has written.
   if (walked.last < walked.first) measured.metrics = recorded_figures(folder.metrics());
   Diagnostics problems = driver.finish_problems();

@@ -1,4 +1,5 @@
-// What train_state.h declares of the state and its gathers.
+// What train_state.h declares of the state and its gathers: long because each engine's units are held and gathered in
+// one place.
 #include "lowering/train_state.h"
 
 #include <fmt/format.h>

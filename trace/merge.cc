@@ -71,4 +71,14 @@ Trace merge_traces(std::span<const Trace> parts) {
   return all;
 }
 
+Trace merge_traces(std::span<const std::string> parts) {
+  std::vector<Trace> traces;
+  for (const std::string& text : parts) {
+    auto part = trace_from_json(text, "rank's trace");
+    HB_CHECK(part.has_value(), "a rank's trace: {}", render(part.error()));
+    traces.push_back(std::move(part->trace));
+  }
+  return merge_traces(traces);
+}
+
 }  // namespace hotbunk

@@ -35,5 +35,7 @@ Status trace_fits_plan(const Trace&, const Plan&, const std::string& file);
 /// tokens and model FLOPs are taken from the first part that has any, as every process's Driver reports those of all
 /// ranks. Internal fault when two parts claim the same rank.
 Trace merge_traces(std::span<const Trace> parts);
+/// Of what each rank wrote with trace_to_json.
+Trace merge_traces(std::span<const std::string> parts);
 
 }  // namespace hotbunk

@@ -4,7 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <vector>
+#include <catch2/catch.hpp>
+#include <cstdlib>
 
 #include "layout/sequence.h"
 #include "layout/train_weights.h"
@@ -99,6 +100,39 @@ std::string text_of(const Scenario& s) {
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
       static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
       s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload));
+}
+
+std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::stoull(text) : otherwise;
+}
+
+void for_drawn_layouts(const std::vector<std::string>& goldens, std::uint64_t rounds, std::uint64_t salt,
+                       const std::function<void(const Golden&, const Scenario&)>& check) {
+  rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", rounds);
+  const std::uint64_t seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
+  for (std::uint64_t i = 0, drawn = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(seed * salt + i);
+    const Golden g = Golden::load(goldens[random() % goldens.size()]);
+    const std::optional<Scenario> s = draw_layout(g, random);
+    if (!s) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*s));
+    check(g, *s);
+  }
+}
+
+void for_drawn_pairs(const std::vector<std::string>& goldens, std::uint64_t rounds, std::uint64_t salt,
+                     const std::function<void(const Golden&, const Scenario&, const Scenario&)>& check) {
+  for (std::uint64_t i = 0, drawn = 0; drawn < rounds; ++i) {
+    std::mt19937_64 random(salt + i);
+    const Golden g = Golden::load(goldens[random() % goldens.size()]);
+    const std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
+    if (!first || !then) continue;
+    ++drawn;
+    CAPTURE(i, text_of(*first), text_of(*then));
+    check(g, *first, *then);
+  }
 }
 
 }  // namespace hotbunk::test

@@ -1,9 +1,6 @@
 // P3 where some parameters do not train (train.frozen): what one rank makes of the others agrees with torch's
 // requires_grad=False, and every layout with it; what is frozen stays to the bit.
 #include <catch2/catch.hpp>
-#include <cstdlib>
-#include <optional>
-#include <random>
 
 #include "rl/adapter.h"
 #include "spec/stored_parameter.h"
@@ -94,38 +91,18 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
   }
 }
 
-// HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("frozen: layouts drawn at random compute what torch does") {
-  const auto number = [](const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text != nullptr ? std::stoull(text) : otherwise;
-  };
-  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 16), seed = number("HOTBUNK_LAYOUT_SEED", 1);
-  std::uint64_t drawn = 0;
-  for (std::uint64_t i = 0; drawn < rounds; ++i) {
-    std::mt19937_64 random(seed * 13'000'027 + i);
-    const Golden g = Golden::load(golden_frozen()[random() % golden_frozen().size()]);
-    const std::optional<Scenario> s = draw_layout(g, random);
-    if (!s) continue;
-    ++drawn;
-    CAPTURE(i, text_of(*s));
-    check_frozen(g, train(g, *s));
-  }
+  for_drawn_layouts(golden_frozen(), 16, 13'000'027,
+                    [](const Golden& g, const Scenario& s) { check_frozen(g, train(g, s)); });
 }
 
 TEST_CASE("frozen: a checkpoint of one layout goes on in another") {
-  for (std::uint64_t i = 0, drawn = 0; drawn < 6; ++i) {
-    std::mt19937_64 random(17'000'023 + i);
-    const Golden g = Golden::load(golden_frozen()[random() % golden_frozen().size()]);
-    std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
-    if (!first || !then) continue;
-    ++drawn;
-    CAPTURE(i, text_of(*first), text_of(*then));
-    then->steps = static_cast<std::int64_t>(g.losses.size());
-    const TrainingResult r = train_on(g, *first, *then, 2);
+  for_drawn_pairs(golden_frozen(), 6, 17'000'023, [](const Golden& g, const Scenario& first, Scenario then) {
+    then.steps = static_cast<std::int64_t>(g.losses.size());
+    const TrainingResult r = train_on(g, first, then, 2);
     REQUIRE(r.losses.size() + 2 == g.losses.size());
     for (std::size_t at = 0; at < r.losses.size(); ++at)
       CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(frozen_scalar_bound));
     check_values(g, r);
-  }
+  });
 }

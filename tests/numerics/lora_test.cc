@@ -1,8 +1,5 @@
 // P3 of adapters: what one rank trains agrees with PEFT, and every layout with both.
 #include <catch2/catch.hpp>
-#include <cstdlib>
-#include <optional>
-#include <random>
 
 #include "rl/adapter.h"
 #include "tests/numerics/drawn_layout.h"
@@ -110,35 +107,15 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
   }
 }
 
-// HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("adapters: layouts drawn at random compute what PEFT does") {
-  const auto number = [](const char* variable, std::uint64_t otherwise) {
-    const char* text = std::getenv(variable);
-    return text != nullptr ? std::stoull(text) : otherwise;
-  };
-  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 24), seed = number("HOTBUNK_LAYOUT_SEED", 1);
-  std::uint64_t drawn = 0;
-  for (std::uint64_t i = 0; drawn < rounds; ++i) {
-    std::mt19937_64 random(seed * 9'000'011 + i);
-    const Golden g = Golden::load(golden_adapters()[random() % golden_adapters().size()]);
-    const std::optional<Scenario> s = draw_layout(g, random);
-    if (!s) continue;
-    ++drawn;
-    CAPTURE(i, text_of(*s));
-    check_adapters(g, train(g, *s));
-  }
+  for_drawn_layouts(golden_adapters(), 24, 9'000'011,
+                    [](const Golden& g, const Scenario& s) { check_adapters(g, train(g, s)); });
 }
 
 TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the model with them in it is PEFT's") {
-  for (std::uint64_t i = 0, drawn = 0; drawn < 8; ++i) {
-    std::mt19937_64 random(11'000'003 + i);
-    const Golden g = Golden::load(golden_adapters()[random() % golden_adapters().size()]);
-    std::optional<Scenario> first = draw_layout(g, random), then = draw_layout(g, random);
-    if (!first || !then) continue;
-    ++drawn;
-    CAPTURE(i, text_of(*first), text_of(*then));
-    then->steps = static_cast<std::int64_t>(g.losses.size());
-    const TrainingResult r = train_on(g, *first, *then, 2);
+  for_drawn_pairs(golden_adapters(), 8, 11'000'003, [](const Golden& g, const Scenario& first, Scenario then) {
+    then.steps = static_cast<std::int64_t>(g.losses.size());
+    const TrainingResult r = train_on(g, first, then, 2);
     REQUIRE(r.losses.size() + 2 == g.losses.size());
     for (std::size_t at = 0; at < r.losses.size(); ++at)
       CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(lora_scalar_bound));
@@ -153,5 +130,5 @@ TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the mode
       if (!g.model.adapts(p.role)) CHECK(r.merged.at(p.name) == before);
       else CHECK(update_error(r.merged.at(p.name), g.tensor("merged." + p.name), before) <= lora_update_bound);
     }
-  }
+  });
 }

@@ -647,32 +647,17 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     }
 }
 
-namespace {
-
-std::uint64_t number(const char* variable, std::uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::stoull(text) : otherwise;
-}
-
-}  // namespace
-
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
-  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 60), seed = number("HOTBUNK_LAYOUT_SEED", 1);
-  const std::vector<std::string> models = golden_models();
-  std::uint64_t drawn = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, flat = 0;
-  for (std::uint64_t i = 0; drawn < rounds; ++i) {
-    std::mt19937_64 random(seed * 1'000'003 + i);
-    const Golden g = Golden::load(models[random() % models.size()]);
-    const std::optional<Scenario> s = draw_layout(g, random);
-    if (!s) continue;
-    ++drawn, cut += s->train.layout.tp > 1 ? 1 : 0, staged += s->train.layout.pp > 1 ? 1 : 0;
-    shared += s->train.layout.ulysses > 1 ? 1 : 0, chunked += s->train.layout.cp > 1 ? 1 : 0;
-    flat += s->train.engine == TrainEngine::fsdp1 ? 1 : 0;
-    spread += s->train.layout.ep > 1 && s->train.layout.etp == s->train.layout.tp ? 1 : 0;
-    CAPTURE(i, text_of(*s));
-    check_training(g, train(g, *s));
-  }
+  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, flat = 0;
+  for_drawn_layouts(golden_models(), 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
+    const TrainLayout& l = s.train.layout;
+    ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
+    shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
+    flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
+    spread += l.ep > 1 && l.etp == l.tp ? 1 : 0;
+    check_training(g, train(g, s));
+  });
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
   CHECK(4 * shared > rounds / 2);
@@ -682,7 +667,8 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {
-  const std::uint64_t rounds = number("HOTBUNK_LAYOUT_ROUNDS", 24), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 24),
+                      seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
   const std::array models = {"llama-gqa", "llama-tied", "mha-one-kv", "mixtral-tiny"};
   std::uint64_t drawn = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
@@ -698,7 +684,8 @@ TEST_CASE("and those with interleaved stages what one rank does") {
 
 // Shards, moments and steps go from any layout to any other: other worlds, stages, engines, orders of ranks.
 TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been") {
-  const std::uint64_t rounds = number("HOTBUNK_RESUME_ROUNDS", 12), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_RESUME_ROUNDS", 12),
+                      seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
   const std::vector<std::string> models = golden_models();
   std::uint64_t drawn = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
@@ -752,7 +739,8 @@ TEST_CASE("and so between FSDP1's flat units and other engines") {
 }
 
 TEST_CASE("and so between layouts with interleaved stages and others") {
-  const std::uint64_t rounds = number("HOTBUNK_RESUME_ROUNDS", 6), seed = number("HOTBUNK_LAYOUT_SEED", 1);
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_RESUME_ROUNDS", 6),
+                      seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
   std::uint64_t drawn = 0, interleaved = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 5'000'011 + i);

@@ -1,5 +1,5 @@
 // P1 and P2: simulated memory and traffic equal the measured ones, for every rank, phase, category, group and op,
-// exactly.
+// exactly. Long for the ways of training and rolling out, one table of cases each, which share what compares.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -1,5 +1,5 @@
 // Priced plans (planner/priced) beside the closed form that priced them: seconds of the phases as simulated, memory as
-// the plan books it.
+// the plan books it. Long for the cases, which share the draws and what compares.
 #include <fmt/format.h>
 
 #include <array>
