@@ -229,8 +229,9 @@ int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples
              const Trace& measured, const std::vector<SampleLengths>& lengths, double others) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
-  hardware.source = fmt::format("hotbunk calibrate on {} cores, {} ranks, scenario {}; other programs kept {:.2f} busy",
-                                local_machine().cores, job.plan.num_ranks(), job.scenario.name, others);
+  hardware.source = fmt::format(
+      "hotbunk calibrate on {} cores, {} ranks, {} iterations of scenario {}; other programs kept {:.2f} busy",
+      local_machine().cores, job.plan.num_ranks(), *o.steps, job.scenario.name, others);
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;
   hardware.measurements = reduce(samples, mean_of(samples, gap_key));
   if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);

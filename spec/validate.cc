@@ -171,10 +171,13 @@ class Validator {
       return report("E215", key, "only FSDP2 reshards to a smaller mesh",
                     {fmt::format("train.engine {}, {} {}", name_of(s_.train.engine), key, few)},
                     "set it to true or false, or train.engine to fsdp2");
-    if (few >= all || all % few != 0)
-      report("E215", key, "the smaller mesh is no part of the shard group",
-             {fmt::format("{} {}, {} ranks share one copy of the parameters", key, few, all)},
-             fmt::format("set it to a divisor of {} above 1 and below it, or to true", all));
+    if (few < all && all % few == 0) return;
+    std::string some;
+    for (std::int64_t n = 2; n < all; ++n)
+      if (all % n == 0) some += fmt::format("{}, ", n);
+    report("E215", key, "the smaller mesh is no part of the shard group",
+           {fmt::format("{} {}, {} ranks share one copy of the parameters", key, few, all)},
+           fmt::format("set it to {}true or false", some));
   }
 
   // ---- the model's dimensions --------------------------------------------------------------------------------------

@@ -169,7 +169,15 @@ TEST_CASE("calibrate says when other programs kept the cores busy") {
   INFO(r.err);
   CHECK(r.code == 0);
   CHECK_THAT(r.err, Catch::Contains("warning[E427]: the cores were not quiet"));
-  CHECK_THAT(text_of(profile), Catch::Contains("other programs kept"));
+  CHECK_THAT(text_of(profile), Catch::Contains("50 iterations") && Catch::Contains("other programs kept"));
+}
+
+TEST_CASE("calibrate times as many iterations as take some seconds, and not above 32") {
+  const fs::path file = scenario("short", 1, 1, "steps: 1"), profile = work_folder() / "short.yaml";
+  const Result2 r = hotbunk_command(fmt::format("calibrate {} --out {}", file.string(), profile.string()));
+  INFO(r.err);
+  REQUIRE(r.code == 0);
+  CHECK_THAT(text_of(profile), Catch::Contains("1 ranks, 32 iterations of scenario short"));
 }
 
 TEST_CASE("a plan that does not fit is refused, and the arena enforces the same number") {

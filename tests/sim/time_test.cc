@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <map>
 
 #include "base/hash.h"
 #include "tests/sim/toy.h"
@@ -273,6 +274,34 @@ TEST_CASE("what a stay has no room for is kept together, and nothing is left out
     CHECK(live == 0);
     CHECK(highest == 64);
     CHECK(trace->memory[0].device.peak_bytes == 64);
+  }
+}
+
+TEST_CASE("driven phases of a step divide its room, the last of them too") {
+  Plan plan = plan_of({{kernel("a"), kernel("b"), kernel("c")}});
+  plan.phases[0].driven = true;
+  const std::vector<Block> blocks = plan.programs[0].phases[0];
+  for (int more = 1; more < 6; ++more) {
+    plan.phases.push_back(plan.phases[0]);
+    plan.phases.back().name = fmt::format("phase {}", more);
+    plan.programs[0].phases.push_back(blocks);
+  }
+  SimOptions options;
+  options.timeline.room = 4096;  // spans of the two steps that are kept: 2,048 each, and six stays of 3,000 ops
+  const Prices seven_each{{"a", 7}, {"b", 7}, {"c", 7}};
+  SimBackend backend(one_rank_per_device(), seven_each, options);
+  Fixed driver;
+  driver.runs = 1000;
+  const auto trace = execute(plan, backend, driver, {.steps = 1, .local_ranks = {0}});
+  REQUIRE(trace);
+  std::map<std::int16_t, std::int64_t> of_phase, took;
+  for (const Span& s : trace->spans) ++of_phase[s.phase], took[s.phase] += s.end_ns - s.start_ns;
+  CHECK(std::ssize(trace->spans) <= 2048 + 6);  // what is kept together at a stay's end comes on top
+  REQUIRE(of_phase.size() == 6);
+  for (const auto& [phase, spans] : of_phase) {
+    CAPTURE(phase);
+    CHECK(spans > 2048 / 6 / 2);
+    CHECK(took[phase] == 1000 * 3 * 7);
   }
 }
 
