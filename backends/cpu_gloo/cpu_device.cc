@@ -265,7 +265,8 @@ void CpuDevice::move(const KernelCall& call) {
 std::int64_t CpuDevice::peer_copy(const KernelCall& call, std::int16_t phase) {
   const DType dtype = call.op.inputs[0].dtype;
   return communicators_.peer_copy(
-      call, phase, [this](int peer, std::int64_t offset, std::int64_t) { return world_.peer_pointer(peer, region_, offset); },
+      call, phase,
+      [this](int peer, std::int64_t offset, std::int64_t) { return world_.peer_pointer(peer, region_, offset); },
       [&](const std::byte* from, const Box& b) {
         const Tensor& to = call.op.outputs[static_cast<std::size_t>(b.output)];
         const kernels::Box box{b.src_offset, b.src_pitch, b.dst_offset, b.dst_pitch, b.rows, b.cols};

@@ -51,7 +51,7 @@ TEST_CASE("the demo learns from chance to 0.8, and a second run is the same to t
   const std::vector<Json> metrics = records(root / "first" / "metrics.jsonl");
   REQUIRE(metrics.size() == 110);
   const auto reward = [&](std::size_t step) { return metrics[step - 1]["reward"].get<double>(); };
-  CHECK(reward(1) < 0.1);  // chance is 0.05
+  CHECK(reward(1) < 0.1);     // chance is 0.05
   CHECK(reward(110) >= 0.8);  // 0.97 with AVX-512, 0.88 with AVX2; seeds 1 to 3 there 0.98, 0.95, 0.97
 
   run_demo(root / "second");

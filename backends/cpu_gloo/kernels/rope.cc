@@ -96,7 +96,8 @@ void rope(KernelContext& ctx, Matrix qkv, const std::int32_t* positions, const f
   with_float_type(qkv.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(2 * heads * half), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t) rotate_heads(row<E>(qkv, t), heads, shape.head_dim, half, angles.of(t));
+      for (std::int64_t t = begin; t < end; ++t)
+        rotate_heads(row<E>(qkv, t), heads, shape.head_dim, half, angles.of(t));
     });
   });
 }

@@ -34,7 +34,8 @@ void attention_sinks(KernelContext& ctx, Matrix o, float* lse, ConstVector sinks
           const float both = top + std::log(std::exp(sum - top) + std::exp(sink - top));
           const Vf share = splat(std::exp(sum - both));
           E* out = row<E>(o, t) + h * head_dim;
-          for_vectors(head_dim, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(out + j, share * ld(out + j)); });
+          for_vectors(head_dim,
+                      [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(out + j, share * ld(out + j)); });
           sum = both;
         }
     });
@@ -55,7 +56,8 @@ void attention_sinks_backward(KernelContext& ctx, ConstMatrix d_o, ConstMatrix o
           const E *d = row<E>(d_o, t) + h * head_dim, *y = row<E>(o, t) + h * head_dim;
           Vf dot{};
           for_vectors(head_dim, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE { dot += ld(d + j) * ld(y + j); });
-          total -= static_cast<double>(std::exp(of_heads[static_cast<std::size_t>(h)] - lse[t * heads + h]) * sum_lanes(dot));
+          total -= static_cast<double>(std::exp(of_heads[static_cast<std::size_t>(h)] - lse[t * heads + h]) *
+                                       sum_lanes(dot));
         }
         d_sinks[h] = static_cast<float>(total);
       }

@@ -10,8 +10,8 @@
 
 namespace hotbunk::kernels {
 
-/// o[T, a·d] and lse[T, a] of attention, in place. sinks: [a], fp32 or bf16. A query without keys (lse -inf) stays zero.
-/// A row's bits depend on nothing but that row.
+/// o[T, a·d] and lse[T, a] of attention, in place. sinks: [a], fp32 or bf16. A query without keys (lse -inf) stays
+/// zero. A row's bits depend on nothing but that row.
 void attention_sinks(KernelContext&, Matrix o, float* lse, ConstVector sinks, std::int64_t T, std::int64_t heads,
                      std::int64_t head_dim);
 
