@@ -29,6 +29,7 @@
 #include "spec/json_read.h"
 #include "spec/loader.h"
 #include "spec/validate.h"
+#include "trace/kept_steps.h"
 #include "trace/summary.h"
 #include "trace/trace_json.h"
 
@@ -199,13 +200,16 @@ namespace {
 /// About how many spans a run folder of some 20 MB has room for, beside what it says of each rank; one where many stays
 /// have many items has somewhat more. Measured of the 7B on 8 to 16,384 GPUs, over perfetto.json, trace.json,
 /// report.html and summary.json together.
-std::int64_t room_of_folder(std::int64_t ranks, std::int64_t played) {
+std::int64_t room_of_folder(std::int64_t ranks, std::int64_t played, std::int64_t steps) {
   constexpr std::int64_t folder_bytes = 24'000'000;
   constexpr std::int64_t span_bytes = 700;      // with the memory events that come with it
   constexpr std::int64_t rank_bytes = 450;      // its number in rows of traffic
-  constexpr std::int64_t played_bytes = 4'500;  // its stays, peaks and traffic
+  constexpr std::int64_t played_bytes = 2'000;  // its peaks and totals
+  constexpr std::int64_t stay_bytes = 2'500;    // what it does in a step that has rows (trace/kept_steps.h)
   constexpr std::int64_t least = 4'000;
-  return std::max(least, (folder_bytes - ranks * rank_bytes - played * played_bytes) / span_bytes);
+  const std::int64_t rows = played * std::min<std::int64_t>(steps, KeptSteps::of(played).most);
+  return std::max(least,
+                  (folder_bytes - ranks * rank_bytes - played * played_bytes - rows * stay_bytes) / span_bytes);
 }
 
 }  // namespace
@@ -243,7 +247,7 @@ Result<Trace> simulate_job(const Job& job, const Hardware& hardware, const Simul
     std::vector<std::int64_t> neighbours = {node / job.scenario.cluster.even_numa_domains(), node};
     if (job.scenario.cluster.pod_nodes > 0) neighbours.push_back(node * job.scenario.cluster.pod_nodes);
     sim.classes = RankClasses::fold(job.plan, cost, classes, neighbours);
-    sim.timeline.room = room_of_folder(job.plan.num_ranks(), std::ssize(sim.classes->players()));
+    sim.timeline.room = room_of_folder(job.plan.num_ranks(), std::ssize(sim.classes->players()), walked.last);
   }
   sim.timeline.last_step = std::min(walked.first - 1 + options.span_steps, walked.last);
   RunOptions run;

@@ -17,7 +17,7 @@ constexpr std::int32_t first_hashes = 16;  // steps from 1 on whose tensors are 
 
 /// Whether a step's line lists every tensor: many lines of a large model are long, and the digest holds all of them.
 bool lists_tensors(std::int32_t step, std::int64_t steps) {
-  return step <= first_hashes || step == steps || step % KeptSteps::distance(static_cast<std::int32_t>(steps)) == 0;
+  return step <= first_hashes || step == steps || step % KeptSteps{}.distance(static_cast<std::int32_t>(steps)) == 0;
 }
 
 }  // namespace

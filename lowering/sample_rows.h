@@ -19,8 +19,7 @@ inline std::int64_t max_sample_tokens(const Scenario& s) { return static_cast<st
 
 /// Tokens of a training micro-batch on all the ranks that share its sequences, which have as much of it each.
 inline std::int64_t micro_batch_capacity(const Scenario& s) {
-  const TrainLayout& l = s.train.layout;
-  return s.train.micro_batch_tokens * l.sharers() / l.token_multiple() * l.token_multiple();
+  return s.train.layout.held_by(s.train.micro_batch_tokens);
 }
 
 /// Samples of one iteration. SFT has one per prompt.

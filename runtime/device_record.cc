@@ -46,7 +46,7 @@ DeviceRecord::DeviceRecord(const Plan& plan, Rank rank, const RecordOptions& opt
       span_steps_(options.span_steps),
       measure_cpu_(options.measure_cpu),
       epoch_ns_(epoch_ns),
-      stays_(plan, rank, {.head = options.span_steps}) {
+      stays_(plan, rank, KeptSteps::of(plan.num_ranks(), options.span_steps)) {
   trace_.source = "measured";
   for (const Stream& s : plan.streams) trace_.streams.push_back(s.name);
 }

@@ -87,7 +87,7 @@ PlanCommunicators::PlanCommunicators(const Plan& plan, Rank rank, std::int32_t s
                                      const Make& make)
     : plan_(plan),
       rank_(rank),
-      traffic_({.head = span_steps}, plan.most_steps_back(plan.role_of(rank))),
+      traffic_(KeptSteps::of(plan.num_ranks(), span_steps), plan.most_steps_back(plan.role_of(rank))),
       peer_buffers_(plan.programs.size()) {
   std::set<std::pair<GroupId, StreamId>> used;
   for (std::size_t p = 0; p < plan.programs.size(); ++p)

@@ -32,7 +32,7 @@ Timeline::Timeline(const Plan& plan, const RankClasses& classes, const TimelineO
     const bool in_full = std::ranges::find(options.in_full, r) != options.in_full.end();
     const std::int64_t number = std::ssize(lines_);
     line_of_rank_[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(number);
-    lines_.emplace_back(plan, r, KeptSteps{.head = options.last_step},
+    lines_.emplace_back(plan, r, KeptSteps::of(std::ssize(classes.players()), options.last_step),
                         in_full             ? all
                         : number < detailed ? of_step
                         : number < drawn    ? 0

@@ -520,8 +520,7 @@ class Validator {
   void logprob_batches(const std::string& sum, double longest) {
     const TrainLayout& t = s_.train.layout;
     const int64_t tokens = s_.train.logprob_micro_batch_tokens;
-    if (tokens == 0 || longest <= static_cast<double>(tokens * t.sharers() / t.token_multiple() * t.token_multiple()))
-      return;
+    if (tokens == 0 || longest <= static_cast<double>(t.held_by(tokens))) return;
     report("E217", "train.logprob_micro_batch_tokens", "the longest sequence does not fit a micro-batch of log-probs",
            {sum, fmt::format("logprob_micro_batch_tokens {}{}", tokens,
                              t.sharers() == 1 ? "" : fmt::format(" on each of {} ranks", t.sharers()))},
@@ -551,7 +550,7 @@ class Validator {
     const TrainLayout& t = s_.train.layout;
     const std::vector<Factor> split = {
         {"micro_batch_tokens", s_.train.micro_batch_tokens}, {"cp", t.cp}, {"ulysses", t.ulysses}};
-    const int64_t held = product(split), in_chunks = t.cp > 1 ? held / t.token_multiple() * t.token_multiple() : held;
+    const int64_t held = product(split), in_chunks = held / t.chunk_multiple() * t.chunk_multiple();
     if (longest > static_cast<double>(in_chunks))
       report("E217", "train.micro_batch_tokens", "the longest sequence does not fit a micro-batch",
              {sum, equation(split) + (t.cp * t.ulysses == 1 ? "" : " tokens") +

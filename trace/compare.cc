@@ -26,14 +26,15 @@ class CommonSteps {
         rows_[side].insert(p.step);
         latest_[side] = std::max(latest_[side], p.step);
       }
+    kept_ = {KeptSteps::of(a.num_players()), KeptSteps::of(b.num_players())};
   }
   bool contains(std::int32_t step) const {
-    const KeptSteps kept;
-    return (kept.keeps(step, latest_[0]) && kept.keeps(step, latest_[1])) ||
+    return (kept_[0].keeps(step, latest_[0]) && kept_[1].keeps(step, latest_[1])) ||
            (rows_[0].contains(step) && rows_[1].contains(step));
   }
 
  private:
+  std::array<KeptSteps, 2> kept_;
   std::array<std::set<std::int32_t>, 2> rows_;
   std::array<std::int32_t, 2> latest_{};
 };

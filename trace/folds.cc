@@ -95,7 +95,7 @@ void MetricFold::add(const StepMetrics& metrics) {
   latest_ = metrics.step;
   thin(whole_, kept_, latest_);
   whole_[metrics.step] = metrics;
-  while (latest_ / piece_steps_ >= KeptSteps::most) {  // two pieces become one
+  while (latest_ / piece_steps_ >= KeptSteps::of_few_ranks) {  // two pieces become one
     piece_steps_ *= 2;
     std::map<std::int32_t, Piece> wider;
     for (auto& [number, piece] : pieces_)
@@ -132,8 +132,9 @@ void drop_partial_steps(Trace& trace) {
   std::set<Rank> ranks;
   for (const PhaseSpan& p : trace.phases) ranks_of[p.step].insert(p.rank), ranks.insert(p.rank);
   const std::int32_t latest = ranks_of.empty() ? 0 : ranks_of.rbegin()->first;
+  const KeptSteps kept = KeptSteps::of(std::ssize(ranks));
   std::erase_if(trace.phases, [&](const PhaseSpan& p) {
-    return ranks_of[p.step].size() < ranks.size() && !KeptSteps{}.keeps(p.step, latest);
+    return ranks_of[p.step].size() < ranks.size() && !kept.keeps(p.step, latest);
   });
 }
 

@@ -125,6 +125,12 @@ struct Trace {
   std::vector<Rank> players;
   Rank player_of(Rank r) const { return players.empty() ? r : players[static_cast<std::size_t>(r)]; }
   bool plays(Rank r) const { return player_of(r) == r; }
+  /// Ranks that were played.
+  std::int64_t num_players() const {
+    std::int64_t num = players.empty() ? std::ssize(memory) : 0;
+    for (std::size_t r = 0; r < players.size(); ++r) num += plays(static_cast<Rank>(r)) ? 1 : 0;
+    return num;
+  }
   std::vector<std::string> streams;  // their names, by StreamId
   std::vector<std::string> names;
   std::vector<Span> spans;                 // may cover only some steps (RunOptions::span_steps)

@@ -42,8 +42,8 @@ std::int64_t PricedPlanWriter::most_passes() const {
     return std::numeric_limits<std::int64_t>::max();
   // Samples that are alike are dealt evenly to mini-batches, to ranks, and to as few micro-batches as hold them.
   const TrainLayout& l = scenario_.train.layout;
-  const std::int64_t capacity = scenario_.train.micro_batch_tokens * l.cp * l.ulysses;
-  const std::int64_t held = std::min(capacity / max_sample_tokens(scenario_), max_micro_batch_seqs(scenario_));
+  const std::int64_t held = std::min(micro_batch_capacity(scenario_) / max_sample_tokens(scenario_),
+                                     max_micro_batch_seqs(scenario_));
   if (held < 1) return std::numeric_limits<std::int64_t>::max();  // a simulation says why
   const std::int64_t of_rank = ceil_div(ceil_div(num_samples(scenario_), scenario_.algorithm.mini_batches), l.dp);
   const std::int64_t most = std::max<std::int64_t>(1, ceil_div(of_rank, held));
@@ -268,27 +268,33 @@ void PricedPlanWriter::backward(const StageWork& w, const PipelineStep& step) {
   exchange_with(w, name + ".forward_message", stage_ + 1, still(stage_), true);
   if (still(stage_)) beside("forward_end");
   if (stage_ + 1 < w.schedule.stages) arrive(w, name + ".arrive");
-  backward_pass(w, name, step);
+  const std::vector<BufferId> behind = backward_pass(w, name, step);
   exchange_with(w, name + ".backward_message", stage_ - 1, true, still(stage_ - 1));
   beside("backward_end");
-  if (step.weights) weight_gradients(w, name + ".deferred");
+  if (step.weights) weight_gradients(w, name + ".deferred", behind);
 }
 
-/// Of an earlier pass: nobody waits for them.
-void PricedPlanWriter::weight_gradients(const StageWork& w, const std::string& name) {
-  compute(name, {w.grads}, per_token(w.tokens, w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
+/// Of an earlier pass: nobody waits for them. They come behind all of a pass that worked in `behind`, the ring's last
+/// messages too: those are its layers' own, which nothing but their attention hides.
+void PricedPlanWriter::weight_gradients(const StageWork& w, const std::string& name, std::vector<BufferId> behind) {
+  behind.push_back(w.grads);
+  compute(name, behind, per_token(w.tokens, w.price.weight_grad / static_cast<double>(w.schedule.chunks)));
 }
 
-void PricedPlanWriter::backward_pass(const StageWork& w, const std::string& name, const PipelineStep& step) {
+/// What it worked in.
+std::vector<BufferId> PricedPlanWriter::backward_pass(const StageWork& w, const std::string& name,
+                                                      const PipelineStep& step) {
   const bool gpipe = w.schedule.schedule == PipelineSchedule::gpipe;
   const bool warmed = !gpipe && step.block == PipelineBlock::drain && step.number < w.own_warm_up(stage_);
-  auto work = work_of(w, name, warmed || gpipe ? 0.0 : w.price.kept_bytes, true);
-  work.push_back(w.grads);
+  std::vector<BufferId> work = work_of(w, name, warmed || gpipe ? 0.0 : w.price.kept_bytes, true);
   PassPrice own = w.price.backward;
   if (w.schedule.defers_weights()) own.compute -= w.price.weight_grad;
   if (warmed) work.push_back(w.kept[static_cast<std::size_t>(step.number)]);
-  pass(w, name, own, work, w.beside);
+  std::vector<BufferId> with_grads = work;
+  with_grads.push_back(w.grads);
+  pass(w, name, own, with_grads, w.beside);
   if (warmed && !w.keeps_to_end()) b().free(w.kept[static_cast<std::size_t>(step.number)]);
+  return work;
 }
 
 /// Gradients and messages live from a step's first pass to its end.
@@ -317,7 +323,7 @@ void PricedPlanWriter::stage_steps(std::int32_t phase, std::string_view what, co
         backward(w, step);
         break;
       case PipelineBlock::weights:
-        weight_gradients(w, w.named("weights"));
+        weight_gradients(w, w.named("weights"), {});
         break;
       case PipelineBlock::step:
         if (const double idle = w.price.host + w.price.slowed; idle > 0.0)

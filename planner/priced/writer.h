@@ -163,8 +163,8 @@ class PricedPlanWriter {
   void fill(const StageWork&, std::int64_t number);
   void forward(const StageWork&);
   void backward(const StageWork&, const PipelineStep&);
-  void weight_gradients(const StageWork&, const std::string& name);
-  void backward_pass(const StageWork&, const std::string& name, const PipelineStep&);
+  void weight_gradients(const StageWork&, const std::string& name, std::vector<BufferId> behind);
+  std::vector<BufferId> backward_pass(const StageWork&, const std::string& name, const PipelineStep&);
   std::int64_t most_passes() const;
 
   Scenario scenario_;

@@ -99,7 +99,8 @@ std::vector<double> stages_through(const Pipeline& p, std::span<const StagePasse
   const std::int64_t played = std::min(micro_batches, settled * p.stages);
   PlayedRow row(p, of_stages, played, last_share, message);
   std::vector<double> out = row.play();
-  for (double& seconds : out) seconds += static_cast<double>(micro_batches - played) * row.pace();
+  if (micro_batches > played)  // a steady state, which a single pass has not
+    for (double& seconds : out) seconds += static_cast<double>(micro_batches - played) * row.pace();
   return out;
 }
 

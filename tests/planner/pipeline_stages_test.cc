@@ -62,6 +62,9 @@ TEST_CASE(
   TrainPoint few = of(PipelineSchedule::one_f_one_b);
   few.micro_batches = 2;
   CHECK(saved(model, few) == Approx(4 * weight_grad).epsilon(0.01));
+  // A single one goes down and up: 4 (F + B), and one W on the first stage.
+  few.micro_batches = 1;
+  CHECK(saved(model, few) == Approx(3 * weight_grad).epsilon(0.01));
   // Those that a TP collective hides behind stay where they are.
   FrameworkProfile overlapping = plain_frame();
   overlapping.overlap_tensor = true;

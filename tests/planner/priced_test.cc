@@ -248,7 +248,7 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
           family == "train_pp" || (family == "train_tp" && !point.train.sp && kind == OpKind::all_gather);
       if (message && point.train.vpp > 1) continue;
       REQUIRE(found != actual.end());
-      CHECK(std::abs(found->second / bytes - 1.0) < 1e-3);
+      CHECK(std::abs(found->second / bytes - 1.0) < 2e-3);
     }
     for (const auto& [what, bytes] : actual)
       if (bytes > 0.0) CHECK(expected.contains(what));
@@ -274,11 +274,9 @@ TEST_CASE("priced plans take what the closed form says, phase by phase, and hold
     check({RlPhase::rollout}, 0.03);
     // Apart, a sync is also what one role waits for the other.
     if (point.placement == PlacementMode::colocated) check({RlPhase::sync, RlPhase::sleep, RlPhase::wake}, 0.03);
-    // docs/simulate-and-compare.md: what is left of zero-bubble beside its messages.
-    const double training = point.train.schedule == PipelineSchedule::zero_bubble ? 0.04 : 0.03;
     for (const RlPhase p : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::values, RlPhase::critic, RlPhase::train,
                             RlPhase::framework})
-      check({p}, p == RlPhase::train || p == RlPhase::critic ? training : 0.03);
+      check({p}, 0.03);
   }
   REQUIRE(played > 5);
   for (const auto& [phase, error] : worst)

@@ -54,9 +54,9 @@ Trace trace_of(const Plan& plan, std::int32_t steps, std::int32_t slow_0, std::i
 TEST_CASE("up to 256 steps all are kept, then ever fewer, and never one that is gone already") {
   const KeptSteps kept{.head = 2};
   for (std::int32_t step = 0; step <= 256; ++step) CHECK(kept.keeps(step, 256));
-  CHECK(KeptSteps::distance(256) == 1);
-  CHECK(KeptSteps::distance(257) == 2);
-  CHECK(KeptSteps::distance(6000) == 32);
+  CHECK(kept.distance(256) == 1);
+  CHECK(kept.distance(257) == 2);
+  CHECK(kept.distance(6000) == 32);
   std::set<std::int32_t> held;
   for (std::int32_t latest = 1; latest <= 5000; ++latest) {
     held.insert(latest);
@@ -64,6 +64,21 @@ TEST_CASE("up to 256 steps all are kept, then ever fewer, and never one that is 
     REQUIRE(held.size() <= 256 + 4);
     if (latest % 613 != 0) continue;
     for (std::int32_t step = 1; step <= latest; ++step) REQUIRE(held.contains(step) == kept.keeps(step, latest));
+  }
+}
+
+TEST_CASE("many ranks have rows of fewer steps, so that a trace of them is as long") {
+  CHECK(KeptSteps::of(1).most == 256);
+  CHECK(KeptSteps::of(16).most == 256);
+  CHECK(KeptSteps::of(128).most == 32);
+  CHECK(KeptSteps::of(100'000).most == 4);
+  for (const std::int64_t ranks : {16, 128, 700, 4096}) {
+    const KeptSteps kept = KeptSteps::of(ranks, 2);
+    std::int64_t rows = 0;
+    for (std::int32_t step = 0; step <= 3000; ++step) rows += kept.keeps(step, 3000) ? ranks : 0;
+    INFO(ranks << " ranks");
+    CHECK(rows <= std::max<std::int64_t>(4096, 4 * ranks) + 6 * ranks);  // and the ends
+    CHECK(rows >= 2048);
   }
 }
 
