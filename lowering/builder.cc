@@ -268,6 +268,26 @@ std::vector<std::int64_t> transient_levels(std::span<const TransientUse> phases,
   return level;
 }
 
+std::vector<TransientMap> transient_maps(std::span<const TransientUse> phases, std::span<const MappedBeside> beside,
+                                         bool keep_mapped) {
+  const std::vector<std::int64_t> level = transient_levels(phases, keep_mapped);
+  std::vector<TransientMap> out;
+  std::int64_t mapped = 0, peak = 0;
+  for (std::size_t p = 0; p < phases.size(); ++p) {
+    TransientMap at{mapped, mapped};
+    if (phases[p].maps) {
+      at.last = level[p];
+      at.first = beside[p].gives_back ? std::min(level[p], std::max(mapped, phases[p].bytes)) : level[p];
+    }
+    mapped = at.last;
+    peak = std::max({peak, beside[p].most + at.first, beside[p].end + at.last});
+    out.push_back(at);
+  }
+  for (std::size_t p = 0; p < phases.size(); ++p)
+    if (beside[p].most + out[p].last <= peak) out[p].first = out[p].last;
+  return out;
+}
+
 namespace {
 
 void fill_section_extents(Draft& draft) {
@@ -283,33 +303,66 @@ void fill_section_extents(Draft& draft) {
   }
 }
 
+/// Of each phase, sections of the device other than transients; `stream`: on which it gives memory back last.
+struct PhaseMaps {
+  std::vector<MappedBeside> beside;
+  std::vector<StreamId> stream;
+};
+PhaseMaps maps_of(const Program& program) {
+  PhaseMaps out;
+  std::int64_t mapped = 0;
+  for (const auto& blocks : program.phases) {
+    MappedBeside& phase = out.beside.emplace_back(MappedBeside{.most = mapped});
+    StreamId& stream = out.stream.emplace_back();
+    for (const Block& block : blocks)
+      for (const Call& call : block.calls)
+        for (const Op& op : program.bodies[static_cast<std::size_t>(call.body)].ops) {
+          if (op.kind != OpKind::map && op.kind != OpKind::unmap) continue;
+          if (program.section(op.section).space != Space::device) continue;
+          const std::int64_t bytes = op.map_end - op.map_begin;
+          mapped += op.kind == OpKind::map ? bytes : -bytes;
+          phase.most = std::max(phase.most, mapped);
+          if (op.kind == OpKind::unmap) phase.gives_back = true, stream = op.stream;
+        }
+    phase.end = mapped;
+  }
+  return out;
+}
+
 /// `bytes`: that each phase needs.
 void insert_transient_maps(const Plan& plan, Program& program, const std::vector<std::int64_t>& bytes,
                            bool keep_mapped) {
   std::vector<TransientUse> uses;
   for (std::size_t p = 0; p < plan.phases.size(); ++p)
     uses.push_back(transient_use(plan.phases[p], round_up(bytes[p], plan.chunk_bytes)));
-  const std::vector<std::int64_t> level = transient_levels(uses, keep_mapped);
+  const PhaseMaps own = maps_of(program);
+  const std::vector<TransientMap> maps = transient_maps(uses, own.beside, keep_mapped);
   std::int64_t mapped = 0;
   for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    if (!uses[p].maps || program.phases[p].empty() || level[p] == mapped) continue;
-    Op op;
-    op.kind = level[p] > mapped ? OpKind::map : OpKind::unmap;
-    op.section = sections::transient;
-    op.map_begin = std::min(mapped, level[p]);
-    op.map_end = std::max(mapped, level[p]);
-    // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
     auto& blocks = program.phases[p];
-    if (blocks.front().enters != Enters::nothing)
-      blocks.insert(blocks.begin(), Block{.name = "transients", .calls = {}});
-    Body body;
-    body.name = fmt::format("{}.{}.transients", name_of(op.kind), plan.phases[p].name);
-    body.ops = {std::move(op)};
-    Call call;
-    call.body = static_cast<std::int32_t>(program.bodies.size());
-    program.bodies.push_back(std::move(body));
-    blocks.front().calls.insert(blocks.front().calls.begin(), std::move(call));
-    mapped = level[p];
+    const auto change_to = [&](std::int64_t to, bool first) {
+      if (to == mapped || !uses[p].maps || blocks.empty()) return;
+      Op op;
+      op.kind = to > mapped ? OpKind::map : OpKind::unmap;
+      if (!first) op.stream = own.stream[p];
+      op.section = sections::transient;
+      op.map_begin = std::min(mapped, to);
+      op.map_end = std::max(mapped, to);
+      // A block that a rank may skip cannot hold it: transients are mapped for all that follows.
+      if ((first ? blocks.front() : blocks.back()).enters != Enters::nothing)
+        blocks.insert(first ? blocks.begin() : blocks.end(), Block{.name = "transients", .calls = {}});
+      Body body;
+      body.name = fmt::format("{}.{}.transients", name_of(op.kind), plan.phases[p].name);
+      body.ops = {std::move(op)};
+      Call call;
+      call.body = static_cast<std::int32_t>(program.bodies.size());
+      program.bodies.push_back(std::move(body));
+      auto& calls = (first ? blocks.front() : blocks.back()).calls;
+      calls.insert(first ? calls.begin() : calls.end(), std::move(call));
+      mapped = to;
+    };
+    change_to(maps[p].first, true);
+    change_to(maps[p].last, false);
   }
 }
 

@@ -272,6 +272,20 @@ TransientUse transient_use(const JobPhase&, std::int64_t bytes);
 /// those behind it that cannot. `keep_mapped`: nothing sleeps, so it is mapped once for the largest need.
 std::vector<std::int64_t> transient_levels(std::span<const TransientUse>, bool keep_mapped);
 
+/// What else is mapped on the device, bytes: the most while a phase goes on, and behind it.
+struct MappedBeside {
+  std::int64_t most = 0, end = 0;
+  bool gives_back = false;  // it unmaps other sections
+};
+/// How much of the transient section a phase maps or leaves mapped at its beginning, and behind its other work.
+struct TransientMap {
+  std::int64_t first = 0, last = 0;
+};
+/// By phase; of one that cannot change the map, what it finds. A phase that gives other memory back (a sleep) takes
+/// what only later ones need behind that, where both at once would be more than anything else needs.
+std::vector<TransientMap> transient_maps(std::span<const TransientUse>, std::span<const MappedBeside>,
+                                         bool keep_mapped);
+
 /// Runs the passes over what was written: section extents, lifetimes, dependencies, offsets.
 void run_passes(const Plan&, Draft&);
 /// Of what the passes went over: bodies and calls, and the mapping of the transient section. `keep_mapped`: nothing

@@ -202,27 +202,47 @@ JobMaps::JobMaps(const JobPhases& phases, bool keep_mapped, std::int64_t chunk, 
   std::size_t n = 0;
   for (const JobPhase& p : phases_)
     uses[n++] = transient_use(p, round_up(need[static_cast<std::size_t>(p.phase)], chunk));
-  const std::vector<std::int64_t> level = transient_levels(std::span(uses).first(n), keep_mapped);
-  shifts_.reserve(shifts.size() + n);
   const std::int64_t pool = round_up(kv_bytes, chunk);
-  std::int64_t mapped = 0;
+  const auto bytes_of = [&](const ShiftOp& s) { return s.section == sections::kv_cache ? pool : s.bytes; };
+  const auto maps_other = [](const ShiftOp& s) {  // transients are there for fewer phases
+    return s.kind != OpKind::copy && s.section != transient_section;
+  };
+  std::array<MappedBeside, num_plan_phases> beside;
+  std::int64_t other = 0;
   auto at = shifts.begin();
   for (std::size_t i = 0; i < n; ++i) {
     const JobPhase& p = phases_.begin()[i];
-    if (uses[i].maps && level[i] != mapped) {
-      shifts_.push_back({.phase = p.phase,
-                         .kind = level[i] > mapped ? OpKind::map : OpKind::unmap,
-                         .bytes = std::abs(level[i] - mapped)});
-      mapped = level[i];
-    }
+    beside[i].most = other;
     for (; at != shifts.end() && at->phase == p.phase; ++at) {
-      const bool maps = at->kind != OpKind::copy;
-      if (maps && at->section == transient_section) continue;  // it is there for fewer phases
-      shifts_.push_back(*at);
-      if (maps && at->section == sections::kv_cache) shifts_.back().bytes = pool;
+      if (!maps_other(*at) || at->space != Space::device) continue;
+      other += at->kind == OpKind::map ? bytes_of(*at) : -bytes_of(*at);
+      beside[i].most = std::max(beside[i].most, other);
+      if (at->kind == OpKind::unmap) beside[i].gives_back = true;
     }
+    beside[i].end = other;
   }
   HB_CHECK(at == shifts.end(), "a shift of {} stands where the job has none", name_of(at->phase));
+  const std::vector<TransientMap> maps =
+      transient_maps(std::span(uses).first(n), std::span(beside).first(n), keep_mapped);
+  shifts_.reserve(shifts.size() + n);
+  std::int64_t mapped = 0;
+  at = shifts.begin();
+  for (std::size_t i = 0; i < n; ++i) {
+    const JobPhase& p = phases_.begin()[i];
+    const auto change_to = [&](std::int64_t to) {
+      if (to == mapped) return;
+      shifts_.push_back(
+          {.phase = p.phase, .kind = to > mapped ? OpKind::map : OpKind::unmap, .bytes = std::abs(to - mapped)});
+      mapped = to;
+    };
+    change_to(maps[i].first);
+    for (; at != shifts.end() && at->phase == p.phase; ++at) {
+      if (at->kind != OpKind::copy && !maps_other(*at)) continue;
+      shifts_.push_back(*at);
+      if (maps_other(*at)) shifts_.back().bytes = bytes_of(*at);
+    }
+    change_to(maps[i].last);
+  }
 }
 
 MappedBytes JobMaps::mapped() const {
