@@ -37,8 +37,7 @@ void DraftBody::note_slots(std::size_t num_slots) {
   }
   for (std::size_t s = 0; s < num_slots; ++s)
     for (std::uint32_t streams = slots[s].streams; streams != 0; streams &= streams - 1)
-      touches.push_back(
-          {last_touch[s][static_cast<std::size_t>(std::countr_zero(streams))], static_cast<BufferId>(s)});
+      touches.push_back({last_touch[s][static_cast<std::size_t>(std::countr_zero(streams))], static_cast<BufferId>(s)});
   std::ranges::sort(touches, {}, &Touch::op);
 }
 

@@ -45,7 +45,7 @@ class CachingAllocator {
   std::map<Place, Block> blocks_;
   std::set<FreeKey> small_, large_;
   std::map<std::int64_t, std::int64_t> segments_;  // id -> bytes
-  std::vector<Place> live_;  // by handle; freed: nowhere
+  std::vector<Place> live_;                        // by handle; freed: nowhere
   std::int64_t next_segment_ = 0;
   std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0;
 };
