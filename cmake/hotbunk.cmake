@@ -36,10 +36,14 @@ hotbunk_precompiled(library)
 hotbunk_precompiled(test Catch2::Catch2)
 target_compile_options(hotbunk_pch_test PRIVATE ${HOTBUNK_TEST_OPTIONS})
 
-# hotbunk_library(name [FOLDERS ...] [DEPS ...]): every *.cc of this folder, and of the subfolders named, becomes
+# Of what reads files, starts ranks and writes answers nothing runs long: compiled in three quarters of the time. The
+# precompiled header of the libraries fits, for it has no code of its own.
+set(HOTBUNK_COLD_OPTIONS $<$<CONFIG:RelWithDebInfo>:-O1>)
+
+# hotbunk_library(name [COLD] [FOLDERS ...] [DEPS ...]): every *.cc of this folder, and of the subfolders named, becomes
 # hotbunk_<name>.
 function(hotbunk_library name)
-  cmake_parse_arguments(ARG "" "" "FOLDERS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "COLD" "" "FOLDERS;DEPS" ${ARGN})
   set(patterns ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   foreach(folder ${ARG_FOLDERS})
     list(APPEND patterns ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cc)
@@ -53,6 +57,9 @@ function(hotbunk_library name)
   add_library(hotbunk_${name} STATIC ${sources})
   target_link_libraries(hotbunk_${name} PUBLIC hotbunk_options ${ARG_DEPS})
   target_precompile_headers(hotbunk_${name} REUSE_FROM hotbunk_pch_library)
+  if(ARG_COLD)
+    target_compile_options(hotbunk_${name} PRIVATE ${HOTBUNK_COLD_OPTIONS})
+  endif()
 endfunction()
 
 # Catch2's main is slow to compile: once for all test programs.
