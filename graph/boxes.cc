@@ -84,6 +84,21 @@ Range runs_near(const Side& side, const Range& wanted) {
   return {first, std::clamp<std::int64_t>(end / run.step + 1, first, side.parts.count)};
 }
 
+/// Whether a rank has one rectangle of the side at most.
+bool is_single(const Side& side) {
+  return side.parts.run.elements == 0 && (side.parts.who == Holds::whole || side.parts.who == Holds::mine);
+}
+
+/// The one rectangle of such a side, where this rank has it.
+std::optional<PlacedPart> single_part(const Side& side, const Places& places) {
+  return side.parts.who == Holds::whole ? whole(side.piece) : own_part(side, places);
+}
+
+std::int64_t common_elements(const PlacedPart& a, const PlacedPart& b) {
+  const Range rows = common(a.rows, b.rows), cols = common(a.cols, b.cols);
+  return rows.size() > 0 && cols.size() > 0 ? rows.size() * cols.size() : 0;
+}
+
 /// The parts in order of which some may have a row of `wanted`, counted from where their piece begins.
 Range parts_near(const Side& side, const Range& wanted) {
   const Parts& parts = side.parts;
@@ -291,8 +306,14 @@ std::vector<Box> boxes_of(const Op& op, const Places& places) {
 
 MovedElements moved_elements(const Move& move, const Places& places) {
   const Side to = joined(move.to);
+  // The only rectangle on the other side, as of most moves.
+  const std::optional<PlacedPart> only = is_single(to) ? single_part(to, places) : std::nullopt;
   const auto one = [](const Side& side) { return side.parts.who == Holds::whole || side.parts.who == Holds::mine; };
   const auto count = [&](const Side& from) {
+    if (is_single(from) && is_single(to)) {
+      const std::optional<PlacedPart> own = only ? single_part(from, places) : std::nullopt;
+      return own ? common_elements(*own, *only) : std::int64_t{0};
+    }
     std::int64_t elements = 0;
     // Of many parts and one: in one look, however many there are.
     const Side* const many = are_rows_apart(from) && one(to) ? &from : are_rows_apart(to) && one(from) ? &to : nullptr;
@@ -312,9 +333,15 @@ MovedElements moved_elements(const Move& move, const Places& places) {
   if (move.from.parts.who != Holds::peers) return out;
   const std::int32_t place = place_in(move.from.parts.family, places);
   if (move.from.parts.within.family < 0) {
+    const bool has_part = place >= 0 && place < move.from.parts.count;
+    if (move.from.parts.run.elements == 0 && is_single(to)) {
+      if (has_part && only) out.of_peers = out.all - common_elements(part(move.from, place, 0), *only);
+      else out.of_peers = out.all;
+      return out;
+    }
     Side own = move.from;
     own.parts.who = Holds::mine, own.parts.repeat = 1;
-    out.of_peers = out.all - (place >= 0 && place < own.parts.count ? count(own) : 0);
+    out.of_peers = out.all - (has_part ? count(own) : 0);
     return out;
   }
   // Its own part is the one that lies at its place.

@@ -29,10 +29,18 @@ class ConflictMap {
     if (own && a.buffer < 0) return;
     Intervals& intervals =
         own ? buffers_[static_cast<std::size_t>(a.buffer)] : sections_[static_cast<std::size_t>(a.section)];
+    if (own && intervals.empty()) touched_.push_back(a.buffer);
     auto first = std::ranges::upper_bound(intervals, a.begin, {}, &Interval::end);
     if (first != intervals.end() && first->begin < a.begin) first = std::next(split(intervals, first, a.begin));
     if (a.write) write(intervals, first, a, stream, index, earlier);
     else read(intervals, first, a, stream, index, earlier);
+  }
+
+  /// Nobody touched anything; the room for it stays.
+  void forget() {
+    for (const BufferId id : touched_) buffers_[static_cast<std::size_t>(id)].clear();
+    for (Intervals& intervals : sections_) intervals.clear();
+    touched_.clear();
   }
 
  private:
@@ -92,6 +100,7 @@ class ConflictMap {
   std::array<Intervals, max_sections> sections_;
   bool by_buffer_ = false;
   std::vector<Intervals> buffers_;
+  std::vector<BufferId> touched_;  // whose intervals are not empty
 };
 
 }  // namespace hotbunk

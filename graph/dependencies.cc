@@ -13,8 +13,9 @@ namespace {
 
 class BlockPass {
  public:
-  BlockPass(Draft& draft, DraftBlock& block)
-      : draft_(draft), block_(block), order_(draft.buffers.size(), draft.slot_limits) {
+  /// `order`: of the draft, for one block after another.
+  BlockPass(Draft& draft, DraftBlock& block, TrueOrder& order) : draft_(draft), block_(block), order_(order) {
+    order_.forget();
     known_.fill(before_all);
     last_.fill(-1);
     note_streams();
@@ -182,7 +183,7 @@ class BlockPass {
 
   Draft& draft_;
   DraftBlock& block_;
-  TrueOrder order_;
+  TrueOrder& order_;
   std::vector<std::uint32_t> streams_of_buffer_;
   std::array<std::uint32_t, max_sections> streams_of_section_{};
   std::array<Clock, max_streams> known_;
@@ -197,8 +198,9 @@ class BlockPass {
 }  // namespace
 
 void insert_dependencies(Draft& draft) {
+  TrueOrder order(draft.buffers.size(), draft.slot_limits);
   for (auto& blocks : draft.phases)
-    for (DraftBlock& block : blocks) BlockPass(draft, block).run();
+    for (DraftBlock& block : blocks) BlockPass(draft, block, order).run();
 }
 
 }  // namespace hotbunk

@@ -1,7 +1,8 @@
 #include "graph/draft.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
+#include <bit>
 #include <unordered_map>
 #include <utility>
 
@@ -14,7 +15,7 @@ void DraftBody::note_slots(std::size_t num_slots) {
   touches.clear();
   maps = false;
   last.fill(-1);
-  std::map<std::pair<BufferId, StreamId>, std::int32_t> last_touch;
+  std::vector<std::array<std::int32_t, max_streams>> last_touch(num_slots);  // of the slot's streams
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
     const auto index = static_cast<std::int32_t>(i);
@@ -27,14 +28,16 @@ void DraftBody::note_slots(std::size_t num_slots) {
         s.least_offset = s.first < 0 ? t.offset_bytes : std::min(s.least_offset, t.offset_bytes);
         if (s.first < 0) s.first = index;
         s.last = index;
-        s.streams |= 1u << static_cast<unsigned>(op.stream);
+        const std::uint32_t stream = 1u << static_cast<unsigned>(op.stream);
+        if ((s.streams & stream) == 0) touches.push_back({index, t.buffer});
+        s.streams |= stream;
         s.shown = s.shown || (op.kind == OpKind::peer_copy && side == &op.inputs);
-        const auto [at, added] = last_touch.try_emplace({t.buffer, op.stream}, index);
-        if (added) touches.push_back({index, t.buffer});
-        at->second = index;
+        last_touch[static_cast<std::size_t>(t.buffer)][static_cast<std::size_t>(op.stream)] = index;
       }
   }
-  for (const auto& [key, op] : last_touch) touches.push_back({op, key.first});
+  for (std::size_t s = 0; s < num_slots; ++s)
+    for (std::uint32_t streams = slots[s].streams; streams != 0; streams &= streams - 1)
+      touches.push_back({last_touch[s][static_cast<std::size_t>(std::countr_zero(streams))], static_cast<BufferId>(s)});
   std::ranges::sort(touches, {}, &Touch::op);
 }
 

@@ -19,11 +19,19 @@ class LifetimePass {
 
   void run(DraftBlock& block) {
     note_uses(block);
+    const auto here = [&](const DraftBlock* b) { return b == nullptr || b == &block; };
+    added_.assign(block.calls.size(), 0);
+    for (const BufferId id : used_) {
+      const Use& u = use(id);
+      if (u.by_hand) continue;
+      ++added_[u.first.call], ++added_[u.last.call];
+    }
+    for (std::size_t c = 0; c < added_.size(); ++c)
+      if (added_[c] > 0) block.calls[c].memory.reserve(block.calls[c].memory.size() + added_[c]);
     for (const BufferId id : used_) {
       Use& u = use(id);
       u.used = false;
       if (std::exchange(u.by_hand, false)) continue;
-      const auto here = [&](const DraftBlock* b) { return b == nullptr || b == &block; };
       if (here(u.first_block)) block.calls[u.first.call].memory.push_back({u.first.op, OpKind::alloc, u.first.slot});
       if (here(u.last_block)) block.calls[u.last.call].memory.push_back({u.last.op, OpKind::free, u.last.slot});
     }
@@ -80,8 +88,9 @@ class LifetimePass {
   }
 
   const Draft& draft_;
-  std::vector<Use> uses_;       // by buffer
-  std::vector<BufferId> used_;  // the transients that the block touches
+  std::vector<Use> uses_;           // by buffer
+  std::vector<BufferId> used_;      // the transients that the block touches
+  std::vector<std::size_t> added_;  // by call of the block: room for its allocs and frees
 };
 
 }  // namespace

@@ -27,12 +27,12 @@ class OrderedRanges {
       const std::int64_t run_end = std::prev(end_of_run)->end;
       if (run_end - it->begin < bytes && run_end != end_) it = end_of_run;
       while (it != end_of_run) {
-        if (!covers(known, done_[it->done])) {
+        if (!is_done(*it, known)) {
           ++it;
           continue;
         }
         auto next = std::next(it);
-        while (next != end_of_run && covers(known, done_[next->done])) ++next;
+        while (next != end_of_run && is_done(*next, known)) ++next;
         const std::int64_t size = std::prev(next)->end - it->begin;
         if (size == bytes) return cut(it, next, bytes);  // none is smaller
         if (size > bytes && (best == free_.end() || size < smallest)) best = it, end_of_best = next, smallest = size;
@@ -51,8 +51,14 @@ class OrderedRanges {
   void give(std::int64_t at, std::int64_t bytes, const Clock& done) {
     const auto next = std::ranges::lower_bound(free_, at, {}, &Range::begin);
     HB_CHECK(next == free_.end() || next->begin != at, "range at {} freed twice", at);
-    free_.insert(next, {at, at + bytes, done_.size()});
-    done_.push_back(done);
+    const auto used = [&](std::int32_t use) { return use >= 0; };
+    Range range{.begin = at, .end = at + bytes};
+    if (const auto first = std::ranges::find_if(done, used); first != done.end()) {
+      range.stream = static_cast<std::int8_t>(first - done.begin()), range.use = *first;
+      if (std::find_if(std::next(first), done.end(), used) != done.end())
+        range.clock = static_cast<std::int32_t>(done_.size()), done_.push_back(done);
+    }
+    free_.insert(next, range);
   }
 
   /// All streams meet: whoever asks from now on knows of all uses. Where nothing is taken it begins anew.
@@ -60,19 +66,26 @@ class OrderedRanges {
     std::vector<Range> joined;
     for (const Range& r : free_)
       if (!joined.empty() && joined.back().end == r.begin) joined.back().end = r.end;
-      else joined.push_back({r.begin, r.end, known_to_all});
+      else joined.push_back({.begin = r.begin, .end = r.end});
     if (joined.size() == 1 && joined[0].begin == 0 && joined[0].end == end_) joined.clear(), end_ = 0;
     free_ = std::move(joined);
-    done_.resize(1);
+    done_.clear();
   }
 
  private:
   struct Range {
     std::int64_t begin, end;
-    std::size_t done;  // index into done_: all ranges are searched and shifted, few of their clocks are read
+    // What lay there was last used by this op of this stream; of most ranges, by no other stream. -1: known to all.
+    std::int32_t use = -1;
+    std::int32_t clock = -1;  // others did too: index into done_, for all ranges are searched and shifted
+    std::int8_t stream = 0;
   };
-  static constexpr std::size_t known_to_all = 0;
   using At = std::vector<Range>::iterator;
+
+  bool is_done(const Range& r, const Clock& known) const {
+    return known[static_cast<std::size_t>(r.stream)] >= r.use &&
+           (r.clock < 0 || covers(known, done_[static_cast<std::size_t>(r.clock)]));
+  }
 
   /// The first bytes of the stretch [first, last).
   std::int64_t cut(At first, At last, std::int64_t bytes) {
@@ -84,8 +97,8 @@ class OrderedRanges {
     return at;
   }
 
-  std::vector<Range> free_;                 // by begin
-  std::vector<Clock> done_ = {before_all};  // the last uses of what was given since all streams met
+  std::vector<Range> free_;  // by begin
+  std::vector<Clock> done_;  // the last uses of what several streams used and gave since all of them met
   std::int64_t end_ = 0;
 };
 

@@ -129,7 +129,8 @@ class Placement {
     if (!is_kept_.empty() && is_kept_[static_cast<std::size_t>(id)]) return true;
     const std::int64_t bytes = aligned(b.bytes(), alignment);
     const std::int32_t at_use = use_of_[static_cast<std::size_t>(id)];
-    const Use use = at_use < 0 ? Use{} : uses_[static_cast<std::size_t>(at_use)];
+    static constexpr Use none{};
+    const Use& use = at_use < 0 ? none : uses_[static_cast<std::size_t>(at_use)];
     if (kind == OpKind::free) {
       ranges_.give(b.offset, bytes, use.last);
     } else {

@@ -2,6 +2,7 @@
 // same buffers; and whoever has the slot that it needs (plan.h: SlotLimit). Never because of an address: two buffers of
 // the transient section are strangers wherever they lie.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -23,6 +24,12 @@ class TrueOrder {
           places_[static_cast<std::size_t>(id)] = {static_cast<std::int32_t>(l), static_cast<std::int32_t>(t)};
       uses_.emplace_back(limit.turns.size(), before_all);
     }
+  }
+
+  /// Another block begins.
+  void forget() {
+    conflicts_.forget();
+    for (std::vector<Clock>& turns : uses_) std::ranges::fill(turns, before_all);
   }
 
   /// Op `index` comes next on `stream`; accesses(visit) visits what it touches. Calls by_bytes(stream, op index) for

@@ -1,6 +1,8 @@
 #include "planner/allocator/caching_allocator.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/check.h"
 
@@ -48,18 +50,17 @@ CachingAllocator::Handle CachingAllocator::allocate(std::int64_t asked) {
   block.used = true;
   allocated_ += block.bytes;
   peak_allocated_ = std::max(peak_allocated_, allocated_);
-  live_[next_handle_] = place;
-  return next_handle_++;
+  live_.push_back(place);
+  return std::ssize(live_) - 1;
 }
 
 void CachingAllocator::free(Handle handle) {
-  const auto at = live_.find(handle);
-  HB_CHECK(at != live_.end(), "handle {} is not allocated", handle);
-  Block& block = blocks_[at->second];
+  HB_CHECK(handle >= 0 && handle < std::ssize(live_) && live_[static_cast<std::size_t>(handle)] != nowhere,
+           "handle {} is not allocated", handle);
+  const Place place = std::exchange(live_[static_cast<std::size_t>(handle)], nowhere);
+  Block& block = blocks_[place];
   block.used = false;
   allocated_ -= block.bytes;
-  const Place place = at->second;
-  live_.erase(at);
   merge_with_neighbours(place);
 }
 

@@ -33,6 +33,7 @@ class CachingAllocator {
     bool small = false, used = false;
   };
   using Place = std::pair<std::int64_t, std::int64_t>;  // (segment, begin), the order of addresses
+  static constexpr Place nowhere{-1, -1};
   struct FreeKey {
     std::int64_t bytes;
     Place place;
@@ -44,9 +45,8 @@ class CachingAllocator {
   std::map<Place, Block> blocks_;
   std::set<FreeKey> small_, large_;
   std::map<std::int64_t, std::int64_t> segments_;  // id -> bytes
-  std::map<Handle, Place> live_;
+  std::vector<Place> live_;                        // by handle; freed: nowhere
   std::int64_t next_segment_ = 0;
-  Handle next_handle_ = 0;
   std::int64_t allocated_ = 0, reserved_ = 0, peak_allocated_ = 0, peak_reserved_ = 0;
 };
 

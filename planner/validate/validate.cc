@@ -66,6 +66,15 @@ Result<ModelSpec> ValidationContext::model(const std::string& name) {
   return models_[name];
 }
 
+Result<FrameworkProfile> ValidationContext::framework(const std::string& name) {
+  if (!frameworks_.contains(name)) {
+    auto frame = framework_named(name, catalogue_);
+    if (!frame) return fail(frame.error());
+    frameworks_.emplace(name, std::move(*frame));
+  }
+  return frameworks_.at(name);
+}
+
 ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
                     std::int64_t sequence) {
   ModelSpec m;

@@ -27,7 +27,7 @@ class ValidationContext {
   /// ("LLAMA3_70B", "Llama3-405B (126 layers)"); the reader is told when there is none.
   std::string gpu_named(CellReader&, const std::string& cell) const;
   std::string model_named(CellReader&, const std::string& cell) const;
-  Result<FrameworkProfile> framework(const std::string& name) { return framework_named(name, catalogue_); }
+  Result<FrameworkProfile> framework(const std::string& name);
   const std::filesystem::path& catalogue() const { return catalogue_; }
 
   // What the rows so far have priced: what else knows their layouts (the simulator) is held to them by tests.
@@ -47,6 +47,7 @@ class ValidationContext {
   std::map<std::string, ClusterSpec> clusters_;
   std::map<std::string, Hardware> hardware_;
   std::map<std::string, ModelSpec> models_;
+  std::map<std::string, FrameworkProfile> frameworks_;
 };
 
 /// "Qwen3_30B_a3B" and "qwen3-30b-a3b" -> QWEN330BA3B.

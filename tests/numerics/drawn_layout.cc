@@ -107,6 +107,11 @@ std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwis
   return text != nullptr ? std::stoull(text) : otherwise;
 }
 
+std::vector<bool> turns(std::size_t number) {
+  if (number_of_environment("HOTBUNK_LAYOUT_ALL", 0) > 0) return {false, true};
+  return {number % 2 == 1};
+}
+
 void for_drawn_layouts(const std::vector<std::string>& goldens, std::uint64_t rounds, std::uint64_t salt,
                        const std::function<void(const Golden&, const Scenario&)>& check) {
   rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", rounds);

@@ -1,5 +1,6 @@
 // Layouts of a golden's model drawn at random, for tests of P3.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -18,6 +19,10 @@ std::string text_of(const Scenario&);
 
 /// A whole number that the environment has for whoever wants more: HOTBUNK_LAYOUT_ROUNDS, HOTBUNK_LAYOUT_SEED.
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise);
+
+/// Of the two variants of a table's entry `number` that the tests train: every second entry's one and the others'
+/// other, so that both meet most models and layouts; with HOTBUNK_LAYOUT_ALL both of each.
+std::vector<bool> turns(std::size_t number);
 
 /// check(golden, scenario) for so many layouts of goldens drawn among these, or HOTBUNK_LAYOUT_ROUNDS. `salt`: a prime
 /// of the test's own, so that tests draw different ones.

@@ -50,7 +50,7 @@ TEST_CASE("whatever a column of a published table holds, no row is lost, and not
   for (const auto& file : fs::directory_iterator(published)) {
     if (file.path().extension() != ".csv") continue;
     const std::string name = file.path().stem();
-    const Cells whole = read_cells(file.path(), 8);
+    const Cells whole = read_cells(file.path(), 5);
     REQUIRE(whole.size() > 1);
     for (std::size_t column = 0; column < whole[0].size(); ++column) {
       Cells without = whole;

@@ -5,7 +5,9 @@
 
 #include <catch2/catch.hpp>
 #include <random>
+#include <utility>
 
+#include "lowering/lower.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/lint.h"
 #include "planner/answers/solve.h"
@@ -56,6 +58,17 @@ std::string drawn_launch(LaunchDraw& draw) {
   return text;
 }
 
+/// What explain() says of a scenario's point: its plan's price where it is lowered, else the estimate, for which
+/// nothing else need be worked out.
+std::pair<RlPoint, RlPrice> explained(const ScenarioPricer& s) {
+  if (why_not_lowered(s.scenario()).empty()) {
+    const Explanation e = explain(s);
+    return {e.point, e.price};
+  }
+  const RlPoint point = s.point();
+  return {point, s.price(point)};
+}
+
 }  // namespace
 
 TEST_CASE("300 random scenarios: every lever does what it says, every remedy cures, nothing asks for what is lacking") {
@@ -72,11 +85,10 @@ TEST_CASE("300 random scenarios: every lever does what it says, every remedy cur
     const Capabilities& can = pricer->train().framework().can;
     for (const Lever& lever : e.levers) {
       INFO(lever.change);
-      const auto changed = pricer_of_text(text, lever.flags);
-      const Explanation after = explain(*changed);
-      REQUIRE(after.price.fits == lever.fits);
-      REQUIRE(after.price.iteration_seconds - e.price.iteration_seconds == Approx(lever.seconds).margin(1e-6));
-      REQUIRE(lacks_no_more(*s, e.point, after.point, can));
+      const auto [point, price] = explained(*pricer_of_text(text, lever.flags));
+      REQUIRE(price.fits == lever.fits);
+      REQUIRE(price.iteration_seconds - e.price.iteration_seconds == Approx(lever.seconds).margin(1e-6));
+      REQUIRE(lacks_no_more(*s, e.point, point, can));
       ++levers;
     }
     if (!e.unpriced && e.price.fits) {
