@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "backends/cuda/many_tensors.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
@@ -15,7 +16,6 @@ namespace {
 
 constexpr int walk_threads = 256;         // of kernels that go through elements
 constexpr int head_threads = 128;         // of kernels with a warp per row and head
-constexpr std::int64_t norm_blocks = 64;  // of partial sums of squares
 
 // --- operands -------------------------------------------------------------------------------------------------------
 
@@ -271,10 +271,7 @@ void run_token_loss(const CudaCall& c) {
            at(c, out(c, 1)), extent(c, in(c, 0), 0), real(Attr::clip_low), real(Attr::clip_high), real(Attr::kl_coef));
 }
 void run_sum_squares(const CudaCall& c) {
-  const std::int64_t n = in(c, 0).elements(c.sizes);
-  const int blocks = static_cast<int>(std::min(norm_blocks, blocks_of(n, walk_threads)));
-  c.launch("sum_squares_partial", {blocks}, walk_threads, at(c, in(c, 0)), c.scratch, n);
-  c.launch("sum_squares_finish", {1}, 1, c.scratch, at(c, out(c, 0)), blocks, flag(c, Attr::accumulate));
+  launch_sums({&static_cast<const OpCall&>(c), 1}, c.launch, c.scratch);
 }
 void run_clip(const CudaCall& c) {
   const auto index = [](Metric m) { return static_cast<int>(m); };
@@ -282,11 +279,7 @@ void run_clip(const CudaCall& c) {
            index(Metric::loss), index(Metric::grad_norm), index(Metric::clip_coefficient));
 }
 void run_adamw(const CudaCall& c) {
-  const std::int64_t n = in(c, 0).elements(c.sizes);
-  const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
-  c.launch("adamw", {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), at(c, out(c, 2)), n, real(Attr::beta1),
-           real(Attr::beta2), eps(c), real(Attr::weight_decay));
+  launch_steps({&static_cast<const OpCall&>(c), 1}, c.launch);
 }
 void run_sample(const CudaCall& c) {
   const int S = extent(c, in(c, 0), 1);
@@ -380,7 +373,7 @@ OpLaunch op_launch(OpKind kind) {
 
 std::int64_t scratch_bytes(const Op& op) {
   if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();  // a number per row and head
-  if (op.kind == OpKind::sum_squares) return norm_blocks * static_cast<std::int64_t>(sizeof(double));
+  if (op.kind == OpKind::sum_squares) return sums_scratch_bytes();
   return 0;
 }
 
