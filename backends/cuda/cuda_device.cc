@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/cuda_device_stream.h"
+#include "backends/cuda/many_tensors.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
 #include "graph/program_order.h"
@@ -47,6 +48,23 @@ std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program
   world.local().set_arena(options.scope, world.rank(), arena->base());
   return arena;
 }
+
+/// OpCalls of bound ops, with what they refer to.
+class BoundCalls {
+ public:
+  BoundCalls(const ProgramMemory& memory, std::span<const BoundOp> ops, const Sizes& sizes, const Places& places) {
+    addresses_.reserve(ops.size());
+    for (const BoundOp& op : ops) {
+      addresses_.emplace_back(memory, op);
+      calls_.push_back({addresses_.back(), *op, sizes, places, op});
+    }
+  }
+  std::span<const OpCall> calls() const { return calls_; }
+
+ private:
+  std::vector<BoundAddresses> addresses_;
+  std::vector<OpCall> calls_;
+};
 
 }  // namespace
 
@@ -111,6 +129,7 @@ void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
 }
 
 void CudaDevice::leave(std::int64_t blocks) {
+  launch_joined();
   record_.leave(blocks);
   phase_range_.reset();
   communicators_->fold_traffic(record_.where().step);
@@ -189,6 +208,7 @@ Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addre
 }
 
 Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Work work) {
+  launch_joined();
   drained_ = false;
   record_.note_enqueued(id);
   const Sizes before = sizes_before(op, args.sizes);
@@ -260,6 +280,7 @@ Status CudaDevice::play(const Program& program, const Block& block, const Args& 
 }
 
 void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<BoundOp> ops, const Sizes& sizes) {
+  launch_joined();
   drained_ = false;
   Stream& s = stream(ops.front()->stream);
   s.queue->enqueue([this, &s, key = OpGraphs::key_of(call, run, sizes), ops = std::move(ops), sizes] {
@@ -280,12 +301,43 @@ void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<
   });
 }
 
+Status CudaDevice::join(StreamId id, const BoundOp& op, const Args& args) {
+  record_.note_enqueued(id);
+  if (auto s = check_order(op, args.sizes); !s) return s;
+  if (!joined_.empty()) {
+    const BoundCalls waiting(memory_, joined_, joined_sizes_, places_), next(memory_, {&op, 1}, args.sizes, places_);
+    if (joined_.front()->stream != id || joined_sizes_ != args.sizes || !joins(waiting.calls(), next.calls().front()))
+      launch_joined();
+  }
+  drained_ = false;
+  joined_.push_back(op);
+  joined_sizes_ = args.sizes;
+  return {};
+}
+
+void CudaDevice::launch_joined() {
+  if (joined_.empty()) return;
+  Stream& s = stream(joined_.front()->stream);
+  s.queue->enqueue([this, &s, ops = std::exchange(joined_, {}), sizes = joined_sizes_] {
+    const BoundOp& first = ops.front();
+    world_.watch().set_op(first.call->name, first->name);
+    const NvtxRange range(first.body().name.c_str());
+    const BoundCalls calls(memory_, ops, sizes, places_);
+    naming(first, [&] { launch_together(calls.calls(), s.launch, s.scratch.address()); });
+    for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
+  });
+}
+
 Status CudaDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
   const OpLaunch launch = op_launch(op->kind);
   HB_CHECK(launch, "no launch for {}", name_of(op->kind));
   bool on_device = true;
   for (const auto* side : {&op->inputs, &op->outputs})
     for (const Tensor& t : *side) on_device = on_device && space_of(op, t) == Space::device;
+  // Where every op has a span or its numbers are looked at, each is launched by itself.
+  if (on_device && is_joined(op->kind) && !op->has(Attr::count) && !record_.keeps(record_.where()) &&
+      !watch_.watching())
+    return join(id, op, args);
   if (on_device)
     return enqueue(id, op, args, [launch](Stream&, const CudaCall& call) {
       launch(call);
@@ -330,6 +382,7 @@ Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) 
 }
 
 Status CudaDevice::record(StreamId id, EventId event) {
+  launch_joined();
   record_.note_record(id, event);
   if (order_) order_->record(id, event);
   return guarded([] { return std::string("recording an event"); },
@@ -343,6 +396,7 @@ Status CudaDevice::record(StreamId id, EventId event) {
 }
 
 Status CudaDevice::wait(StreamId id, EventId event) {
+  launch_joined();
   record_.note_wait(id, event);
   if (order_) order_->wait(id, event);
   const auto at = static_cast<std::size_t>(event);
@@ -357,6 +411,7 @@ Status CudaDevice::wait(StreamId id, EventId event) {
 Status CudaDevice::drain() {
   return guarded([] { return std::string("waiting for the streams"); },
                  [&] {
+                   launch_joined();
                    for (auto& s : streams_)
                      if (s) s->queue->sync();
                    for (auto& s : streams_)

@@ -70,6 +70,10 @@ class CudaDevice final : public Device {
   Status enqueue(StreamId, const BoundOp&, const Args&, Work);
   /// Launches of one run of ops (graph_runs), as a graph from the second time on.
   void enqueue_run(const Call&, const GraphRun&, std::vector<BoundOp>, const Sizes&);
+  /// Puts the op with those that wait to be one launch, or launches them first (many_tensors.h).
+  Status join(StreamId, const BoundOp&, const Args&);
+  /// Launches those that wait. Whatever else is enqueued comes behind them.
+  void launch_joined();
   /// What is known when the op is asked for: nothing of what the device counts, whatever the driver expects.
   Sizes sizes_before(const BoundOp&, const Sizes&) const;
   /// When the op's turn comes: with the counts that are its inputs. Throws RuntimeFailure.
@@ -111,6 +115,8 @@ class CudaDevice final : public Device {
   std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
   std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
   std::map<const Call*, std::vector<GraphRun>> graph_runs_;
+  std::vector<BoundOp> joined_;  // wait to be one launch, of one stream
+  Sizes joined_sizes_;
   NumberWatch watch_;
   std::optional<AccessOrder> order_;                          // with check_order
   PooledEvent base_;                                          // of the device's clock since the last sync

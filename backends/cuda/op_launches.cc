@@ -6,6 +6,10 @@
 #include <cmath>
 #include <vector>
 
+#include "backends/cuda/attention_launches.h"
+#include "backends/cuda/expert_launches.h"
+#include "backends/cuda/launch_operands.h"
+#include "backends/cuda/many_tensors.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
@@ -13,41 +17,7 @@
 namespace hotbunk::cuda {
 namespace {
 
-constexpr int walk_threads = 256;         // of kernels that go through elements
-constexpr int head_threads = 128;         // of kernels with a warp per row and head
-constexpr std::int64_t norm_blocks = 64;  // of partial sums of squares
-
-// --- operands -------------------------------------------------------------------------------------------------------
-
-const Tensor& in(const CudaCall& c, std::size_t i) { return c.op.inputs[i]; }
-const Tensor& out(const CudaCall& c, std::size_t i) { return c.op.outputs[i]; }
-CUdeviceptr at(const CudaCall& c, const Tensor& t) { return reinterpret_cast<CUdeviceptr>(c.addresses.address(t)); }
-
-/// Kernels count rows and columns in 32 bits.
-int narrow(std::int64_t n) {
-  HB_CHECK(n >= 0 && n <= INT32_MAX, "{} is no count for a kernel", n);
-  return static_cast<int>(n);
-}
-int extent(const CudaCall& c, const Tensor& t, int dim) {
-  return narrow(t.shape[static_cast<std::size_t>(dim)].actual(c.sizes));
-}
-int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
 float eps(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
-std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
-
-struct Heads {
-  int a, k, d;
-};
-Heads heads(const CudaCall& c) {
-  return {narrow(c.op.integer(Attr::heads)), narrow(c.op.integer(Attr::kv_heads)),
-          narrow(c.op.integer(Attr::head_dim))};
-}
-float attention_scale(const Heads& h) { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
-/// A warp for each of n items.
-Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }
-
-/// Threads for a row of n elements: whole warps, by the row's length alone, so that a row's sums have one order.
-int row_threads(std::int64_t n) { return static_cast<int>(std::clamp<std::int64_t>((n + 31) / 32 * 32, 32, 256)); }
 
 // --- data -----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +93,7 @@ void run_linear_wgrad(const CudaCall& c) {
              at(c, out(c, 1)), T, N, accumulate);
 }
 
-// --- norms, rope, attention -----------------------------------------------------------------------------------------
+// --- norms, rope, heads ---------------------------------------------------------------------------------------------
 
 void run_rms_norm(const CudaCall& c) {
   const int H = extent(c, in(c, 0), 1);
@@ -166,37 +136,6 @@ void rotate(const CudaCall& c, float sign) {
 }
 void run_rope(const CudaCall& c) { rotate(c, 1.0f); }
 void run_rope_backward(const CudaCall& c) { rotate(c, -1.0f); }
-
-void run_attention(const CudaCall& c) {
-  const int T = extent(c, in(c, 0), 0), S = narrow(c.sizes.seqs);
-  const Heads h = heads(c);
-  c.launch(named("attention", in(c, 0).dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), T, S, h.a, h.k, h.d, attention_scale(h));
-}
-void run_attention_backward(const CudaCall& c) {
-  const int T = extent(c, in(c, 1), 0), S = narrow(c.sizes.seqs);
-  const Heads h = heads(c);
-  const CUdeviceptr delta = c.scratch;
-  const DType dtype = in(c, 1).dtype;
-  c.launch(named("attention_query_backward", dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), delta, T, S, h.a, h.k,
-           h.d, attention_scale(h));
-  c.launch(named("attention_key_backward", dtype), warps(std::int64_t{T} * h.k), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
-           attention_scale(h));
-}
-void run_kv_write(const CudaCall& c) {
-  const Heads h = heads(c);
-  c.launch(named("kv_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(std::int64_t{h.k} * h.d),
-           at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), h.a, h.k, h.d, narrow(c.op.integer(Attr::block_tokens)));
-}
-void run_paged_attention(const CudaCall& c) {
-  const int T = extent(c, in(c, 0), 0), S = narrow(c.sizes.seqs);
-  const Heads h = heads(c);
-  c.launch(named("paged_attention", in(c, 0).dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
-           narrow(c.op.integer(Attr::block_tokens)), extent(c, in(c, 3), 1), attention_scale(h));
-}
 
 /// `parts`: the tensor [W,T,Q'].
 void run_heads(const CudaCall& c, const char* kernel, const Tensor& parts) {
@@ -270,24 +209,13 @@ void run_token_loss(const CudaCall& c) {
            refers ? at(c, in(c, 2)) : none, at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), at(c, out(c, 0)),
            at(c, out(c, 1)), extent(c, in(c, 0), 0), real(Attr::clip_low), real(Attr::clip_high), real(Attr::kl_coef));
 }
-void run_sum_squares(const CudaCall& c) {
-  const std::int64_t n = in(c, 0).elements(c.sizes);
-  const int blocks = static_cast<int>(std::min(norm_blocks, blocks_of(n, walk_threads)));
-  c.launch("sum_squares_partial", {blocks}, walk_threads, at(c, in(c, 0)), c.scratch, n);
-  c.launch("sum_squares_finish", {1}, 1, c.scratch, at(c, out(c, 0)), blocks, flag(c, Attr::accumulate));
-}
+void run_sum_squares(const CudaCall& c) { launch_sums({&static_cast<const OpCall&>(c), 1}, c.launch, c.scratch); }
 void run_clip(const CudaCall& c) {
   const auto index = [](Metric m) { return static_cast<int>(m); };
   c.launch("clip_coefficient", {1}, 1, at(c, in(c, 0)), at(c, out(c, 0)), at(c, out(c, 1)), c.op.real(Attr::max_norm),
            index(Metric::loss), index(Metric::grad_norm), index(Metric::clip_coefficient));
 }
-void run_adamw(const CudaCall& c) {
-  const std::int64_t n = in(c, 0).elements(c.sizes);
-  const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
-  c.launch("adamw", {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), at(c, out(c, 2)), n, real(Attr::beta1),
-           real(Attr::beta2), eps(c), real(Attr::weight_decay));
-}
+void run_adamw(const CudaCall& c) { launch_steps({&static_cast<const OpCall&>(c), 1}, c.launch); }
 void run_sample(const CudaCall& c) {
   const int S = extent(c, in(c, 0), 1);
   c.launch("sample", {S}, vocabulary_threads(c), at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)),
@@ -331,6 +259,20 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::clip_coefficient, run_clip},
                                       Registration{OpKind::adamw, run_adamw},
                                       Registration{OpKind::sample, run_sample},
+                                      Registration{OpKind::route, run_route},
+                                      Registration{OpKind::route_backward, run_route_backward},
+                                      Registration{OpKind::expert_sort, run_expert_sort},
+                                      Registration{OpKind::dispatch, run_dispatch},
+                                      Registration{OpKind::dispatch_backward, run_dispatch_backward},
+                                      Registration{OpKind::grouped_linear, run_grouped_linear},
+                                      Registration{OpKind::grouped_linear_dgrad, run_grouped_linear_dgrad},
+                                      Registration{OpKind::grouped_linear_wgrad, run_grouped_linear_wgrad},
+                                      Registration{OpKind::combine, run_combine},
+                                      Registration{OpKind::combine_backward, run_combine_backward},
+                                      Registration{OpKind::take_kv, run_take_kv},
+                                      Registration{OpKind::merge_qkv, run_merge_qkv},
+                                      Registration{OpKind::context_attention, run_context_attention},
+                                      Registration{OpKind::context_attention_backward, run_context_attention_backward},
                                       Registration{OpKind::split_heads, run_split_heads},
                                       Registration{OpKind::merge_heads, run_merge_heads}};
 
@@ -356,6 +298,16 @@ const std::vector<Alike>& alike() {
                                           {OpKind::add, {0}, {0}},
                                           {OpKind::gather_rows, {0}, {0}},
                                           {OpKind::embedding, {0}, {0}},
+                                          {OpKind::dispatch, {0}, {0}},
+                                          {OpKind::dispatch_backward, {0}, {0}},
+                                          {OpKind::grouped_linear, {0, 1, 3}, {0}},
+                                          {OpKind::grouped_linear_dgrad, {0, 1}, {0}},
+                                          {OpKind::grouped_linear_wgrad, {0, 1}, {}},
+                                          {OpKind::combine, {0, 3}, {0}},
+                                          {OpKind::combine_backward, {0, 1}, {0}},
+                                          {OpKind::take_kv, {0}, {0}},
+                                          {OpKind::context_attention, {0, 1}, {}},
+                                          {OpKind::context_attention_backward, {0, 1, 2, 3}, {}},
                                           {OpKind::split_heads, {0}, {0}},
                                           {OpKind::merge_heads, {0}, {0}}};
   return rows;
@@ -379,14 +331,16 @@ OpLaunch op_launch(OpKind kind) {
 }
 
 std::int64_t scratch_bytes(const Op& op) {
-  if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();  // a number per row and head
-  if (op.kind == OpKind::sum_squares) return norm_blocks * static_cast<std::int64_t>(sizeof(double));
-  return 0;
+  if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();          // a number per row and head
+  if (op.kind == OpKind::context_attention_backward) return op.inputs[4].capacity_bytes();  // likewise
+  if (op.kind == OpKind::sum_squares) return sums_scratch_bytes();
+  return expert_scratch_bytes(op);
 }
 
 std::string why_unsupported(const Op& op) {
   const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
-                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::adamw ||
+                               op.kind == OpKind::sum_squares;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side) {
       if (t.dtype == DType::f16 || t.dtype == DType::f64)
@@ -404,13 +358,16 @@ std::string why_unsupported(const Op& op) {
       return fmt::format("its tensors are of several dtypes, its kernels of one ({})", name_of(dtype));
   }
   // Attributes that change what an op computes, which its kernels do not read.
+  const bool is_route = op.kind == OpKind::route || op.kind == OpKind::route_backward;
   for (const Attr a : {Attr::window, Attr::softcap, Attr::scale, Attr::offset, Attr::factor, Attr::rope_amplitude,
                        Attr::value_dim, Attr::rope_dim, Attr::rope_first})
-    if (op.has(a)) return fmt::format("its kernels know no {}", name_of(a));
+    if (op.has(a) && !(a == Attr::factor && is_route)) return fmt::format("its kernels know no {}", name_of(a));
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)
     return "a product of fp32 operands is fp32";
-  return "";
+  if (op.kind == OpKind::context_attention && op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype != DType::f32)
+    return "attention of fp32 operands is fp32";
+  return why_not_routed(op);
 }
 
 }  // namespace hotbunk::cuda

@@ -104,8 +104,8 @@ class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
   bool lacks(OpKind kind) const override {
-    return (kind >= OpKind::route && kind <= OpKind::combine_backward) ||
-           (kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward);
+    if (kind >= OpKind::take_kv && kind <= OpKind::context_attention_backward) return false;
+    return kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward;
   }
   bool lacks(Attr attr) const override {
     return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;

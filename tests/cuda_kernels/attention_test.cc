@@ -1,71 +1,18 @@
-// Attention over packed sequences and over a paged pool, against fp64; and bit for bit the same for training, prefill
-// and decode (P5).
+// Attention over packed sequences and over a paged pool, by rows and in tiles, against fp64; and bit for bit the same
+// for training, prefill and decode (P5).
 #include <catch2/catch.hpp>
 #include <cmath>
 
-#include "tests/cuda_kernels/kernel_device.h"
+#include "tests/cuda_kernels/attention_reference.h"
 
 using namespace hotbunk;
 using namespace hotbunk::ptx;
 
 namespace {
 
-struct Shape {
-  int a, k, d;
-  std::vector<std::int32_t> cu;
-  int T() const { return cu.back(); }
-  int S() const { return static_cast<int>(cu.size()) - 1; }
-  int width() const { return (a + 2 * k) * d; }
-};
-
 const std::vector<Shape> shapes = {{2, 1, 8, {0, 5}}, {4, 2, 40, {0, 1, 7, 12}}, {3, 3, 64, {0, 4, 4, 9}}};
 
 std::uint32_t blocks_of(std::int64_t warps) { return static_cast<std::uint32_t>((warps + 1) / 2); }  // of 64 threads
-
-/// Outputs and gradients of attention in fp64.
-template <class E>
-struct Reference {
-  std::vector<double> o, lse, dx;
-  Reference(const Shape& s, const std::vector<E>& x, const std::vector<E>& g, double scale)
-      : o(static_cast<std::size_t>(s.T() * s.a * s.d)), lse(static_cast<std::size_t>(s.T() * s.a)), dx(x.size()) {
-    const auto at = [&](int t, int column, int j) {
-      return static_cast<std::size_t>(t * s.width() + column * s.d + j);
-    };
-    for (int q = 0; q < s.S(); ++q)
-      for (int t = s.cu[static_cast<std::size_t>(q)]; t < s.cu[static_cast<std::size_t>(q) + 1]; ++t)
-        for (int h = 0; h < s.a; ++h) {
-          const int begin = s.cu[static_cast<std::size_t>(q)], key = s.a + h / (s.a / s.k), val = key + s.k;
-          const auto out = [&](int j) { return static_cast<std::size_t>((t * s.a + h) * s.d + j); };
-          std::vector<double> p;
-          double sum = 0;
-          for (int u = begin; u <= t; ++u) {
-            double score = 0;
-            for (int j = 0; j < s.d; ++j) score += value(x[at(t, h, j)]) * value(x[at(u, key, j)]);
-            p.push_back(std::exp(score * scale));
-            sum += p.back();
-          }
-          lse[static_cast<std::size_t>(t * s.a + h)] = std::log(sum);
-          double delta = 0;
-          for (int u = begin; u <= t; ++u) p[static_cast<std::size_t>(u - begin)] /= sum;
-          for (int j = 0; j < s.d; ++j) {
-            for (int u = begin; u <= t; ++u)
-              o[out(j)] += p[static_cast<std::size_t>(u - begin)] * value(x[at(u, val, j)]);
-            delta += o[out(j)] * value(g[out(j)]);
-          }
-          for (int u = begin; u <= t; ++u) {
-            const double pu = p[static_cast<std::size_t>(u - begin)];
-            double dp = 0;
-            for (int j = 0; j < s.d; ++j) dp += value(g[out(j)]) * value(x[at(u, val, j)]);
-            for (int j = 0; j < s.d; ++j) {
-              const double ds = pu * (dp - delta) * scale;
-              dx[at(t, h, j)] += ds * value(x[at(u, key, j)]);
-              dx[at(u, key, j)] += ds * value(x[at(t, h, j)]);
-              dx[at(u, val, j)] += pu * value(g[out(j)]);
-            }
-          }
-        }
-  }
-};
 
 }  // namespace
 
@@ -131,4 +78,110 @@ TEMPLATE_TEST_CASE("prefill in chunks and decode give the bits of the whole sequ
     got.insert(got.end(), values.begin(), values.end());
   }
   CHECK(got == whole.values());
+}
+
+namespace {
+
+/// Elements of variant 2, whose operands p and ds are rounded to bf16: by 2^-9 of each part, and the result again.
+void near_parts(const std::vector<Bf16>& got, const std::vector<double>& wanted, const std::vector<double>& parts) {
+  REQUIRE(got.size() == wanted.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("element " << i << ": " << value(got[i]) << ", not " << wanted[i]);
+    REQUIRE(std::abs(value(got[i]) - wanted[i]) <= 2 * unit<Bf16> * parts[i] + 1e-5);
+  }
+}
+
+/// Tiles of so many items at most.
+std::uint32_t tiles(int items, int S) { return static_cast<std::uint32_t>((items + 63) / 64 + S); }
+
+}  // namespace
+
+TEST_CASE("attention in tiles, and its backward", "[kernels][tiled]") {
+  Device d("attention_tiled");
+  // Sequences of one row, of none, of a tile and one row more; heads that fill a tile's columns and that do not;
+  // groups.
+  const std::vector<Shape> tiled = {{2, 1, 8, {0, 5}},
+                                    {6, 2, 40, {0, 1, 7, 12}},
+                                    {3, 3, 64, {0, 4, 4, 69}},
+                                    {4, 1, 128, {0, 3, 20}},
+                                    {2, 1, 96, {0, 66}}};
+  for (const Shape& s : tiled) {
+    INFO(s.a << " heads over " << s.k << " of " << s.d << ", " << s.T() << " rows");
+    Draw draw(static_cast<std::uint64_t>(s.d));
+    const std::string D = s.d <= 64 ? "64" : "128";
+    const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
+    const auto T = static_cast<std::size_t>(s.T()), a = static_cast<std::size_t>(s.a),
+               ad = a * static_cast<std::size_t>(s.d);
+    const auto k = static_cast<std::uint32_t>(s.k);
+    Array<Bf16> x(d.memory, "x", draw.numbers<Bf16>(T * static_cast<std::size_t>(s.width()), 2.0)),
+        g(d.memory, "do", draw.numbers<Bf16>(T * ad));
+    Array<Bf16> o(d.memory, "o", T * ad), dx(d.memory, "dx", x.size());
+    Array<float> lse(d.memory, "lse", T * a), delta(d.memory, "delta", T * a);
+    Array<std::int32_t> cu(d.memory, "cu_seqlens", s.cu);
+    d.run("tiled_attention_" + D, {tiles(s.T() * s.a / s.k, s.S()), k}, 128, x.begin(), cu.begin(), o.begin(),
+          lse.begin(), s.S(), s.a, s.k, s.d, scale);
+    const Reference<Bf16> wanted(s, x.values(), g.values(), scale);
+    near_parts(o.values(), wanted.o, wanted.o_parts);
+    near(lse.values(), wanted.lse, 1e-5, 1e-5);
+    d.run("tiled_attention_query_backward_" + D, {tiles(s.T() * s.a / s.k, s.S()), k}, 128, g.begin(), x.begin(),
+          o.begin(), lse.begin(), cu.begin(), dx.begin(), delta.begin(), s.S(), s.a, s.k, s.d, scale);
+    d.run("tiled_attention_key_backward_" + D, {tiles(s.T(), s.S()), k}, 128, g.begin(), x.begin(), lse.begin(),
+          delta.begin(), cu.begin(), dx.begin(), s.S(), s.a, s.k, s.d, scale);
+    near_parts(dx.values(), wanted.dx, wanted.dx_parts);
+  }
+}
+
+TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whole sequence", "[kernels][tiled]") {
+  Device d("attention_tiled");
+  const Shape s{4, 2, 24, {0, 71}};
+  const int block_tokens = 8, max_blocks = 9, rows = s.T();
+  const float scale = 0.2f;
+  Draw draw(1);
+  const auto ad = static_cast<std::size_t>(s.a * s.d);
+  const std::vector<Bf16> all = draw.numbers<Bf16>(static_cast<std::size_t>(rows * s.width()));
+  // In the batch, the sequence stands behind another one, and its tiles are other blocks'.
+  std::vector<Bf16> batch = draw.numbers<Bf16>(static_cast<std::size_t>(3 * s.width()));
+  batch.insert(batch.end(), all.begin(), all.end());
+  Array<Bf16> x(d.memory, "x", batch), whole(d.memory, "o", static_cast<std::size_t>(rows + 3) * ad);
+  Array<float> lse(d.memory, "lse", static_cast<std::size_t>((rows + 3) * s.a));
+  Array<std::int32_t> cu(d.memory, "cu_seqlens", std::vector<std::int32_t>{0, 3, 3 + rows});
+  d.run("tiled_attention_64", {tiles(2 * (rows + 3), 2), 2}, 128, x.begin(), cu.begin(), whole.begin(), lse.begin(), 2,
+        s.a, s.k, s.d, scale);
+  // The pool's blocks in no order, and all of it as decode finds it: what is not there yet is unwritten.
+  Array<Bf16> pool(d.memory, "pool", static_cast<std::size_t>(9 * 2 * block_tokens * s.k * s.d));
+  Array<std::int32_t> table(d.memory, "table", std::vector<std::int32_t>{3, 0, 4, 1, 8, 7, 2, 6, 5});
+  std::vector<Bf16> got;
+  int from = 0;
+  for (const int count : {40, 28, 1, 1, 1}) {
+    const auto n = static_cast<std::size_t>(count);
+    for (int t = from; t < from + count; ++t) {  // kv_write
+      const int slot = table[static_cast<std::size_t>(t / block_tokens)] * block_tokens + t % block_tokens;
+      const int row = s.k * s.d;
+      for (int j = 0; j < 2 * row; ++j) {
+        const auto to = static_cast<std::size_t>(
+            (slot / block_tokens * 2 * block_tokens + slot % block_tokens + j / row * block_tokens) * row + j % row);
+        pool[to] = all[static_cast<std::size_t>(t * s.width() + s.a * s.d + j)];
+        d.memory.mark_written(reinterpret_cast<std::uint64_t>(pool.begin() + to), sizeof(Bf16));
+      }
+    }
+    Array<std::int32_t> chunk(d.memory, "cu", std::vector<std::int32_t>{0, count}),
+        length(d.memory, "lengths", std::vector<std::int32_t>{from + count});
+    Array<Bf16> part(d.memory, "part",
+                     std::vector<Bf16>(all.begin() + from * s.width(), all.begin() + (from + count) * s.width())),
+        o(d.memory, "o", n * ad);
+    d.run("tiled_paged_attention_64", {tiles(2 * count, 1), 2}, 128, part.begin(), pool.begin(), chunk.begin(),
+          table.begin(), length.begin(), o.begin(), 1, s.a, s.k, s.d, block_tokens, max_blocks, scale);
+    const auto values = o.values();
+    got.insert(got.end(), values.begin(), values.end());
+    from += count;
+  }
+  const std::vector<Bf16> trained = whole.values();
+  CHECK(got == std::vector<Bf16>(trained.begin() + static_cast<std::ptrdiff_t>(3 * ad), trained.end()));
+  // A slot that has no sequence.
+  Array<std::int32_t> one(d.memory, "cu", std::vector<std::int32_t>{0, 1}),
+      none(d.memory, "lengths", std::vector<std::int32_t>{0});
+  Array<Bf16> o(d.memory, "o", ad);
+  d.run("tiled_paged_attention_64", {2, 2}, 128, x.begin(), pool.begin(), one.begin(), table.begin(), none.begin(),
+        o.begin(), 1, s.a, s.k, s.d, block_tokens, max_blocks, scale);
+  CHECK(o.values() == std::vector<Bf16>(ad, Bf16{0}));
 }

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "backends/cuda/kernels/many.h"
 #include "tests/cuda_kernels/kernel_device.h"
 
 using namespace hotbunk;
@@ -275,34 +276,90 @@ TEST_CASE("parts of a vocabulary come to the whole one's log-probabilities", "[k
   near(entropy2.values(), wide(entropy.values()), 1e-5, 2e-6);
 }
 
-TEST_CASE("sum of squares and AdamW", "[kernels]") {
-  Device d("optimizer");
-  Draw draw(5);
-  const std::size_t n = 1000;
-  Array<float> g(d.memory, "g", draw.numbers<float>(n)), p(d.memory, "p", draw.numbers<float>(n)),
-      m(d.memory, "m", draw.numbers<float>(n)), v(d.memory, "v", n, true);
-  for (std::size_t i = 0; i < n; ++i) v[i] = std::abs(m[i]);
-  Array<double> partial(d.memory, "partial", 5);
-  Array<float> s(d.memory, "s", 1), lr(d.memory, "lr", std::vector<float>{1e-2f, 3.0f}),
-      c(d.memory, "c", std::vector<float>{0.5f});
-  const auto count = static_cast<std::int64_t>(n);
-  d.run("sum_squares_partial", {5}, 64, g.begin(), partial.begin(), count);
-  d.run("sum_squares_finish", {1}, 1, partial.begin(), s.begin(), 5, 0);
-  double squares = 0;
-  for (std::size_t i = 0; i < n; ++i) squares += value(g[i]) * value(g[i]);
-  CHECK(s[0] == Approx(squares).epsilon(1e-7));
-  std::vector<double> wanted(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    const double x = 0.5 * g[i], mi = 0.9 * m[i] + 0.1 * x, vi = 0.99 * v[i] + 0.01 * x * x;
-    wanted[i] =
-        p[i] - 1e-2 * (mi / (1 - std::pow(0.9, 3)) / (std::sqrt(vi / (1 - std::pow(0.99, 3))) + 1e-8) + 0.1 * p[i]);
+namespace {
+
+/// Gradient, master and moments of a few tensors, and the launches that sum and step some of them.
+struct Optimized {
+  Optimized(Device& on, const std::vector<std::size_t>& sizes)
+      : d(on), lr(d.memory, "lr", {1e-2f, 3.0f}), c(d.memory, "c", std::vector<float>{0.5f}), s(d.memory, "s", 1) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Draw draw(sizes[i]);
+      for (auto* list : {&g, &p, &m, &v})
+        list->push_back(std::make_unique<Array<float>>(d.memory, "tensor", draw.numbers<float>(sizes[i])));
+      for (std::size_t j = 0; j < sizes[i]; ++j) (*v[i])[j] = std::abs((*v[i])[j]);
+    }
   }
-  const Counters used = d.run("adamw", {4}, 128, g.begin(), lr.begin(), c.begin(), p.begin(), m.begin(), v.begin(),
-                              count, 0.9f, 0.99f, 1e-8f, 0.1f);
-  near(p.values(), wanted, 2e-6, 2e-6);
-  // The catalogue's bytes: g, p, m and v read, p, m and v written; beside them only the scalars of each thread.
-  CHECK(used.global_written_bytes == 3 * 4 * count);
-  CHECK(used.global_read_bytes >= 4 * 4 * count);
+  /// Tensors [begin, end) in one launch; blocks_of(n): of a tensor.
+  template <class Blocks>
+  ManyTensors many(std::size_t begin, std::size_t end, Blocks&& blocks_of) const {
+    ManyTensors out{};
+    out.count = static_cast<std::int32_t>(end - begin);
+    for (std::size_t i = begin; i < end; ++i) {
+      out.n[i - begin] = static_cast<std::int64_t>(g[i]->size());
+      out.first_block[i - begin + 1] = out.first_block[i - begin] + static_cast<std::int32_t>(blocks_of(g[i]->size()));
+    }
+    return out;
+  }
+  void sum(std::size_t begin, std::size_t end, bool accumulate) {
+    SquaredTensors t{};
+    for (std::size_t i = begin; i < end; ++i) t.x[i - begin] = g[i]->begin();
+    t.many = many(begin, end, [](std::size_t n) { return std::min<std::size_t>(4, (n + 63) / 64); });
+    const std::int32_t blocks = t.many.first_block[t.many.count];
+    Array<double> partial(d.memory, "partial", static_cast<std::size_t>(blocks));
+    if (blocks > 0) d.run("sum_squares_partial", {static_cast<std::uint32_t>(blocks)}, 64, t, partial.begin());
+    d.run("sum_squares_finish", {1}, 64, t.many, partial.begin(), s.begin(), accumulate ? 1 : 0);
+  }
+  Counters step(std::size_t begin, std::size_t end) {
+    SteppedTensors t{};
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t k = i - begin;
+      t.g[k] = g[i]->begin(), t.p[k] = p[i]->begin(), t.m[k] = m[i]->begin(), t.v[k] = v[i]->begin();
+    }
+    t.many = many(begin, end, [](std::size_t n) { return (n + stepped_by_block - 1) / stepped_by_block; });
+    return d.run("adamw", {static_cast<std::uint32_t>(t.many.first_block[t.many.count])}, 128, t, lr.begin(), c.begin(),
+                 0.9f, 0.99f, 1e-8f, 0.1f);
+  }
+  Device& d;
+  Array<float> lr, c, s;
+  std::vector<std::unique_ptr<Array<float>>> g, p, m, v;
+};
+
+}  // namespace
+
+TEST_CASE("sum of squares and AdamW of many tensors, in one launch as in many", "[kernels]") {
+  Device d("optimizer");
+  // One with nothing, one longer than a block's part, and an odd one behind it.
+  const std::vector<std::size_t> sizes = {37, 0, 4096 + 5, 1, 500};
+  Optimized together(d, sizes), apart(d, sizes);
+  double squares = 0;
+  std::vector<std::vector<double>> wanted;
+  std::int64_t elements = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto &g = *together.g[i], &p = *together.p[i], &m = *together.m[i], &v = *together.v[i];
+    wanted.emplace_back();
+    for (std::size_t j = 0; j < sizes[i]; ++j, ++elements) {
+      const auto at = [j](const Array<float>& x) { return value(const_cast<Array<float>&>(x)[j]); };
+      squares += at(g) * at(g);
+      const double x = 0.5 * at(g), mj = 0.9 * at(m) + 0.1 * x, vj = 0.99 * at(v) + 0.01 * x * x;
+      wanted.back().push_back(
+          at(p) -
+          1e-2 * (mj / (1 - std::pow(0.9, 3)) / (std::sqrt(vj / (1 - std::pow(0.99, 3))) + 1e-8) + 0.1 * at(p)));
+    }
+  }
+  together.sum(0, sizes.size(), false);
+  CHECK(together.s[0] == Approx(squares).epsilon(3e-7));
+  for (std::size_t i = 0; i < sizes.size(); ++i) apart.sum(i, i + 1, i > 0);
+  CHECK(apart.s[0] == together.s[0]);
+  const Counters used = together.step(0, sizes.size());
+  // g, p, m and v read, p, m and v written; beside them three scalars of each of five blocks.
+  CHECK(used.global_written_bytes == 3 * 4 * elements);
+  CHECK(used.global_read_bytes == 4 * 4 * elements + 5 * 12);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    near(together.p[i]->values(), wanted[i], 2e-6, 2e-6);
+    if (sizes[i] > 0) apart.step(i, i + 1);
+    CHECK(apart.p[i]->values() == together.p[i]->values());
+    CHECK(apart.v[i]->values() == together.v[i]->values());
+  }
 }
 
 TEST_CASE("boxes land where they belong, cast on the way", "[kernels]") {

@@ -73,6 +73,20 @@ TEST_CASE("integers wrap, shift and extract as the ISA says", "[ptx]") {
   CHECK(run<std::int32_t>("u32", "rem.s32 %r9, -7, 2;")[0] == -1);
 }
 
+TEST_CASE("what is loaded is extended to the register's width by its type's sign", "[ptx]") {
+  const auto loaded = [](const std::string& type) {
+    return run<std::int64_t>("u64",
+                             ".shared .align 4 .b8 s[128];\nmov.u32 %r3, s;\nshl.b32 %r4, %r0, 2;\n"
+                             "add.u32 %r3, %r3, %r4;\nmov.u32 %r5, -7;\nst.shared.u32 [%r3], %r5;\nld.shared." +
+                                 type + " %rd9, [%r3];")[0];
+  };
+  CHECK(loaded("s32") == -7);
+  CHECK(loaded("s16") == -7);
+  CHECK(loaded("s8") == -7);
+  CHECK(loaded("u32") == 0xfffffff9);
+  CHECK(loaded("u8") == 0xf9);
+}
+
 TEST_CASE("floats round, saturate and compare as the ISA says", "[ptx]") {
   CHECK(run<float>("f32", "fma.rn.f32 %f9, 0f3f800001, 0f3f800001, 0fbf800002;")[0] == 0x1p-46f);  // one rounding
   CHECK(run<float>("f32", "add.rm.f32 %f9, 0f3f800000, 0f2f800000;")[0] == 1.0f);

@@ -1,105 +1,25 @@
 // Causal attention of packed sequences, its backward, and attention over a paged KV pool. Variant 1: a warp per row
-// and head, no tiles. It is the oracle of what comes later and the fallback: slow, but its order is the same whatever
-// else is in the batch, and the same for training, prefill and decode: keys in ascending order, one after another.
-//
-// qkv row: [a query heads | k key heads | k value heads], d each; query head i reads key-value head i / (a / k).
-// A lane holds elements lane, lane + 32, …: d at most 256.
-#include "common.cuh"
+// and head, no tiles (attention_rows.cuh). It is the oracle of variant 2 (attention_tiled.cu) and what computes fp32, which
+// tensor cores have no product for: slow, but its order is the same whatever else is in the batch, and the same for
+// training, prefill and decode: keys in ascending order, one after another.
+#include "attention_rows.cuh"
 
 namespace {
-
-constexpr int held = 8;  // elements of a head in a lane
-
-template <class E>
-HB_DEVICE void take(float (&r)[held], const E* from, int d) {
-#pragma unroll
-  for (int i = 0; i < held; ++i) {
-    const int j = int(threadIdx.x & 31) + 32 * i;
-    r[i] = j < d ? load(from + j) : 0.0f;
-  }
-}
-template <class E>
-HB_DEVICE void give(E* to, const float (&r)[held], int d) {
-#pragma unroll
-  for (int i = 0; i < held; ++i) {
-    const int j = int(threadIdx.x & 31) + 32 * i;
-    if (j < d) store(to + j, r[i]);
-  }
-}
-HB_DEVICE float dot(const float (&a)[held], const float (&b)[held]) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < held; ++i) sum += a[i] * b[i];
-  return warp_sum(sum);
-}
-HB_DEVICE void add_scaled(float (&to)[held], float c, const float (&x)[held]) {
-#pragma unroll
-  for (int i = 0; i < held; ++i) to[i] += c * x[i];
-}
-
-/// The sequence that holds row t: cu_seqlens[s] <= t < cu_seqlens[s + 1].
-HB_DEVICE int sequence_of(const int32_t* cu_seqlens, int S, int t) {
-  int low = 0, high = S;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (cu_seqlens[middle] <= t) low = middle;
-    else high = middle;
-  }
-  return low;
-}
-
-/// Softmax over n keys, one after another; key(i), value(i): where row i of the context lies. Returns log sum e^score.
-template <class Key, class Value>
-HB_DEVICE float attend(const float (&q)[held], int n, int d, float scale, Key key, Value value, float (&o)[held]) {
-  float most = -INFINITY, sum = 0;
-#pragma unroll
-  for (int i = 0; i < held; ++i) o[i] = 0;
-  for (int s = 0; s < n; ++s) {
-    float k[held], v[held];
-    take(k, key(s), d);
-    const float score = dot(q, k) * scale;
-    const float next = fmaxf(most, score), shrink = expf(most - next), p = expf(score - next);
-    take(v, value(s), d);
-#pragma unroll
-    for (int i = 0; i < held; ++i) o[i] = o[i] * shrink + p * v[i];
-    sum = sum * shrink + p;
-    most = next;
-  }
-  const float inverse = n > 0 ? 1.0f / sum : 0.0f;
-#pragma unroll
-  for (int i = 0; i < held; ++i) o[i] *= inverse;
-  return most + logf(sum);
-}
-
-struct Heads {
-  int a, k, d;
-  HB_DEVICE int width() const { return (a + 2 * k) * d; }
-  HB_DEVICE int key(int head) const { return (a + head / (a / k)) * d; }
-  HB_DEVICE int value(int head) const { return (a + k + head / (a / k)) * d; }
-};
-
-/// Row and head of this warp: grid x covers rows * heads.
-struct Item {
-  int row, head;
-  bool here;
-};
-HB_DEVICE Item item(int rows, int heads) {
-  const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-  return {int(at / heads), int(at % heads), at < int64_t(rows) * heads};
-}
 
 template <class E>
 HB_DEVICE void attention(const E* x, const int32_t* cu_seqlens, E* o, float* lse, int T, int S, Heads h, float scale) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const int begin = cu_seqlens[sequence_of(cu_seqlens, S, it.row)], w = h.width();
-  float q[held], out[held];
+  float q[held];
   take(q, x + size_t(it.row) * w + it.head * h.d, h.d);
   const E *keys = x + size_t(begin) * w + h.key(it.head), *values = x + size_t(begin) * w + h.value(it.head);
-  const float log_sum = attend(
+  Attended found;
+  found.add(
       q, it.row - begin + 1, h.d, scale, [&](int s) { return keys + size_t(s) * w; },
-      [&](int s) { return values + size_t(s) * w; }, out);
-  give(o + (size_t(it.row) * h.a + it.head) * h.d, out, h.d);
+      [&](int s) { return values + size_t(s) * w; });
+  const float log_sum = found.finish();
+  give(o + (size_t(it.row) * h.a + it.head) * h.d, found.o, h.d);
   if ((threadIdx.x & 31) == 0) lse[size_t(it.row) * h.a + it.head] = log_sum;
 }
 
@@ -178,11 +98,12 @@ HB_DEVICE void paged_attention(const E* x, const E* pool, const int32_t* cu_seql
   const auto key = [&](int i) {
     return mine + (size_t(table[i / block_tokens]) * 2 * block_tokens + i % block_tokens) * row;
   };
-  float q[held], out[held];
+  float q[held];
   take(q, x + size_t(it.row) * h.width() + it.head * h.d, h.d);
-  attend(
-      q, n, h.d, scale, key, [&](int i) { return key(i) + size_t(block_tokens) * row; }, out);
-  give(o + (size_t(it.row) * h.a + it.head) * h.d, out, h.d);
+  Attended found;
+  found.add(q, n, h.d, scale, key, [&](int i) { return key(i) + size_t(block_tokens) * row; });
+  found.finish();
+  give(o + (size_t(it.row) * h.a + it.head) * h.d, found.o, h.d);
 }
 
 }  // namespace

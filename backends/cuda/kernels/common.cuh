@@ -52,3 +52,30 @@ HB_DEVICE float block_max(float x, float* part) {
   __syncthreads();
   return most;
 }
+
+/// n segments of size(i) items each, cut into tiles of `each` items one segment after another: the segment of the tile
+/// of this number, and that tile's first item in it; -1 behind the last tile. The same in every lane; a whole warp asks.
+template <class Size>
+HB_DEVICE int segment_of_tile(int number, int n, int each, Size size, int& first) {
+  const int lane = threadIdx.x & 31, per = (n + 31) / 32;
+  const int begin = min(lane * per, n), end = min(begin + per, n);
+  int mine = 0;
+  for (int i = begin; i < end; ++i) mine += (size(i) + each - 1) / each;
+  int upto = mine;
+#pragma unroll
+  for (int m = 1; m < 32; m <<= 1) {
+    const int further = __shfl_up_sync(0xffffffffu, upto, m);
+    if (lane >= m) upto += further;
+  }
+  int segment = -1, at = 0, left = number - (upto - mine);
+  if (left >= 0 && left < mine)
+    for (int i = begin; i < end && segment < 0; ++i) {
+      const int tiles = (size(i) + each - 1) / each;
+      if (left < tiles) segment = i, at = left * each;
+      left -= tiles;
+    }
+  const unsigned found = __ballot_sync(0xffffffffu, segment >= 0);
+  const int source = found == 0 ? 0 : 31 - __clz(int(found));  // one lane at most has it
+  first = __shfl_sync(0xffffffffu, at, source);
+  return __shfl_sync(0xffffffffu, segment, source);
+}

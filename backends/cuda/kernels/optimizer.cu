@@ -1,5 +1,10 @@
-// The optimizer step of one shard: sum of squares (two kernels, a fixed order), the clip coefficient, AdamW.
+// The optimizer step of a rank's shards: sum of squares (two kernels, a fixed order), the clip coefficient, AdamW. The
+// sums and the step take many tensors in one launch (many.h); what a tensor gets does not depend on which others are in
+// its launch, to the bit.
+#include "backends/cuda/kernels/many.h"
 #include "common.cuh"
+
+using namespace hotbunk;
 
 namespace {
 
@@ -11,23 +16,49 @@ HB_DEVICE double power(double b, int n) {
   return out;
 }
 
+/// The tensor that this block works on: first_block[i] <= blockIdx.x < first_block[i + 1].
+HB_DEVICE int tensor_here(const ManyTensors& many) {
+  int low = 0, high = many.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (many.first_block[middle] <= int(blockIdx.x)) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
 }  // namespace
 
-/// partial[block] = sum of squares of the block's elements; grid-stride, fp64.
-extern "C" __global__ void sum_squares_partial(const float* x, double* partial, int64_t n) {
+/// partial[block] = sum of squares of the block's elements of its tensor, which it walks by the tensor's blocks; fp64.
+extern "C" __global__ void sum_squares_partial(const __grid_constant__ SquaredTensors tensors, double* partial) {
   __shared__ double part[32];
+  const int i = tensor_here(tensors.many), first = tensors.many.first_block[i];
+  const int64_t n = tensors.many.n[i], stride = int64_t(tensors.many.first_block[i + 1] - first) * blockDim.x;
+  const float* x = tensors.x[i];
   double sum = 0;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x)
-    sum += double(x[i]) * x[i];
+  for (int64_t j = int64_t(blockIdx.x - first) * blockDim.x + threadIdx.x; j < n; j += stride)
+    sum += double(x[j]) * x[j];
   sum = block_sum(sum, part);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-/// s[0] (+)= the partial sums, in order. One thread.
-extern "C" __global__ void sum_squares_finish(const double* partial, float* s, int blocks, int accumulate) {
-  double sum = accumulate ? s[0] : 0.0;
-  for (int b = 0; b < blocks; ++b) sum += partial[b];
-  s[0] = float(sum);
+/// s[0] (+)= the tensors' sums in order, rounded to fp32 after each, as if each came by itself. A warp sums a tensor's
+/// partial sums; one block.
+extern "C" __global__ void sum_squares_finish(const __grid_constant__ ManyTensors many, const double* partial, float* s,
+                                              int accumulate) {
+  __shared__ double sums[most_tensors];
+  const int lane = threadIdx.x & 31;
+  for (int i = threadIdx.x >> 5; i < many.count; i += blockDim.x >> 5) {
+    double sum = 0;
+    for (int b = many.first_block[i] + lane; b < many.first_block[i + 1]; b += 32) sum += partial[b];
+    sum = warp_sum(sum);
+    if (lane == 0) sums[i] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float total = accumulate ? s[0] : 0.0f;
+  for (int i = 0; i < many.count; ++i) total = float(double(total) + sums[i]);
+  s[0] = total;
 }
 
 /// c[0] = min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_, 1 where max_norm is 0; NaN where the
@@ -44,16 +75,26 @@ extern "C" __global__ void clip_coefficient(const float* sum_squares, float* c, 
 
 /// Decoupled weight decay (Loshchilov & Hutter): p -= lr (m_hat / (sqrt(v_hat) + eps) + decay p). g is scaled by the
 /// clip coefficient c[0]; no finite one: no step. lr[0] the rate, lr[1] the step from 1.
-extern "C" __global__ void adamw(const float* g, const float* lr, const float* c, float* p, float* m, float* v,
-                                 int64_t n, float beta1, float beta2, float eps, float decay) {
-  const float rate = lr[0], scale = c[0];
+extern "C" __global__ void adamw(const __grid_constant__ SteppedTensors tensors, const float* lr, const float* c,
+                                 float beta1, float beta2, float eps, float decay) {
+  __shared__ float told[4];  // rate, scale, corrections: read and formed once a block
+  if (threadIdx.x == 0) {
+    const int step = int(lr[1]);
+    told[0] = lr[0], told[1] = c[0];
+    told[2] = float(1.0 - power(beta1, step)), told[3] = float(sqrt(1.0 - power(beta2, step)));
+  }
+  __syncthreads();
+  const float rate = told[0], scale = told[1], correction1 = told[2], correction2 = told[3];
   if (!isfinite(scale)) return;  // no step: all stays as it is
-  const int step = int(lr[1]);
-  const float correction1 = float(1.0 - power(beta1, step)), correction2 = float(sqrt(1.0 - power(beta2, step)));
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
-    const float x = g[i] * scale;
-    const float mi = m[i] = beta1 * m[i] + (1.0f - beta1) * x;
-    const float vi = v[i] = beta2 * v[i] + (1.0f - beta2) * x * x;
-    p[i] -= rate * (mi / correction1 / (sqrtf(vi) / correction2 + eps) + decay * p[i]);
+  const int i = tensor_here(tensors.many);
+  const float* g = tensors.g[i];
+  float *p = tensors.p[i], *m = tensors.m[i], *v = tensors.v[i];
+  const int64_t begin = int64_t(blockIdx.x - tensors.many.first_block[i]) * stepped_by_block, n = tensors.many.n[i];
+  const int64_t end = begin + stepped_by_block < n ? begin + stepped_by_block : n;
+  for (int64_t j = begin + threadIdx.x; j < end; j += blockDim.x) {
+    const float x = g[j] * scale;
+    const float mj = m[j] = beta1 * m[j] + (1.0f - beta1) * x;
+    const float vj = v[j] = beta2 * v[j] + (1.0f - beta2) * x * x;
+    p[j] -= rate * (mj / correction1 / (sqrtf(vj) / correction2 + eps) + decay * p[j]);
   }
 }

@@ -135,13 +135,14 @@ class Accessor {
   std::array<std::uint64_t, lanes> address_{};
 };
 
-/// A register holds a narrow value extended by its type's sign.
+/// A register is as wide as it is declared, or wider than what is loaded: the value is extended by its type's sign (PTX
+/// ISA, ld). What reads a narrow register takes its lower bits.
 std::uint64_t extended(Type type, const std::uint8_t* from) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, from, static_cast<std::size_t>(bytes_of(type)));
-  if (type == Type::s8) return static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int8_t>(bits)));
-  if (type == Type::s16) return static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int16_t>(bits)));
-  return bits;
+  const bool is_signed = type == Type::s8 || type == Type::s16 || type == Type::s32;
+  const int unused = 64 - 8 * bytes_of(type);
+  return is_signed ? static_cast<std::uint64_t>(static_cast<std::int64_t>(bits << unused) >> unused) : bits;
 }
 
 void load_parameter(Warp& w, const Instruction& i, std::uint32_t mask) {

@@ -1,0 +1,166 @@
+#include "backends/cuda/expert_launches.h"
+
+#include "backends/cuda/launch_operands.h"
+#include "graph/catalogue.h"
+
+namespace hotbunk::cuda {
+namespace {
+
+constexpr std::int64_t most_experts = 1024, most_groups = 32;  // bits of a warp (kernels/experts.cu)
+constexpr std::int64_t count_bytes = sizeof(std::int32_t);
+
+/// Where bias, weights, … come from: null where the op has no such operand.
+CUdeviceptr or_none(const CudaCall& c, std::size_t operand) {
+  return c.op.num_operands() > operand ? at(c, in(c, operand)) : CUdeviceptr{0};
+}
+
+/// Choices of all tokens, c of each.
+struct Choices {
+  int tokens, each;
+  std::int64_t all() const { return std::int64_t{tokens} * each; }
+};
+Choices choices(const CudaCall& c, const Tensor& t) { return {extent(c, t, 0), extent(c, t, 1)}; }
+/// Numbers of a row of experts or tokens, its last dimension.
+int width(const CudaCall& c, const Tensor& t) { return extent(c, t, t.rank - 1); }
+
+struct Routing {
+  int experts, each, renormalise, sigmoid, groups, taken;
+  float factor;
+};
+Routing routing(const CudaCall& c, const Tensor& logits, const Tensor& chosen) {
+  return {extent(c, logits, 1),
+          extent(c, chosen, 1),
+          flag(c, Attr::renormalise),
+          flag(c, Attr::sigmoid),
+          narrow(c.op.integer(Attr::groups, 1)),
+          narrow(c.op.integer(Attr::taken_groups, 1)),
+          static_cast<float>(c.op.real(Attr::factor, 1.0))};
+}
+
+/// Which of the choices have a row here, counted into the scratch.
+void count_own_rows(const CudaCall& c, const Tensor& rows) {
+  c.launch("own_rows", {1}, walk_threads, at(c, rows), c.scratch, narrow(choices(c, rows).all()));
+}
+
+/// Of a grouped product: its matrices, the tile of rows, and threads.
+struct Grouped {
+  ExpertMatrices m;
+  int R, N, K, segments, experts, rows_of_tile, threads;
+};
+Grouped grouped(const CudaCall& c, const Tensor& rows) {
+  const ExpertMatrices m = expert_matrices(c.op);
+  const bool f32 = rows.dtype == DType::f32;
+  const std::int64_t all = rows.elements(c.sizes) / rows.shape[static_cast<std::size_t>(rows.rank) - 1].size;
+  return {
+      m, narrow(all), narrow(m.n), narrow(m.k), narrow(m.segments), narrow(m.experts), f32 ? 32 : 64, f32 ? 32 : 128};
+}
+/// Of tiles over rows: at most one more for each segment, and for what lies behind the last.
+Grid grouped_grid(const Grouped& g, int columns) {
+  if (g.R == 0) return {0};
+  return {blocks_of(columns, 64), blocks_of(g.R, g.rows_of_tile) + g.segments + 1};
+}
+
+}  // namespace
+
+void run_route(const CudaCall& c) {
+  const Routing r = routing(c, in(c, 0), out(c, 1));
+  const int T = extent(c, in(c, 0), 0);
+  const CUdeviceptr bias = or_none(c, 1);
+  const DType dtype = bias != 0 ? in(c, 1).dtype : DType::f32;
+  c.launch(named("route", dtype), warps(T), head_threads, at(c, in(c, 0)), bias, at(c, out(c, 0)), at(c, out(c, 1)), T,
+           r.experts, r.each, r.renormalise, r.sigmoid, r.groups, r.taken, r.factor);
+}
+
+void run_route_backward(const CudaCall& c) {
+  const Routing r = routing(c, in(c, 1), in(c, 2));
+  const int T = extent(c, in(c, 1), 0);
+  c.launch(named("route_backward", out(c, 0).dtype), warps(T), head_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, out(c, 0)), T, r.experts, r.each, r.renormalise, r.sigmoid, r.groups, r.taken,
+           r.factor);
+}
+
+void run_expert_sort(const CudaCall& c) {
+  const OwnPart own = own_experts(c.op, c.places);
+  const int n = narrow(choices(c, in(c, 0)).all());
+  const int each = narrow(own.count / own.groups), group = narrow(each * c.op.integer(Attr::tp, 1));
+  const int first = narrow(own.first);
+  c.launch.fill(at(c, out(c, 0)), 0xff, out(c, 0).bytes(c.sizes));  // -1: another rank's
+  c.launch("expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first);
+  c.launch("expert_rows", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), n,
+           each, group, first);
+}
+
+void run_dispatch(const CudaCall& c) {
+  const Choices chosen = choices(c, in(c, 1));
+  const int H = width(c, in(c, 0));
+  count_own_rows(c, in(c, 1));
+  c.launch(named("dispatch", in(c, 0).dtype), {chosen.all()}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
+           c.scratch, at(c, out(c, 0)), chosen.each, H);
+}
+
+void run_dispatch_backward(const CudaCall& c) {
+  const Choices chosen = choices(c, in(c, 1));
+  const int H = width(c, in(c, 0));
+  c.launch(named("dispatch_backward", in(c, 0).dtype), {chosen.tokens}, row_threads(H), at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, out(c, 0)), chosen.each, H, flag(c, Attr::accumulate));
+}
+
+void run_combine(const CudaCall& c) {
+  const Choices chosen = choices(c, in(c, 1));
+  const int H = width(c, in(c, 0));
+  c.launch(named("combine", in(c, 0).dtype), {chosen.tokens}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), or_none(c, 3), at(c, out(c, 0)), chosen.each, H);
+}
+
+void run_combine_backward(const CudaCall& c) {
+  const Choices chosen = choices(c, in(c, 2));
+  const int H = width(c, in(c, 0));
+  count_own_rows(c, in(c, 2));
+  c.launch(named("combine_backward", in(c, 0).dtype), {chosen.all()}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), chosen.each, H);
+}
+
+void run_grouped_linear(const CudaCall& c) {
+  const Grouped g = grouped(c, in(c, 0));
+  const CUdeviceptr bias = or_none(c, 3);
+  const Range columns = bias != 0 ? bias_columns(c.op, c.places) : Range{};
+  c.launch(named("grouped_matmul_nt", in(c, 0).dtype), grouped_grid(g, g.N), g.threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), bias, at(c, out(c, 0)), g.R, g.N, g.K, g.segments, g.experts,
+           narrow(columns.begin), narrow(columns.size()));
+}
+
+void run_grouped_linear_dgrad(const CudaCall& c) {
+  const Grouped g = grouped(c, in(c, 0));
+  c.launch(named("grouped_matmul_nn", in(c, 0).dtype), grouped_grid(g, g.K), g.threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.N, g.K, g.segments, g.experts);
+}
+
+void run_grouped_linear_wgrad(const CudaCall& c) {
+  const Grouped g = grouped(c, in(c, 0));
+  const int accumulate = flag(c, Attr::accumulate);
+  c.launch(named("grouped_matmul_tn", in(c, 0).dtype), {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts},
+           g.threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.N, g.K, g.segments,
+           g.experts, accumulate);
+  if (c.op.outputs.size() < 2) return;
+  const Range columns = bias_columns(c.op, c.places);
+  c.launch(named("grouped_bias", in(c, 0).dtype), {blocks_of(columns.size(), head_threads), g.experts}, head_threads,
+           at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.segments, g.experts, g.N, narrow(columns.begin),
+           narrow(columns.size()), accumulate);
+}
+
+std::int64_t expert_scratch_bytes(const Op& op) {
+  if (op.kind == OpKind::expert_sort) return (op.outputs[1].shape[0].size - 1) * count_bytes;
+  if (op.kind == OpKind::dispatch || op.kind == OpKind::combine_backward) return count_bytes;
+  return 0;
+}
+
+std::string why_not_routed(const Op& op) {
+  if (op.kind != OpKind::route && op.kind != OpKind::route_backward) return "";
+  const std::int64_t experts = op.inputs[op.kind == OpKind::route ? 0 : 1].shape[1].size,
+                     groups = op.integer(Attr::groups, 1);
+  if (experts <= most_experts && groups <= most_groups) return "";
+  return fmt::format("its kernels route among {} experts in {} groups at most, not {} in {}", most_experts, most_groups,
+                     experts, groups);
+}
+
+}  // namespace hotbunk::cuda

@@ -1,0 +1,424 @@
+// Causal attention in bf16, variant 2: tiles of 64 queries by 64 keys on mma.sync, softmax as the keys come
+// (Dao, FlashAttention-2, arXiv 2307.08691). Training, prefill and decode over a paged pool; backward for training.
+//
+// The rows of a tile are *items*: a row of the sequence and one of the query heads that share a key-value head, item =
+// row * group + head. So keys and values come to shared memory once for all heads that read them, and a decode step, of
+// one row, fills a tile with its heads.
+//
+// Promise P5: an item's bits depend on its own query and on its sequence's keys, and on nothing else that is in the
+// launch. Tiles of keys begin at the sequence's first one; each row of an mma is a sum of its own; a key that an item
+// does not see adds an exact 0 (its p is 0, and rows that are not there are zeros), so it is the same whether it is
+// masked, beyond the end, or in a tile that the warp leaves out. Training and decode therefore agree to the bit.
+//
+// Numbers: scores and sums in fp32; p and ds are rounded to bf16 for their products, as the operands of an mma are.
+// d: a multiple of 8, at most D; columns beyond d are zeros in shared memory. 128 threads; a warp has 16 items or keys.
+#include "mma.cuh"
+
+namespace {
+
+constexpr int tile = 64;
+constexpr float log2_e = 1.4426950408889634f;
+
+/// The tile of this block: block x counts tiles of `each` items, sequence by sequence. False: beyond the last one.
+HB_DEVICE bool tile_here(const int32_t* cu_seqlens, int S, int group, int each, int& sequence, int& first) {
+  const auto items = [&](int s) { return (cu_seqlens[s + 1] - cu_seqlens[s]) * group; };
+  sequence = segment_of_tile(int(blockIdx.x), S, each, items, first);
+  return sequence >= 0;
+}
+
+/// Brings `count` rows of d elements to shared memory; row(r): where row r lies, null for zeros. `any`: an address.
+template <int D, class Row>
+HB_DEVICE void fetch(bf16 (*to)[D + 8], int count, int d, const bf16* any, Row row) {
+  constexpr int chunks = D / 8;
+  for (int at = threadIdx.x; at < count * chunks; at += blockDim.x) {
+    const int r = at / chunks, c = at % chunks * 8;
+    const bf16* from = row(r);
+    const bool here = from != nullptr && c < d;
+    copy_async(&to[r][c], here ? from + c : any, here ? 16 : 0);
+  }
+}
+
+/// The 16 rows from `row` on as operands a of D / 16 products.
+template <int D>
+HB_DEVICE void take_rows(uint32_t (&a)[D / 16][4], const bf16 (*from)[D + 8], int row) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) load_matrix(a[k], &from[row + lane % 16][16 * k + lane / 16 * 8]);
+}
+
+/// c[16, 8 n] += a[16, D] times the rows from `row` on, transposed.
+template <int D, int n>
+HB_DEVICE void times_rows(float (&c)[n][4], const uint32_t (&a)[D / 16][4], const bf16 (*rows)[D + 8], int row) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+    for (int j = 0; j < n / 2; ++j) {
+      uint32_t b[4];
+      load_matrix(b, &rows[row + 16 * j + lane % 8 + lane / 16 * 8][16 * k + lane / 8 % 2 * 8]);
+      multiply(c[2 * j], a[k], b[0], b[1]);
+      multiply(c[2 * j + 1], a[k], b[2], b[3]);
+    }
+}
+
+/// c[16, D] += p[16, 8 n], rounded to bf16, times the 8 n rows from `row` on.
+template <int D, int n>
+HB_DEVICE void add_rows(float (&c)[D / 8][4], const float (&p)[n][4], const bf16 (*rows)[D + 8], int row) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int k = 0; k < n / 2; ++k) {
+    const uint32_t a[4] = {packed(p[2 * k][0], p[2 * k][1]), packed(p[2 * k][2], p[2 * k][3]),
+                           packed(p[2 * k + 1][0], p[2 * k + 1][1]), packed(p[2 * k + 1][2], p[2 * k + 1][3])};
+#pragma unroll
+    for (int j = 0; j < D / 16; ++j) {
+      uint32_t b[4];
+      load_matrix_transposed(b, &rows[row + 16 * k + lane % 16][16 * j + lane / 16 * 8]);
+      multiply(c[2 * j], a, b[0], b[1]);
+      multiply(c[2 * j + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+/// Rows of 16 x D sums, times a factor for each of a lane's two rows, to memory by way of shared memory, 16 bytes a
+/// lane. to(r): where row r of the warp's 16 goes, null for nowhere. `room`: of this warp.
+template <int D, class To>
+HB_DEVICE void give_rows(bf16 (*room)[D + 8], const float (&c)[D / 8][4], const float (&factor)[2], int d, To to) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      *reinterpret_cast<uint32_t*>(&room[lane / 4 + 8 * e][8 * j + lane % 4 * 2]) =
+          packed(c[j][2 * e] * factor[e], c[j][2 * e + 1] * factor[e]);
+  __syncwarp();
+  for (int at = lane; at < 16 * (d / 8); at += 32) {
+    const int r = at / (d / 8), column = at % (d / 8) * 8;
+    bf16* row = to(r);
+    if (row != nullptr) *reinterpret_cast<uint4*>(row + column) = *reinterpret_cast<const uint4*>(&room[r][column]);
+  }
+}
+
+/// Over the four lanes that share rows of an mma's result.
+HB_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+HB_DEVICE float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+struct Heads {
+  int a, k, d;
+  HB_DEVICE int width() const { return (a + 2 * k) * d; }
+  HB_DEVICE int group() const { return a / k; }
+};
+
+/// Items [first, first + tile) of a sequence of `items`; item i sees before + i / group + 1 keys.
+struct Items {
+  int first, items, group, before;
+  HB_DEVICE int seen(int i) const { return i < items ? max(0, before + i / group + 1) : 0; }
+  /// By any of so many items from i on.
+  HB_DEVICE int most_seen(int i, int count) const { return i < items ? seen(min(i + count, items) - 1) : 0; }
+};
+
+/// query(i), out(i): of item i; key(s), value(s): of key s; lse(i, x): takes log sum e^score.
+template <int D, class Query, class Key, class Value, class Out, class Lse>
+HB_DEVICE void attend(const Items& here, int d, float scale, const bf16* any, Query query, Key key, Value value, Out out,
+                      Lse lse) {
+  __shared__ __align__(16) bf16 ks[tile][D + 8], vs[tile][D + 8];
+  const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, first = here.first + row;
+  fetch<D>(ks, tile, d, any, [&](int r) { return here.first + r < here.items ? query(here.first + r) : nullptr; });
+  commit();
+  wait_for_copies<0>();
+  __syncthreads();
+  uint32_t q[D / 16][4];
+  take_rows<D>(q, ks, row);
+  const int keys = here.most_seen(here.first, tile), warp_keys = here.most_seen(first, 16);
+  const int seen[2] = {here.seen(first + lane / 4), here.seen(first + lane / 4 + 8)};
+  const float unit = scale * log2_e;
+  float o[D / 8][4] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  for (int k0 = 0; k0 < keys; k0 += tile) {
+    __syncthreads();  // all have read what was here
+    fetch<D>(ks, tile, d, any, [&](int r) { return k0 + r < keys ? key(k0 + r) : nullptr; });
+    commit();
+    fetch<D>(vs, tile, d, any, [&](int r) { return k0 + r < keys ? value(k0 + r) : nullptr; });
+    commit();
+    wait_for_copies<1>();
+    __syncthreads();
+    float p[8][4] = {};
+    if (k0 < warp_keys) {
+      times_rows<D, 8>(p, q, ks, 0);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float high = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& x = p[j][2 * e + c];
+            if (k0 + 8 * j + lane % 4 * 2 + c >= seen[e]) x = -INFINITY;
+            high = fmaxf(high, x);
+          }
+        const float next = fmaxf(most[e], quad_max(high)), base = next == -INFINITY ? 0.0f : next;
+        const float shrink = exp2f((most[e] - base) * unit);
+        most[e] = next;
+        sum[e] *= shrink;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& x = p[j][2 * e + c];
+            x = exp2f((x - base) * unit);
+            sum[e] += x;
+          }
+#pragma unroll
+        for (int j = 0; j < D / 8; ++j) o[j][2 * e] *= shrink, o[j][2 * e + 1] *= shrink;
+      }
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    if (k0 < warp_keys) add_rows<D, 8>(o, p, vs, 0);
+  }
+  float factor[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float total = quad_sum(sum[e]);
+    factor[e] = seen[e] > 0 ? 1.0f / total : 0.0f;
+    if (lane % 4 == 0 && seen[e] > 0) lse(first + lane / 4 + 8 * e, most[e] * scale + logf(total));
+  }
+  __syncthreads();
+  give_rows<D>(&ks[row], o, factor, d, [&](int r) { return first + r < here.items ? out(first + r) : nullptr; });
+}
+
+template <int D>
+HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, Heads h, float scale) {
+  int s, first;
+  const int group = h.group(), kv = blockIdx.y, w = h.width();
+  if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
+  const int begin = cu_seqlens[s];
+  const Items here{first, (cu_seqlens[s + 1] - begin) * group, group, 0};
+  const bf16 *rows = x + size_t(begin) * w, *keys = rows + (h.a + kv) * h.d;
+  const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
+  attend<D>(
+      here, h.d, scale, x, [&](int i) { return rows + size_t(i / group) * w + (kv * group + i % group) * h.d; },
+      [&](int i) { return keys + size_t(i) * w; }, [&](int i) { return keys + size_t(i) * w + h.k * h.d; },
+      [&](int i) { return o + at(i) * h.d; }, [&](int i, float y) { lse[at(i)] = y; });
+}
+
+/// Rows of sequence s are the last of its lengths[s] keys, which the pool holds: [blocks][2][block_tokens][k d].
+template <int D>
+HB_DEVICE void paged_attention(const bf16* x, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
+                               const int32_t* lengths, bf16* o, int S, Heads h, int block_tokens, int max_blocks,
+                               float scale) {
+  int s, first;
+  const int group = h.group(), kv = blockIdx.y, w = h.width(), row = h.k * h.d;
+  if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
+  const int begin = cu_seqlens[s], rows = cu_seqlens[s + 1] - begin;
+  const Items here{first, rows * group, group, lengths[s] - rows};
+  const int32_t* table = tables + size_t(s) * max_blocks;
+  const bf16* mine = pool + kv * h.d;
+  const auto key = [&](int i) {
+    return mine + (size_t(table[i / block_tokens]) * 2 * block_tokens + i % block_tokens) * row;
+  };
+  const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
+  attend<D>(
+      here, h.d, scale, x,
+      [&](int i) { return x + size_t(begin + i / group) * w + (kv * group + i % group) * h.d; }, key,
+      [&](int i) { return key(i) + size_t(block_tokens) * row; }, [&](int i) { return o + at(i) * h.d; },
+      [](int, float) {});
+}
+
+/// What backward reads and writes.
+struct Backward {
+  const bf16 *d_o, *x, *o;
+  const float* lse;
+  const int32_t* cu_seqlens;
+  bf16* dx;
+  float* delta;
+  int S;
+  Heads h;
+  float scale;
+};
+
+/// p = e^(score - lse) and, from dp, ds = p (dp - delta) without the scale, of 8 n columns of two rows or the other way
+/// round. `of`: {lse in units of log2, delta} of element (j, e); seen(j, e): whether there is such a pair.
+template <int n, class Of, class Seen>
+HB_DEVICE void probabilities(float (&p)[n][4], float (&ds)[n][4], float unit, Of of, Seen seen) {
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 y = of(j, e);
+      p[j][e] = seen(j, e) ? exp2f(p[j][e] * unit - y.x) : 0.0f;
+      ds[j][e] = p[j][e] * (ds[j][e] - y.y);
+    }
+}
+
+/// dq of a tile of items; delta[t, head] = sum do o is left for the keys' side.
+template <int D>
+HB_DEVICE void query_backward(const Backward& b) {
+  __shared__ __align__(16) bf16 ks[tile][D + 8], vs[tile][D + 8];
+  __shared__ float deltas[tile];
+  int s, first_item;
+  const Heads h = b.h;
+  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d;
+  if (!tile_here(b.cu_seqlens, b.S, group, tile, s, first_item)) return;
+  const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, begin = b.cu_seqlens[s];
+  const Items here{first_item, (b.cu_seqlens[s + 1] - begin) * group, group, 0};
+  const int first = first_item + row, items = here.items;
+  const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
+  const auto query = [&](int i) { return size_t(begin + i / group) * w + (kv * group + i % group) * d; };
+  const auto item = [&](int r) { return first_item + r < items ? first_item + r : -1; };
+  fetch<D>(ks, tile, d, b.x, [&](int r) { return item(r) >= 0 ? b.x + query(item(r)) : nullptr; });
+  fetch<D>(vs, tile, d, b.x, [&](int r) { return item(r) >= 0 ? b.d_o + at(item(r)) * d : nullptr; });
+  commit();
+  wait_for_copies<0>();
+  __syncthreads();
+  uint32_t q[D / 16][4], g[D / 16][4];
+  take_rows<D>(q, ks, row);
+  take_rows<D>(g, vs, row);
+  for (int r = 0; r < 16; ++r) {
+    const int i = first + r;
+    float own = 0;
+    if (i < items)
+      for (int j = lane; j < d; j += 32) own += load(&vs[row + r][j]) * load(b.o + at(i) * d + j);
+    own = warp_sum(own);
+    if (lane == 0) {
+      deltas[row + r] = own;
+      if (i < items) b.delta[at(i)] = own;
+    }
+  }
+  __syncwarp();
+  const float unit = b.scale * log2_e;
+  float2 of[2];
+  int seen[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int i = first + lane / 4 + 8 * e;
+    seen[e] = here.seen(i);
+    of[e] = {i < items ? b.lse[at(i)] * log2_e : 0.0f, deltas[row + lane / 4 + 8 * e]};
+  }
+  const int keys = here.most_seen(first_item, tile), warp_keys = here.most_seen(first, 16);
+  const bf16* rows = b.x + size_t(begin) * w + (h.a + kv) * d;
+  float dq[D / 8][4] = {};
+  for (int k0 = 0; k0 < keys; k0 += tile) {
+    __syncthreads();
+    fetch<D>(ks, tile, d, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w : nullptr; });
+    fetch<D>(vs, tile, d, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w + h.k * d : nullptr; });
+    commit();
+    wait_for_copies<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int half = 0; half < tile; half += 32) {
+      if (k0 + half >= warp_keys) break;
+      float p[4][4] = {}, ds[4][4] = {};
+      times_rows<D, 4>(p, q, ks, half);
+      times_rows<D, 4>(ds, g, vs, half);
+      probabilities<4>(
+          p, ds, unit, [&](int, int e) { return of[e / 2]; },
+          [&](int j, int e) { return k0 + half + 8 * j + lane % 4 * 2 + e % 2 < seen[e / 2]; });
+      add_rows<D, 4>(dq, ds, ks, half);
+    }
+  }
+  __syncthreads();
+  const float factor[2] = {b.scale, b.scale};
+  give_rows<D>(&ks[row], dq, factor, d, [&](int r) { return first + r < items ? b.dx + query(first + r) : nullptr; });
+}
+
+/// dk and dv of a tile of keys of one key-value head, over the items that see them, in order.
+template <int D>
+HB_DEVICE void key_backward(const Backward& b) {
+  constexpr int each = D > 64 ? 16 : 32;  // items at a time: what 48 KB of shared memory leave
+  __shared__ __align__(16) bf16 ks[tile][D + 8], vs[tile][D + 8], qs[each][D + 8], gs[each][D + 8];
+  __shared__ float2 numbers[each];
+  int s, first_key;
+  const Heads h = b.h;
+  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d;
+  if (!tile_here(b.cu_seqlens, b.S, 1, tile, s, first_key)) return;
+  const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, begin = b.cu_seqlens[s];
+  const int length = b.cu_seqlens[s + 1] - begin, items = length * group;
+  const size_t columns = size_t(h.a + kv) * d;
+  const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
+  const auto key = [&](int r) { return size_t(begin + first_key + r) * w + columns; };
+  fetch<D>(ks, tile, d, b.x, [&](int r) { return first_key + r < length ? b.x + key(r) : nullptr; });
+  fetch<D>(vs, tile, d, b.x, [&](int r) { return first_key + r < length ? b.x + key(r) + h.k * d : nullptr; });
+  const float unit = b.scale * log2_e;
+  float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+  for (int i0 = first_key * group; i0 < items; i0 += each) {
+    __syncthreads();
+    const auto query = [&](int i) { return size_t(begin + i / group) * w + (kv * group + i % group) * d; };
+    fetch<D>(qs, each, d, b.x, [&](int r) { return i0 + r < items ? b.x + query(i0 + r) : nullptr; });
+    fetch<D>(gs, each, d, b.x, [&](int r) { return i0 + r < items ? b.d_o + at(i0 + r) * d : nullptr; });
+    commit();
+    if (threadIdx.x < each) {
+      const int i = i0 + threadIdx.x;
+      numbers[threadIdx.x] = i < items ? float2{b.lse[at(i)] * log2_e, b.delta[at(i)]} : float2{0.0f, 0.0f};
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    float p[each / 8][4] = {}, ds[each / 8][4] = {};  // [key][item]
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      uint32_t a[4], v[4];
+      load_matrix(a, &ks[row + lane % 16][16 * k + lane / 16 * 8]);
+      load_matrix(v, &vs[row + lane % 16][16 * k + lane / 16 * 8]);
+#pragma unroll
+      for (int j = 0; j < each / 16; ++j) {
+        uint32_t q[4], g[4];
+        const int r = 16 * j + lane % 8 + lane / 16 * 8, c = 16 * k + lane / 8 % 2 * 8;
+        load_matrix(q, &qs[r][c]);
+        multiply(p[2 * j], a, q[0], q[1]);
+        multiply(p[2 * j + 1], a, q[2], q[3]);
+        load_matrix(g, &gs[r][c]);
+        multiply(ds[2 * j], v, g[0], g[1]);
+        multiply(ds[2 * j + 1], v, g[2], g[3]);
+      }
+    }
+    probabilities<each / 8>(
+        p, ds, unit, [&](int j, int e) { return numbers[8 * j + lane % 4 * 2 + e % 2]; },
+        [&](int j, int e) {
+          const int i = i0 + 8 * j + lane % 4 * 2 + e % 2;
+          return i < items && first_key + row + lane / 4 + e / 2 * 8 <= i / group;
+        });
+    add_rows<D, each / 8>(dv, p, gs, 0);
+    add_rows<D, each / 8>(dk, ds, qs, 0);
+  }
+  __syncthreads();
+  const float whole[2] = {1.0f, 1.0f}, factor[2] = {b.scale, b.scale};
+  const auto out = [&](size_t further) {
+    return [&, further](int r) { return first_key + row + r < length ? b.dx + key(row + r) + further : nullptr; };
+  };
+  give_rows<D>(&ks[row], dk, factor, d, out(0));
+  give_rows<D>(&vs[row], dv, whole, d, out(size_t(h.k) * d));
+}
+
+}  // namespace
+
+/// Grids: x a bound of tiles, ceil(T a / k / 64) + S, and of keys ceil(T / 64) + S; y key-value heads.
+#define HB_ATTENTION_TILED(D)                                                                                          \
+  extern "C" __global__ void __launch_bounds__(128)                                                                    \
+      tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, int a, int k, int d,   \
+                          float scale) {                                                                               \
+    attention<D>(x, cu_seqlens, o, lse, S, {a, k, d}, scale);                                                          \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(128)                                                                    \
+      tiled_paged_attention_##D(const bf16* x, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,     \
+                                const int32_t* lengths, bf16* o, int S, int a, int k, int d, int block_tokens,         \
+                                int max_blocks, float scale) {                                                         \
+    paged_attention<D>(x, pool, cu_seqlens, tables, lengths, o, S, {a, k, d}, block_tokens, max_blocks, scale);        \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(128)                                                                    \
+      tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,              \
+                                         const int32_t* cu_seqlens, bf16* dx, float* delta, int S, int a, int k,       \
+                                         int d, float scale) {                                                         \
+    query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, {a, k, d}, scale});                                   \
+  }                                                                                                                    \
+  extern "C" __global__ void __launch_bounds__(128)                                                                    \
+      tiled_attention_key_backward_##D(const bf16* d_o, const bf16* x, const float* lse, float* delta,                 \
+                                       const int32_t* cu_seqlens, bf16* dx, int S, int a, int k, int d,                \
+                                       float scale) {                                                                  \
+    key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, {a, k, d}, scale});                               \
+  }
+HB_ATTENTION_TILED(64)
+HB_ATTENTION_TILED(128)

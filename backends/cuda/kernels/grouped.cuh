@@ -1,0 +1,38 @@
+// Products of experts' rows by their matrices, of one kernel each: rows lie sorted by expert, offsets[s] … offsets[s + 1]
+// of them in segment s, of expert s % E (several segments for each expert where rows came from several ranks).
+//   nt: y[R,N] = x[R,K] w[E N,K]^T + bias     (grouped_linear)
+//   nn: dx[R,K] = dy[R,N] w                   (grouped_linear_dgrad)
+//   tn: dw[E N,K] (+)= dy^T x                 (grouped_linear_wgrad)
+// A block forms one tile, of rows of one expert; rows behind the last expert's become zeros. The tiles are the dense
+// products' (matmul.cuh, matmul_f32.cuh), so a row's bits do not depend on which other rows there are.
+#pragma once
+#include "common.cuh"
+
+/// The tile of the nt and nn forms at block (x, y): grid (columns / columns_each, a bound of rows' tiles). `multiply(segment,
+/// first row, rows, row in it, column)` forms it.
+template <class E, class Multiply>
+HB_DEVICE void grouped_rows(const int32_t* offsets, E* c, int R, int columns, int segments, int rows_each,
+                            int columns_each, Multiply multiply) {
+  int row;
+  const auto size = [&](int s) { return s < segments ? offsets[s + 1] - offsets[s] : R - offsets[segments]; };
+  const int s = segment_of_tile(int(blockIdx.y), segments + 1, rows_each, size, row), column = blockIdx.x * columns_each;
+  if (s < 0) return;
+  if (s < segments) return multiply(s, offsets[s], offsets[s + 1] - offsets[s], row, column);
+  for (int at = threadIdx.x; at < rows_each * columns_each; at += blockDim.x) {
+    const int r = offsets[segments] + row + at / columns_each, n = column + at % columns_each;
+    if (r < R && n < columns) store(c + size_t(r) * columns + n, 0.0f);
+  }
+}
+
+/// db[e, j] (+)= sums of columns [first, first + count) of dy over the expert's rows: a thread a column, rows in order,
+/// fp64 inside.
+template <class E>
+HB_DEVICE void grouped_bias(const E* dy, const int32_t* offsets, float* db, int segments, int experts, int N, int first,
+                            int count, int accumulate) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x, e = blockIdx.y;
+  if (j >= count) return;
+  double sum = accumulate ? db[size_t(e) * count + j] : 0.0;
+  for (int s = e; s < segments; s += experts)
+    for (int r = offsets[s]; r < offsets[s + 1]; ++r) sum += load(dy + size_t(r) * N + first + j);
+  db[size_t(e) * count + j] = float(sum);
+}

@@ -1,0 +1,52 @@
+// Experts' products in fp32 (grouped.cuh). 32 threads; nt and nn: grid (ceil(columns / 64), ceil(R / 32) + segments + 1);
+// tn: grid (ceil(K / 64), E ceil(N / 32)).
+#include "grouped.cuh"
+#include "matmul_f32.cuh"
+
+using matmul_f32::columns_of_tile;
+using matmul_f32::multiply_tile;
+using matmul_f32::rows_of_tile;
+
+extern "C" __global__ void __launch_bounds__(32)
+    grouped_matmul_nt_f32(const float* x, const float* w, const int32_t* offsets, const float* bias, float* y, int R,
+                          int N, int K, int segments, int experts, int bias_first, int bias_count) {
+  grouped_rows(offsets, y, R, N, segments, rows_of_tile, columns_of_tile,
+               [&](int s, int begin, int rows, int row, int column) {
+                 const int e = s % experts;
+                 const auto added = [&](int n) {
+                   const int j = n - bias_first;
+                   return bias != nullptr && j >= 0 && j < bias_count ? bias[size_t(e) * bias_count + j] : 0.0f;
+                 };
+                 multiply_tile<false, false>(x + size_t(begin) * K, w + size_t(e) * N * K, added, y + size_t(begin) * N,
+                                             rows, N, K, 0, row, column);
+               });
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    grouped_matmul_nn_f32(const float* dy, const float* w, const int32_t* offsets, float* dx, int R, int N, int K,
+                          int segments, int experts) {
+  grouped_rows(offsets, dx, R, K, segments, rows_of_tile, columns_of_tile,
+               [&](int s, int begin, int rows, int row, int column) {
+                 multiply_tile<false, true>(
+                     dy + size_t(begin) * N, w + size_t(s % experts) * N * K, [](int) { return 0.0f; },
+                     dx + size_t(begin) * K, rows, K, N, 0, row, column);
+               });
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    grouped_matmul_tn_f32(const float* dy, const float* x, const int32_t* offsets, float* dw, int N, int K, int segments,
+                          int experts, int accumulate) {
+  const int tiles = (N + rows_of_tile - 1) / rows_of_tile;
+  const int e = blockIdx.y / tiles, row = blockIdx.y % tiles * rows_of_tile;
+  for (int s = e; s < segments; s += experts) {
+    const int begin = offsets[s];
+    multiply_tile<true, true>(
+        dy + size_t(begin) * N, x + size_t(begin) * K, [](int) { return 0.0f; }, dw + size_t(e) * N * K, N, K,
+        offsets[s + 1] - begin, s == e ? accumulate : 1, row, int(blockIdx.x) * columns_of_tile);
+  }
+}
+
+extern "C" __global__ void grouped_bias_f32(const float* dy, const int32_t* offsets, float* db, int segments, int experts,
+                                            int N, int first, int count, int accumulate) {
+  grouped_bias(dy, offsets, db, segments, experts, N, first, count, accumulate);
+}

@@ -1,0 +1,97 @@
+// A tile of a matrix product in bf16 on mma.sync: of matmul.cu's and grouped.cu's kernels. The forms are matmul.cu's.
+//
+// bf16 in, fp32 sums, a fixed order of k whatever M and N: a row's bits do not depend on how many rows there are.
+// A block of 4 warps computes 64 x 64, k in steps of 64 through shared memory, two stages by cp.async where rows are
+// 16-byte aligned and plain loads elsewhere. Rows of a stage are padded to 72 elements: the 144 bytes of a row move the
+// next one by one group of four banks, so that neither ldmatrix nor the copies meet a bank twice.
+#pragma once
+#include "mma.cuh"
+
+namespace matmul_bf16 {
+
+constexpr int tile = 64, step = 64, pitch = step + 8;
+
+/// Brings rows [row0, row0 + tile) and columns [k0, k0 + step) of a row-major matrix [rows, K] to shared memory, zeros
+/// beyond its ends.
+HB_DEVICE void fetch(bf16 (*to)[pitch], const bf16* from, int rows, int K, int row0, int k0, bool wide) {
+  if (wide) {
+    for (int at = threadIdx.x; at < tile * step / 8; at += blockDim.x) {
+      const int r = at / (step / 8), c = at % (step / 8) * 8;
+      const bool here = row0 + r < rows && k0 + c < K;
+      copy_async(&to[r][c], from + (here ? size_t(row0 + r) * K + k0 + c : 0), here ? 16 : 0);
+    }
+    return;
+  }
+  for (int at = threadIdx.x; at < tile * step; at += blockDim.x) {
+    const int r = at / step, c = at % step;
+    const bool here = row0 + r < rows && k0 + c < K;
+    to[r][c] = here ? from[size_t(row0 + r) * K + k0 + c] : bf16(0.0f);
+  }
+}
+
+/// The same of a matrix [K, rows], transposed on the way.
+HB_DEVICE void fetch_transposed(bf16 (*to)[pitch], const bf16* from, int rows, int K, int row0, int k0) {
+  for (int at = threadIdx.x; at < tile * step; at += blockDim.x) {
+    const int c = at / tile, r = at % tile;
+    const bool here = row0 + r < rows && k0 + c < K;
+    to[r][c] = here ? from[size_t(k0 + c) * rows + row0 + r] : bf16(0.0f);
+  }
+}
+
+/// Rows [row0, row0 + tile) and columns [column0, column0 + tile) of C, by the 128 threads of a block; all have read what
+/// is in shared memory when it returns. bias(n): what is added to column n.
+template <bool transposed_a, bool transposed_b, class C, class Bias>
+HB_DEVICE void multiply_tile(const bf16* a, const bf16* b, Bias bias, C* c, int M, int N, int K, int accumulate,
+                             int row0, int column0) {
+  __shared__ __align__(16) bf16 as[2][tile][pitch], bs[2][tile][pitch];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
+  // A parameter inside a gathered unit begins at any element.
+  const bool wide = K % 8 == 0 && (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
+  float sum[2][4][4] = {};
+  const auto bring = [&](int stage, int k0) {
+    if (transposed_a) fetch_transposed(as[stage], a, M, K, row0, k0);
+    else fetch(as[stage], a, M, K, row0, k0, wide);
+    if (transposed_b) fetch_transposed(bs[stage], b, N, K, column0, k0);
+    else fetch(bs[stage], b, N, K, column0, k0, wide);
+    commit();
+  };
+  const int steps = (K + step - 1) / step;
+  if (steps > 0) bring(0, 0);
+  for (int s = 0; s < steps; ++s) {
+    if (s + 1 < steps) bring((s + 1) & 1, (s + 1) * step);
+    else commit();
+    wait_for_copies<1>();
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < step; k += 16) {
+      uint32_t fa[2][4], fb[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) load_matrix(fa[i], &as[s & 1][warp_row + 16 * i + lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        load_matrix(fb[j], &bs[s & 1][warp_column + 16 * j + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) multiply(sum[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = row0 + warp_row + 16 * i + lane / 4 + e / 2 * 8;
+        const int n = column0 + warp_column + 8 * j + lane % 4 * 2 + e % 2;
+        if (r >= M || n >= N) continue;
+        float x = sum[i][j][e] + bias(n);
+        C* to = c + size_t(r) * N + n;
+        if (accumulate) x += load(to);
+        store(to, x);
+      }
+}
+
+}  // namespace matmul_bf16

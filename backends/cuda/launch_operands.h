@@ -1,0 +1,50 @@
+// What launches of ops say of their operands: addresses, extents as kernels count them, attributes. Internal to
+// *_launches.cc.
+#pragma once
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+
+#include "backends/cuda/op_launches.h"
+#include "base/check.h"
+
+namespace hotbunk::cuda {
+
+inline constexpr int walk_threads = 256;  // of kernels that go through elements
+inline constexpr int head_threads = 128;  // of kernels with a warp per row and head
+
+inline const Tensor& in(const CudaCall& c, std::size_t i) { return c.op.inputs[i]; }
+inline const Tensor& out(const CudaCall& c, std::size_t i) { return c.op.outputs[i]; }
+inline CUdeviceptr at(const CudaCall& c, const Tensor& t) {
+  return reinterpret_cast<CUdeviceptr>(c.addresses.address(t));
+}
+
+/// Kernels count rows and columns in 32 bits.
+inline int narrow(std::int64_t n) {
+  HB_CHECK(n >= 0 && n <= INT32_MAX, "{} is no count for a kernel", n);
+  return static_cast<int>(n);
+}
+inline int extent(const CudaCall& c, const Tensor& t, int dim) {
+  return narrow(t.shape[static_cast<std::size_t>(dim)].actual(c.sizes));
+}
+inline int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
+inline std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
+
+struct Heads {
+  int a, k, d;
+};
+inline Heads heads(const Op& op) {
+  return {narrow(op.integer(Attr::heads)), narrow(op.integer(Attr::kv_heads)), narrow(op.integer(Attr::head_dim))};
+}
+inline Heads heads(const CudaCall& c) { return heads(c.op); }
+inline float attention_scale(const Heads& h) { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
+
+/// A warp for each of n items.
+inline Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }
+/// Threads for a row of n elements: whole warps, by the row's length alone, so that a row's sums have one order.
+inline int row_threads(std::int64_t n) {
+  return static_cast<int>(std::clamp<std::int64_t>((n + 31) / 32 * 32, 32, 256));
+}
+
+}  // namespace hotbunk::cuda

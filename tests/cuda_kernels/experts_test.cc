@@ -1,0 +1,261 @@
+// A mixture of experts: routing, sorting, rows there and back, and the experts' products, against plain loops in fp64.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "tests/cuda_kernels/kernel_device.h"
+
+using namespace hotbunk;
+using namespace hotbunk::ptx;
+
+namespace {
+
+struct Route {
+  int experts, choices, renormalise, sigmoid, groups, taken;
+  bool bias;
+};
+
+/// Weights of a token by its logits and the experts that it takes, in fp64.
+std::vector<double> weights_of(const Route& r, const std::vector<double>& logits, const std::vector<int>& chosen,
+                               double factor) {
+  const auto part = [&](int e) {
+    const double x = logits[static_cast<std::size_t>(e)];
+    return r.sigmoid != 0 ? 1.0 / (1.0 + std::exp(-x)) : std::exp(x);
+  };
+  double sum = r.sigmoid != 0 && r.renormalise == 0 ? 1.0 : 0.0;
+  if (r.renormalise != 0)
+    for (const int e : chosen) sum += part(e);
+  else if (r.sigmoid == 0)
+    for (int e = 0; e < r.experts; ++e) sum += part(e);
+  std::vector<double> out;
+  for (const int e : chosen) out.push_back(factor * part(e) / sum);
+  return out;
+}
+
+/// The experts that a token takes: the best groups' best ones, of equal ones the first.
+std::vector<int> chosen_of(const Route& r, const std::vector<double>& logits, const std::vector<float>& bias) {
+  std::vector<std::pair<double, int>> scores, groups;
+  for (int e = 0; e < r.experts; ++e) {
+    const double x = logits[static_cast<std::size_t>(e)];
+    const float score = static_cast<float>(r.sigmoid != 0 ? 1.0 / (1.0 + std::exp(-x)) : x);
+    scores.emplace_back(-(score + (r.bias ? bias[static_cast<std::size_t>(e)] : 0.0f)), e);
+  }
+  const int each = r.experts / r.groups;
+  for (int g = 0; g < r.groups; ++g) {
+    std::vector<std::pair<double, int>> mine(scores.begin() + g * each, scores.begin() + (g + 1) * each);
+    std::sort(mine.begin(), mine.end());
+    groups.emplace_back(mine[0].first + (r.bias && r.groups > 1 ? mine[1].first : 0.0), g);
+  }
+  std::sort(groups.begin(), groups.end());
+  std::vector<std::pair<double, int>> open;
+  for (const auto& s : scores)
+    for (int j = 0; j < r.taken; ++j)
+      if (groups[static_cast<std::size_t>(j)].second == s.second / each) open.push_back(s);
+  std::sort(open.begin(), open.end());
+  std::vector<int> out;
+  for (int j = 0; j < r.choices; ++j) out.push_back(open[static_cast<std::size_t>(j)].second);
+  return out;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("tokens take the best experts of the best groups, and weights have their gradients",
+                   "[kernels][experts]", float, Bf16) {
+  using E = TestType;
+  const std::string name = suffix<E>;
+  Device d("experts");
+  const int T = 5;
+  for (const Route& r : {Route{3, 2, 0, 0, 1, 1, false},
+                         {40, 4, 1, 0, 1, 1, false},
+                         {12, 3, 1, 1, 4, 2, true},
+                         {64, 8, 0, 1, 8, 3, true},
+                         {8, 2, 0, 0, 2, 1, false}}) {
+    INFO(r.experts << " experts in " << r.groups << " groups" << (r.sigmoid != 0 ? ", sigmoid" : ""));
+    Draw draw(static_cast<std::uint64_t>(r.experts));
+    const float factor = 2.5f;
+    const auto n = static_cast<std::size_t>(T * r.choices), all = static_cast<std::size_t>(T * r.experts);
+    Array<float> logits(d.memory, "logits", draw.numbers<float>(all, 3.0));
+    if (!r.bias) logits[1] = logits[0];  // equal ones
+    Array<E> bias(d.memory, "bias", draw.numbers<E>(static_cast<std::size_t>(r.experts), 0.5));
+    Array<float> weights(d.memory, "weights", n), d_weights(d.memory, "dweights", draw.numbers<float>(n));
+    Array<std::int32_t> chosen(d.memory, "experts", n);
+    Array<E> d_logits(d.memory, "dlogits", all);
+    d.run("route_" + name, {2}, 96, logits.begin(), r.bias ? bias.begin() : nullptr, weights.begin(), chosen.begin(), T,
+          r.experts, r.choices, r.renormalise, r.sigmoid, r.groups, r.taken, factor);
+    d.run("route_backward_" + name, {2}, 96, d_weights.begin(), logits.begin(), chosen.begin(), d_logits.begin(), T,
+          r.experts, r.choices, r.renormalise, r.sigmoid, r.groups, r.taken, factor);
+    std::vector<float> biases;
+    for (const E b : bias.values()) biases.push_back(static_cast<float>(value(b)));
+    for (int t = 0; t < T; ++t) {
+      std::vector<double> x;
+      for (int e = 0; e < r.experts; ++e) x.push_back(logits[static_cast<std::size_t>(t * r.experts + e)]);
+      const std::vector<int> should = chosen_of(r, x, biases);
+      const std::vector<double> w = weights_of(r, x, should, factor);
+      for (int j = 0; j < r.choices; ++j) {
+        const auto at = static_cast<std::size_t>(t * r.choices + j);
+        REQUIRE(chosen[at] == should[static_cast<std::size_t>(j)]);
+        REQUIRE(weights[at] == Approx(w[static_cast<std::size_t>(j)]).epsilon(1e-6));
+      }
+      for (int e = 0; e < r.experts; ++e) {  // differences of what the weights are
+        const auto moved = [&](double by) {
+          std::vector<double> y = x;
+          y[static_cast<std::size_t>(e)] += by;
+          const std::vector<double> v = weights_of(r, y, should, factor);
+          double sum = 0;
+          for (int j = 0; j < r.choices; ++j)
+            sum += d_weights[static_cast<std::size_t>(t * r.choices + j)] * v[static_cast<std::size_t>(j)];
+          return sum;
+        };
+        const double slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+        const double is = value(d_logits[static_cast<std::size_t>(t * r.experts + e)]);
+        INFO("token " << t << ", expert " << e << ": " << is << ", not " << slope);
+        REQUIRE(std::abs(is - slope) <= (1e-5 + unit<E>)*std::abs(slope) + 1e-6);
+      }
+    }
+  }
+}
+
+TEST_CASE("choices are sorted by own expert, then in order", "[kernels][experts]") {
+  Device d("experts");
+  struct Own {
+    int all, groups, ranks, place, choices;
+  };
+  for (const Own& own : {Own{5, 1, 1, 0, 301}, {8, 1, 2, 1, 77}, {12, 3, 2, 1, 200}, {4, 1, 1, 0, 1}}) {
+    Draw draw(static_cast<std::uint64_t>(own.choices));
+    std::vector<std::int32_t> choice;
+    for (int i = 0; i < own.choices; ++i) choice.push_back(draw.between(0, own.all - 1));
+    const int group = own.all / own.groups, each = group / own.ranks, count = each * own.groups,
+              first = own.place * each;
+    std::vector<std::int32_t> rows(choice.size(), -1), offsets;
+    int next = 0;
+    for (int e = 0; e < own.all; ++e) {
+      if (e % group < first || e % group >= first + each) continue;
+      offsets.push_back(next);
+      for (std::size_t i = 0; i < choice.size(); ++i)
+        if (choice[i] == e) rows[i] = next++;
+    }
+    offsets.push_back(next);
+    Array<std::int32_t> chosen(d.memory, "experts", choice),
+        counts(d.memory, "counts", static_cast<std::size_t>(count)),
+        got(d.memory, "rows", std::vector<std::int32_t>(choice.size(), -1)),
+        begins(d.memory, "offsets", offsets.size()), here(d.memory, "own", 1);
+    const auto blocks = static_cast<std::uint32_t>(count);
+    d.run("expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first);
+    d.run("expert_rows", {blocks}, 64, chosen.begin(), counts.begin(), got.begin(), begins.begin(), own.choices, each,
+          group, first);
+    CHECK(got.values() == rows);
+    CHECK(begins.values() == offsets);
+    d.run("own_rows", {1}, 64, got.begin(), here.begin(), own.choices);
+    CHECK(here[0] == next);
+  }
+}
+
+TEMPLATE_TEST_CASE("rows go to their experts and come back, weighted", "[kernels][experts]", float, Bf16) {
+  using E = TestType;
+  const std::string name = suffix<E>;
+  Device d("experts");
+  Draw draw(7);
+  const int T = 4, c = 3, H = 37, n = T * c;
+  const auto h = static_cast<std::size_t>(H);
+  // Seven of twelve choices are here; rows behind those are zeros.
+  const std::vector<std::int32_t> where = {3, -1, 0, 6, -1, -1, 1, 2, -1, 5, 4, -1};
+  Array<std::int32_t> rows(d.memory, "rows", where), own(d.memory, "own", std::vector<std::int32_t>{7});
+  Array<E> x(d.memory, "x", draw.numbers<E>(static_cast<std::size_t>(T) * h)),
+      y(d.memory, "y", static_cast<std::size_t>(n) * h), dx(d.memory, "dx", x.values()), z(d.memory, "z", x.size()),
+      dy(d.memory, "dy", y.size());
+  Array<float> weights(d.memory, "weights", draw.numbers<float>(static_cast<std::size_t>(n))),
+      d_weights(d.memory, "dweights", static_cast<std::size_t>(n));
+  d.run("dispatch_" + name, {static_cast<std::uint32_t>(n)}, 64, x.begin(), rows.begin(), own.begin(), y.begin(), c, H);
+  std::vector<double> y_wanted(y.size()), dx_wanted(x.size()), z_wanted(x.size()), dy_wanted(y.size()),
+      dw(weights.size());
+  for (int i = 0; i < n; ++i)
+    for (std::size_t j = 0; where[static_cast<std::size_t>(i)] >= 0 && j < h; ++j)
+      y_wanted[static_cast<std::size_t>(where[static_cast<std::size_t>(i)]) * h + j] =
+          value(x[static_cast<std::size_t>(i / c) * h + j]);
+  near(y.values(), y_wanted, 0.0, 0.0);
+  for (std::size_t i = 0; i < x.size(); ++i) dx_wanted[i] = z_wanted[i] = value(x[i]);
+  for (int i = 0; i < n; ++i)
+    for (std::size_t j = 0; where[static_cast<std::size_t>(i)] >= 0 && j < h; ++j) {
+      const std::size_t row = static_cast<std::size_t>(where[static_cast<std::size_t>(i)]) * h + j,
+                        token = static_cast<std::size_t>(i / c) * h + j, k = static_cast<std::size_t>(i);
+      dx_wanted[token] += value(y[row]);
+      z_wanted[token] += weights[k] * value(y[row]);
+      dy_wanted[row] = weights[k] * value(x[token]);
+      dw[k] += value(x[token]) * value(y[row]);
+    }
+  d.run("dispatch_backward_" + name, {T}, 64, y.begin(), rows.begin(), dx.begin(), c, H, 1);
+  near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-6);
+  d.run("combine_" + name, {T}, 64, y.begin(), rows.begin(), weights.begin(), x.begin(), z.begin(), c, H);
+  near(z.values(), z_wanted, 1e-6 + unit<E>, 1e-6);
+  d.run("combine_backward_" + name, {static_cast<std::uint32_t>(n)}, 64, x.begin(), y.begin(), rows.begin(),
+        weights.begin(), own.begin(), dy.begin(), d_weights.begin(), c, H);
+  near(dy.values(), dy_wanted, 1e-6 + unit<E>, 1e-7);
+  near(d_weights.values(), dw, 1e-5, 1e-5);
+}
+
+TEMPLATE_TEST_CASE("experts multiply their rows by their matrices", "[kernels][experts]", float, Bf16) {
+  using E = TestType;
+  constexpr bool f32 = std::is_same_v<E, float>;
+  const std::string name = suffix<E>;
+  Device d(f32 ? "grouped_f32" : "grouped");
+  struct Case {
+    int experts, N, K, bias_first, bias_count;
+    std::vector<int> rows;  // of each segment
+    int behind;
+  };
+  for (const Case& c :
+       {Case{3, 9, 16, 0, 9, {3, 0, 5}, 2}, {2, 70, 24, 8, 33, {66, 1, 0, 4}, 65}, {2, 5, 3, 0, 5, {0, 0}, 0}}) {
+    std::vector<std::int32_t> begins{0};
+    for (const int n : c.rows) begins.push_back(begins.back() + n);
+    const int R = begins.back() + c.behind, segments = static_cast<int>(c.rows.size());
+    const int each = f32 ? 32 : 64, threads = f32 ? 32 : 128;
+    INFO(R << " rows of " << c.K << " to " << c.N);
+    Draw draw(static_cast<std::uint64_t>(R));
+    const auto size = [](int m, int n) { return static_cast<std::size_t>(m * n); };
+    Array<std::int32_t> offsets(d.memory, "offsets", begins);
+    Array<E> x(d.memory, "x", draw.numbers<E>(size(R, c.K))),
+        w(d.memory, "w", draw.numbers<E>(size(c.experts * c.N, c.K))),
+        bias(d.memory, "b", draw.numbers<E>(size(c.experts, c.bias_count))), y(d.memory, "y", size(R, c.N)),
+        dy(d.memory, "dy", draw.numbers<E>(size(R, c.N))), dx(d.memory, "dx", size(R, c.K));
+    Array<float> dw(d.memory, "dw", std::vector<float>(w.size(), 1.0f)),
+        db(d.memory, "db", std::vector<float>(bias.size(), 2.0f));
+    const auto up = [](int n, int by) { return static_cast<std::uint32_t>((n + by - 1) / by); };
+    const std::uint32_t tiles = up(R, each) + static_cast<std::uint32_t>(segments) + 1;
+    std::vector<double> y_wanted(y.size()), dx_wanted(dx.size()), dw_wanted(dw.size(), 1.0), db_wanted(db.size(), 2.0);
+    for (int s = 0; s < segments; ++s)
+      for (int r = begins[static_cast<std::size_t>(s)]; r < begins[static_cast<std::size_t>(s) + 1]; ++r) {
+        const int e = s % c.experts;
+        for (int j = 0; j < c.N; ++j) {
+          const double g = value(dy[size(r, c.N) + static_cast<std::size_t>(j)]);
+          double& to = y_wanted[size(r, c.N) + static_cast<std::size_t>(j)];
+          const int b = j - c.bias_first;
+          if (b >= 0 && b < c.bias_count) {
+            const std::size_t at = size(e, c.bias_count) + static_cast<std::size_t>(b);
+            to += value(bias[at]), db_wanted[at] += g;
+          }
+          for (int i = 0; i < c.K; ++i) {
+            const std::size_t wi = size(e * c.N + j, c.K) + static_cast<std::size_t>(i),
+                              xi = size(r, c.K) + static_cast<std::size_t>(i);
+            to += value(x[xi]) * value(w[wi]);
+            dx_wanted[xi] += g * value(w[wi]);
+            dw_wanted[wi] += g * value(x[xi]);
+          }
+        }
+      }
+    const auto threads_of = static_cast<std::uint32_t>(threads);
+    if (R > 0) {
+      d.run("grouped_matmul_nt_" + name, {up(c.N, 64), tiles}, threads_of, x.begin(), w.begin(), offsets.begin(),
+            bias.begin(), y.begin(), R, c.N, c.K, segments, c.experts, c.bias_first, c.bias_count);
+      d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, dy.begin(), w.begin(), offsets.begin(),
+            dx.begin(), R, c.N, c.K, segments, c.experts);
+    }
+    d.run("grouped_matmul_tn_" + name, {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of,
+          dy.begin(), x.begin(), offsets.begin(), dw.begin(), c.N, c.K, segments, c.experts, 1);
+    d.run("grouped_bias_" + name, {1, static_cast<std::uint32_t>(c.experts)}, 128, dy.begin(), offsets.begin(),
+          db.begin(), segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
+    near(y.values(), y_wanted, 1e-6 + unit<E>, 1e-5);
+    near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-5);
+    near(dw.values(), dw_wanted, 1e-5, 1e-5);
+    near(db.values(), db_wanted, 1e-6, 1e-6);
+  }
+}
