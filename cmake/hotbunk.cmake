@@ -36,7 +36,7 @@ hotbunk_precompiled(library)
 hotbunk_precompiled(test Catch2::Catch2)
 target_compile_options(hotbunk_pch_test PRIVATE ${HOTBUNK_TEST_OPTIONS})
 
-# Of what reads files, starts ranks and writes answers nothing runs long: compiled in three quarters of the time. The
+# Of what reads files and writes answers nothing runs long: compiled in three quarters of the time. The
 # precompiled header of the libraries fits, for it has no code of its own.
 set(HOTBUNK_COLD_OPTIONS $<$<CONFIG:RelWithDebInfo>:-O1>)
 

@@ -346,6 +346,13 @@ MovedElements moved_elements(const Move& move, const Places& places) {
   }
   // Its own part is the one that lies at its place.
   out.of_peers = out.all;
+  if (move.from.parts.run.elements == 0 && is_single(to)) {
+    const Within& in = move.from.parts.within;
+    const std::int64_t own = place / in.repeat, h = own / in.count;
+    if (only && place >= 0 && place % in.repeat == 0 && h < move.from.parts.count)
+      out.of_peers -= common_elements(part(move.from, h, own % in.count), *only);
+    return out;
+  }
   each_meeting({move.from, to}, places,
                [&](const PlacedPart& from, const PlacedPart&, const Range& rows, const Range& cols) {
                  if (from.place == place) out.of_peers -= rows.size() * cols.size();
