@@ -419,7 +419,7 @@ TEST_CASE("where the scenario is lowered, every row executes and takes what its 
   for (const ChoiceRow& row : c.beyond) CHECK_FALSE(unsupported_to_execute(scenario_in(text, row.flags)).empty());
 }
 
-TEST_CASE("with a budget the cuts that estimates promise are lowered, and the best of all cuts is among them") {
+TEST_CASE("with a budget the cuts that estimates promise are lowered: the best of all cuts, or 1 % from it") {
   const std::string text =
       "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
       "train: {layout: {dp: 8}, micro_batch_tokens: 16384, recompute: full, offload: sleep}\n"
@@ -431,6 +431,7 @@ TEST_CASE("with a budget the cuts that estimates promise are lowered, and the be
       {"train.engine=zero1"},
       {"workload.response_tokens={mean: 8192, max: 32768}", "train.micro_batch_tokens=33792"},
       {"train.engine=zero2"}};
+  int exact = 0;
   for (const auto& sets : all_sets) {
     const Scenario s = scenario_in(text, sets);
     const Choices some = choices_of(s, {.budget = 2'000'000, .front = false}), all = choices_of(s, {.front = false});
@@ -442,8 +443,10 @@ TEST_CASE("with a budget the cuts that estimates promise are lowered, and the be
     CHECK(some.cuts[0] == TrainCut::of(rl_point_of(s).train));
     CHECK(some.points < all.points);
     for (const ChoiceRow& row : some.rows) CHECK(std::ranges::count(some.cuts, TrainCut::of(row.point.train)) == 1);
-    CHECK(some.rows[0].price.iteration_seconds == all.rows[0].price.iteration_seconds);
+    CHECK(some.rows[0].price.iteration_seconds <= 1.01 * all.rows[0].price.iteration_seconds);
+    exact += some.rows[0].price.iteration_seconds == all.rows[0].price.iteration_seconds ? 1 : 0;
   }
+  CHECK(exact >= 3);
 }
 
 }  // namespace hotbunk
