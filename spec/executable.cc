@@ -11,14 +11,20 @@
 namespace hotbunk {
 namespace {
 
-/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16; gradients, the master copy and
-/// moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op by op, for plans from elsewhere).
+/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16, gradients in fp32 or, as those of
+/// bf16 parameters, in bf16; the master copy and moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op
+/// by op, for plans from elsewhere).
 template <class Need>
 void executable_precision(const Scenario& s, const Need& need) {
   const Precision& p = s.train.precision;
   const auto computed_in = [](DType t) { return t == DType::f32 || t == DType::bf16; };
   need(computed_in(p.params), "train.precision.params {}: fp32 and bf16 are executed", name_of(p.params));
-  for (const auto& [key, dtype] : {std::pair{"grads", p.grads}, {"master", p.master}, {"moments", p.moments}})
+  need(computed_in(p.grads), "train.precision.grads {}: fp32 and bf16 are executed", name_of(p.grads));
+  need(p.grads != DType::bf16 || p.params == DType::bf16,
+       "train.precision.grads bf16 with params {}: gradients are bf16 where what is multiplied is; set "
+       "train.precision.params to bf16, or grads to fp32",
+       name_of(p.params));
+  for (const auto& [key, dtype] : {std::pair{"master", p.master}, {"moments", p.moments}})
     need(dtype == DType::f32, "train.precision.{} {}: fp32 is executed", key, name_of(dtype));
   need(p.gemm == "params", "matrix products in {}", p.gemm);
   if (s.algorithm.name != AlgorithmName::sft)

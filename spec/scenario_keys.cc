@@ -64,8 +64,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
                                {"", "compute and gathered parameters"}));
-  keys.push_back(floating_type("train.precision.grads", HB_FIELD(train.precision.grads),
-                               {"", "gradient reduction and accumulation"}));
+  keys.push_back(floating_type(
+      "train.precision.grads", HB_FIELD(train.precision.grads),
+      {"",
+       "gradients of whole units and their reduction; also where micro-batches add up, but for FSDP, whose shards "
+       "add in precision.master as PyTorch's do"}));
   keys.push_back(floating_type("train.precision.master", HB_FIELD(train.precision.master),
                                {"", "the copy the optimizer updates"}));
   keys.push_back(floating_type(
