@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "spec/validate.h"
 
@@ -158,6 +159,11 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
       "no part of one another's",
       s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
+  need(s.train.pipeline_schedule != "zero-bubble" || expert_rounds(s).rounds == 1,
+       "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
+       "round's "
+       "rows",
+       s.train.expert_capacity);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

@@ -86,6 +86,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
        "them meanwhile among so many neighbours"}));
   keys.push_back(
       integer("train.prefetch", HB_FIELD(train.prefetch), 0, 1, {"units", "gathered ahead of the one computed"}));
+  keys.push_back(
+      real("train.expert_capacity", HB_FIELD(train.expert_capacity), 0, 1024,
+           {"even shares",
+            "of rows that come to a rank's experts at once, where ep spreads these over data ranks: what is more comes "
+            "in further rounds; 0 = room for all"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
                          {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
   keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),

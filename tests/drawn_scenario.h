@@ -155,6 +155,8 @@ inline std::string draw_scenario() {
                                                             "[model.layers.0.*, model.norm.weight]",
                                                             experts ? "['*experts*', '*.input_layernorm.weight']"
                                                                     : "['*.mlp.*', '*.input_layernorm.weight']"}));
+  if (spread > 1 && schedule != "zero-bubble" && coin())
+    some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -518,13 +519,19 @@ void run_combine_backward(const KernelCall& c) {
                    data<const float>(c, in(c, 3)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
                    extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
 }
-Experts experts(const KernelCall& c) {
+/// Where the segments of an op's rows begin; of the rows that came in a round, those of the segments that it has.
+std::vector<std::int32_t> segment_offsets(const KernelCall& c) {
   const ExpertMatrices m = expert_matrices(c.op);
-  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.segments) + 1},
-          m.experts,
-          m.n,
-          m.k,
-          num_rows(c, in(c, 0))};
+  const auto* const all = data<const std::int32_t>(c, in(c, 2));
+  std::vector<std::int32_t> out(all, all + m.segments + 1);
+  const Dim& rows = in(c, 0).shape[0];
+  if (in(c, 0).rank > 2 || (rows.begin == 0 && rows.size >= out.back())) return out;
+  for (std::int32_t& o : out) o = static_cast<std::int32_t>(std::clamp<std::int64_t>(o - rows.begin, 0, rows.size));
+  return out;
+}
+Experts experts(const KernelCall& c, std::span<const std::int32_t> offsets) {
+  const ExpertMatrices m = expert_matrices(c.op);
+  return {offsets, m.experts, m.n, m.k, num_rows(c, in(c, 0))};
 }
 void run_grouped_linear(const KernelCall& c) {
   ExpertBias bias;
@@ -532,10 +539,12 @@ void run_grouped_linear(const KernelCall& c) {
     const Range columns = bias_columns(c.op, c.places);
     bias = {.values = vec(c, in(c, 3)), .first = columns.begin, .count = columns.size()};
   }
-  grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), bias);
+  grouped_linear(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                 matrix(c, out(c, 0)), bias);
 }
 void run_grouped_linear_dgrad(const KernelCall& c) {
-  grouped_linear_dgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
+  grouped_linear_dgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                       matrix(c, out(c, 0)));
 }
 void run_grouped_linear_wgrad(const KernelCall& c) {
   VectorGradient of_bias(c, 1);
@@ -544,8 +553,8 @@ void run_grouped_linear_wgrad(const KernelCall& c) {
     const Range columns = bias_columns(c.op, c.places);
     bias = {.gradient = of_bias.data(), .first = columns.begin, .count = columns.size()};
   }
-  grouped_linear_wgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
-                       write_mode(c), bias);
+  grouped_linear_wgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                       matrix(c, out(c, 0)), write_mode(c), bias);
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------

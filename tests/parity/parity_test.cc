@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "lowering/lower.h"
+#include "spec/expert_rounds.h"
 #include "tests/blocks.h"
 #include "tests/parity/harness.h"
 
@@ -329,6 +330,10 @@ TEST_CASE("and so with experts") {
          fmt::format("train.precision.params={}", way.params),
          fmt::format("train.precision.grads={}", std::string_view(way.recompute) == "full" ? way.params : "fp32"),
          "sync.verify=true", "algorithm.reference=true"});
+    if (way.etp > 0 && std::string_view(way.recompute) != "selective") {  // several rounds, of few rows each
+      sets.emplace_back("train.expert_capacity=0.3");
+      CHECK(expert_rounds(tiny_scenario(4, way.rollout_tp, sets)).rounds > 3);
+    }
     if (way.rollout_pp > 1)
       sets.insert(sets.end(), {"model.num_hidden_layers=4",
                                way.pp > 1 ? "train.pipeline_split=[1, 3]" : "train.pipeline_split=[]"});
