@@ -194,7 +194,8 @@ void adamw(benchmark::State& s) {
     const std::int64_t n = 46'000'000;
     Array p(DType::f32, 1, n), g(DType::f32, 1, n), m(DType::f32, 1, n), v(DType::f32, 1, n);
     zero(ctx, v.f32(), n * 4);
-    for ([[maybe_unused]] auto _ : state) adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, nullptr, nullptr);
+    for ([[maybe_unused]] auto _ : state)
+      adamw_step(ctx, {}, p.f32(), {g.f32(), DType::f32}, m.f32(), v.f32(), n, nullptr, nullptr);
     return 7.0 * 4 * static_cast<double>(n);  // four read, three written
   });
 }
@@ -202,7 +203,7 @@ void gradient_norm(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType, std::int64_t) {
     const std::int64_t n = 46'000'000;
     Array g(DType::f32, 1, n);
-    for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(sum_of_squares(ctx, g.f32(), n));
+    for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(sum_of_squares(ctx, {g.f32(), DType::f32}, n));
     return 4.0 * static_cast<double>(n);
   });
 }

@@ -47,8 +47,8 @@ Meaning meaning_of(const std::string& key) {
   if (key == "sync.every") return Meaning::computation;
   // Sums run in another order there, memory is another, and nothing else differs.
   for (const char* where : {"cluster.", "train.engine", "train.wrap.", "train.layout.", "rollout.layout.", "sync.",
-                            "train.offload", "train.prefetch", "train.reshard_after_forward", "transition",
-                            "rollout.sleep", "rollout.memory_fraction", "rollout.kv_cache_tokens"})
+                            "train.offload", "train.prefetch", "train.reshard_after_forward", "train.expert_capacity",
+                            "transition", "rollout.sleep", "rollout.memory_fraction", "rollout.kv_cache_tokens"})
     if (key.starts_with(where)) return Meaning::where_it_runs;
   return Meaning::computation;
 }

@@ -235,8 +235,9 @@ std::string check_grouped(const Op& op) {
 bool check_routed_exchange(const Op& op) {
   const Tensor &own = own_tokens_rows(op), &other = &own == &op.inputs[0] ? op.outputs[0] : op.inputs[0],
                &offsets = op.inputs[1];
-  return own.rank == 3 && other.rank == 2 && own.dtype == other.dtype && own.shape[2] == other.shape[1] &&
-         offsets.rank == 2 && offsets.dtype == DType::i32 && (offsets.shape[1].size - 1) % offsets.shape[0].size == 0;
+  return own.rank == 3 && other.rank == 2 && (op.integer(Attr::rounds, 1) > 1 || other.shape[0].begin == 0) &&
+         own.dtype == other.dtype && own.shape[2] == other.shape[1] && offsets.rank == 2 &&
+         offsets.dtype == DType::i32 && (offsets.shape[1].size - 1) % offsets.shape[0].size == 0;
 }
 
 /// Groups that divide the experts, of which those taken hold a token's choices; and a bias for each expert.
@@ -559,7 +560,17 @@ bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_op
 const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
 
 std::int64_t own_rows_bytes(const Op& op, const Sizes& s) {
+  if (op.has(Attr::rounds)) {  // those of the round
+    const Tensor& came = op.inputs[0].rank == 3 ? op.outputs[0] : op.inputs[0];
+    return came.bytes(s);
+  }
   return own_tokens_rows(op).bytes(s) / op.integer(Attr::tp, 1);
+}
+
+bool is_idle_round(const Op& op, const Sizes& s) {
+  if (!op.has(Attr::count)) return false;
+  const auto idle = [&](const Tensor& t) { return t.rank > 0 && t.shape[0].begin > 0 && t.shape[0].actual(s) == 0; };
+  return std::ranges::any_of(op.inputs, idle) || std::ranges::any_of(op.outputs, idle);
 }
 
 OwnPart own_experts(const Op& op, const Places& places) {

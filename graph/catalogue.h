@@ -205,10 +205,15 @@ Range own_sinks(const Op&, const Places&);
 
 /// An all-to-all of rows of experts, of as many as there are for each rank; and its tensor that has the rank's own
 /// tokens' rows, there or back. Its payload is these: all ranks' together are what is sent, and no routing changes it.
+/// With Attr::rounds it moves the rows that have their place, among all that come to a rank, in the dimension of the
+/// rows that came: [begin, begin + size).
 bool is_routed(const Op&);
 const Tensor& own_tokens_rows(const Op&);
 /// Their bytes; where a tensor-parallel group's ranks send those of some experts each (tp), a rank's share.
 std::int64_t own_rows_bytes(const Op&, const Sizes&);
+
+/// Whether an op belongs to a round of experts' rows in which, with these sizes, none come.
+bool is_idle_round(const Op&, const Sizes&);
 
 /// The places in its group that a rank sends to and receives from with a send, recv or send_recv; -1: it does not.
 struct Partners {

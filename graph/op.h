@@ -191,8 +191,9 @@ enum class Attr : std::uint8_t {
   rope_first,
   limit,
   alpha,
+  rounds,  // of an exchange of experts' rows: of how many it is one
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::alpha) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::rounds) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

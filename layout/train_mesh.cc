@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "spec/expert_rounds.h"
 
 namespace hotbunk {
 
@@ -29,11 +30,7 @@ std::int64_t rows_sent_of_token(const Scenario& s) {
   return s.model.moe && shard_mesh(s.train).expert_data > 1 ? s.model.moe->experts_per_token : 0;
 }
 
-std::int64_t most_rows_received(const Scenario& s) {
-  const ShardMesh mesh = shard_mesh(s.train);
-  const std::int64_t of_a_rank = s.model.moe->experts / (mesh.expert_data * mesh.experts);
-  return mesh.expert_data * s.train.micro_batch_tokens * std::min(s.model.moe->experts_per_token, of_a_rank);
-}
+std::int64_t most_rows_received(const Scenario& s) { return expert_rounds(s).most; }
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {
   const Mesh mesh = train_mesh(l);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "shard/context_parallel.h"
+#include "spec/expert_rounds.h"
 
 namespace hotbunk {
 
@@ -94,7 +95,8 @@ namespace {
 ExpertParallel expert_parallel(const Scenario& s) {
   const std::int64_t ranks = shard_mesh(s.train).expert_data;
   if (ranks == 1) return {};
-  return {ranks, static_cast<GroupId>(Family::experts), streams::tensor, routed_extent, most_rows_received(s)};
+  const ExpertRounds r = expert_rounds(s);
+  return {ranks, static_cast<GroupId>(Family::experts), streams::tensor, routed_extent, r.most, r.capacity};
 }
 
 }  // namespace

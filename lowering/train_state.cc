@@ -196,8 +196,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
         state.exp_avg = b.managed(name + ".exp_avg", precision.moments, n - apart, Category::optimizer, section);
         state.exp_avg_sq = b.managed(name + ".exp_avg_sq", precision.moments, n - apart, Category::optimizer, section);
       }
-      state.grad = b.managed(name + ".grad", precision.grads, whole_grads_ ? unit.full_elements : n, Category::grads,
-                             persists(sections::transient));
+      state.grad = b.managed(name + ".grad", s.train.summed_grads(), whole_grads_ ? unit.full_elements : n,
+                             Category::grads, persists(sections::transient));
       make_parts(b, state, apart, name);
     }
     if (has_reference_copy(s))

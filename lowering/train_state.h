@@ -179,7 +179,10 @@ class TrainState {
   WholeUnit outer_gradients(ProgramBuilder&, const std::string& prefix) const;
   WholeUnit layer_gradients(ProgramBuilder&, std::size_t i, const std::string& prefix, const WholeUnit& outer,
                             std::optional<SlotLimitId> = {}) const;
-  bool accumulates() const { return whole_grads_ || (mesh_.data() == 1 && !streams_); }
+  bool accumulates() const {
+    const bool one_dtype = scenario_.train.precision.grads == scenario_.train.summed_grads();
+    return whole_grads_ || (mesh_.data() == 1 && !streams_ && one_dtype);
+  }
   /// After each backward of units that do not accumulate, of no layer or layer i's: sums their gradients (sum_of_ranks)
   /// and adds them to the persistent shards.
   void reduce_outer(ProgramBuilder&, const WholeUnit& gradients, const std::string& prefix, Outer = Outer::all) const;

@@ -113,6 +113,8 @@ class Communicator {
   /// `back`: what once was sent comes back, and counts as payload where it returns to: what is received.
   void all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
                     std::span<const std::int64_t> recv_bytes, bool back = false);
+  /// Counts an all-to-all in which no rank has anything to send, as all know without meeting.
+  void note_empty_all_to_all() { count(CommOp::all_to_all, 0, 0, 0); }
   /// Blocks until the bytes may be overwritten, which may be when the peer has received them.
   void send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes = 0);
   void recv(int peer, void* data, std::int64_t bytes);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -53,24 +54,91 @@ void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
               padding);
 }
 
-/// Rows of experts, to the ranks that have these or back: how many, all ranks have said (graph/catalogue.h).
+/// What all ranks of a group have said of the rows that they send to one another's experts (graph/catalogue.h).
+class SentRows {
+ public:
+  SentRows(const OpCall& call, const Tensor& sent)
+      : ranks_(sent.shape[0].size),
+        experts_(sent.shape[1].size - 1),
+        offsets_(static_cast<std::size_t>(ranks_ * (experts_ + 1))) {
+    std::memcpy(offsets_.data(), call.addresses.address(sent), offsets_.size() * sizeof(std::int32_t));
+  }
+  std::int64_t ranks() const { return ranks_; }
+
+  /// Of `from`'s rows those for `to`, as they lie there.
+  Range at_sender(std::int64_t from, std::int64_t to) const {
+    const std::int32_t* const of = &offsets_[static_cast<std::size_t>(from * (experts_ + 1))];
+    return {of[to * experts_ / ranks_], of[(to + 1) * experts_ / ranks_]};
+  }
+  /// The same as they lie among all that come to `to`, whose ranks' follow one another.
+  Range at_receiver(std::int64_t from, std::int64_t to) const {
+    std::int64_t begin = 0;
+    for (std::int64_t r = 0; r < from; ++r) begin += at_sender(r, to).size();
+    return {begin, begin + at_sender(from, to).size()};
+  }
+  std::int64_t most_received() const {
+    std::int64_t most = 0;
+    for (std::int64_t r = 0; r < ranks_; ++r) most = std::max(most, at_receiver(ranks_ - 1, r).end);
+    return most;
+  }
+
+ private:
+  std::int64_t ranks_, experts_;
+  std::vector<std::int32_t> offsets_;
+};
+
+/// Rows of experts, to the ranks that have these or back: all of them, or those of the round whose rows `came` has.
 void exchange_rows(Communicator& c, const OpCall& call) {
   const Op& op = call.op;
   const Tensor& own = own_tokens_rows(op);
   const bool back = &own != &op.inputs[0];
-  const std::int64_t ranks = op.inputs[1].shape[0].size, experts = op.inputs[1].shape[1].size - 1,
-                     row_bytes = own.shape[2].size * size_of(own.dtype);
-  HB_CHECK(ranks == c.size(), "counts of {} ranks over {}", ranks, c.size());
-  std::vector<std::int32_t> offsets(static_cast<std::size_t>(ranks * (experts + 1)));
-  std::memcpy(offsets.data(), call.addresses.address(op.inputs[1]), offsets.size() * sizeof(std::int32_t));
-  const auto bytes = [&](std::int64_t from, std::int64_t to) {
-    const std::int32_t* const of = &offsets[static_cast<std::size_t>(from * (experts + 1))];
-    return (of[(to + 1) * experts / ranks] - of[to * experts / ranks]) * row_bytes;
-  };
+  const Dim& came = (back ? op.inputs[0] : op.outputs[0]).shape[0];
+  const SentRows rows(call, op.inputs[1]);
+  HB_CHECK(rows.ranks() == c.size(), "counts of {} ranks over {}", rows.ranks(), c.size());
+  const std::int64_t row_bytes = own.shape[2].size * size_of(own.dtype), me = c.rank();
   std::vector<std::int64_t> sent, received;
-  for (std::int64_t r = 0; r < ranks; ++r) sent.push_back(bytes(c.rank(), r)), received.push_back(bytes(r, c.rank()));
-  if (back) std::swap(sent, received);
-  c.all_to_all_v(call.addresses.address(op.inputs[0]), sent, call.addresses.address(op.outputs[0]), received, back);
+  if (!op.has(Attr::rounds)) {
+    for (std::int64_t r = 0; r < rows.ranks(); ++r)
+      sent.push_back(rows.at_sender(me, r).size() * row_bytes),
+          received.push_back(rows.at_sender(r, me).size() * row_bytes);
+    if (back) std::swap(sent, received);
+    return c.all_to_all_v(call.addresses.address(op.inputs[0]), sent, call.addresses.address(op.outputs[0]), received,
+                          back);
+  }
+  if (rows.most_received() <= came.begin) return c.note_empty_all_to_all();  // all ranks find that
+  const auto in_round = [&](const Range& all) {
+    return Range{std::clamp(all.begin, came.begin, came.begin + came.size),
+                 std::clamp(all.end, came.begin, came.begin + came.size)};
+  };
+  // A rank's own rows of a round do not follow one another, as a communicator's parts do.
+  struct Piece {
+    std::int64_t at, bytes;
+  };
+  std::vector<Piece> pieces;
+  std::int64_t together = 0;
+  for (std::int64_t r = 0; r < rows.ranks(); ++r) {
+    const Range there = rows.at_receiver(me, r), part = in_round(there);
+    pieces.push_back({(rows.at_sender(me, r).begin + part.begin - there.begin) * row_bytes, part.size() * row_bytes});
+    sent.push_back(pieces.back().bytes), received.push_back(in_round(rows.at_receiver(r, me)).size() * row_bytes);
+    together += pieces.back().bytes;
+  }
+  std::vector<std::byte> packed(static_cast<std::size_t>(together));
+  std::byte* const mine = call.addresses.address(own);
+  const auto copy_pieces = [&](bool pack) {
+    std::byte* at = packed.data();
+    for (const Piece& p : pieces) {
+      const auto bytes = static_cast<std::size_t>(p.bytes);
+      if (pack && bytes > 0) std::memcpy(at, mine + p.at, bytes);
+      if (!pack && bytes > 0) std::memcpy(mine + p.at, at, bytes);
+      at += bytes;
+    }
+  };
+  if (back) {
+    c.all_to_all_v(call.addresses.address(op.inputs[0]), received, packed.data(), sent, true);
+    return copy_pieces(false);
+  }
+  copy_pieces(true);
+  c.all_to_all_v(packed.data(), sent, call.addresses.address(op.outputs[0]), received);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ gradient norm, AdamW, weights after each step. Two mini-batches a step, so that 
 second step the reference is no longer the policy. Needs scripts/requirements-goldens.txt in a virtual environment.
 """
 import argparse
+import fnmatch
 import json
 import subprocess
 import sys
@@ -47,6 +48,9 @@ LAYOUTS = {
     "context": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.cp": 2},
     "ulysses": {"train.engine": "zero2", "train.layout.dp": 2, "train.layout.ulysses": 2},
     "smaller-mesh": {"train.engine": "fsdp2", "train.layout.dp": 4, "train.reshard_after_forward": 2},
+    # As scenarios/frozen-cpu.yaml: some parameters have no gradient.
+    "frozen": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.sp": "true",
+               "train.frozen": "[model.embed_tokens.*, model.layers.0.*, '*.mlp.*']"},
     "zero-bubble": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.pp": 2, "train.pipeline_schedule": "zero-bubble"},
 }
 
@@ -150,7 +154,10 @@ def check_layout(hotbunk, folder, model_folder, sets):
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = lambda name: [json.loads(line) for line in (out / name).read_text().splitlines()]
     reference, policy = (LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32) for _ in range(2))
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    frozen = [p.strip(" '") for p in sets.get("train.frozen", "[]").strip("[]").split(",")]
+    for name, p in policy.named_parameters():
+        p.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen))
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
     check = Check()
     for step in range(1, STEPS + 1):
         samples = [s for s in lines("samples.jsonl") if s["step"] == step]
@@ -164,6 +171,9 @@ def check_layout(hotbunk, folder, model_folder, sets):
         saved = load_file(out / "checkpoints" / ("final" if step == STEPS else f"step_{step}") / "model.safetensors")
         for name, weights in saved.items():
             now = policy.state_dict()[name]
+            if (now == before[name]).all():  # it does not train
+                check.at_most(f"frozen, step {step}", (weights - now).abs().max().item(), 0)
+                continue
             check.at_most(f"updates, step {step}", ((weights - now).abs().max() / (now - before[name]).abs().max()).item(), 1e-3)
     return check
 

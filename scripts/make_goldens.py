@@ -613,6 +613,8 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
             tensors["logits_bf16"] = hf_logits(load(folder, torch.bfloat16), sequences).float()
         tensors["logits_f64"] = logits_f64
         floors["logits_bf16"] = gap(tensors["logits_bf16"], logits_f64)
+        narrow = files(bf16_gradients(folder, sequences, tokens, cu_seqlens))
+        floors["grads_bf16"] = max(gap(narrow[n].float(), grads_f64[n]) for n in narrow)
     values = {
         "loss": losses[0],
         "steps": {"losses": losses, "grad_norms": norms, "final_loss": final, "losses_f64": losses_f64,
@@ -624,6 +626,13 @@ def compute(case, folder, tokens, cu_seqlens, prompts):
     if margins:
         values["routing"] = {"min_margin": min(margins)}
     return tensors, values
+
+
+def bf16_gradients(folder, sequences, tokens, cu_seqlens):
+    """Of the first step, as autograd leaves them for a model in bf16: in bf16."""
+    model = load(folder, torch.bfloat16)
+    (-next_token_logprobs(hf_logits(model, sequences).float(), tokens, cu_seqlens).mean()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
 def to_v4(config):

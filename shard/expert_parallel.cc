@@ -23,10 +23,12 @@ const ForwardOp& the_sort(const Forward& f) {
 }
 
 void exchange(Emitter& to, const Forward& f, const TensorSharding& s, const std::string& name, const Tensor& x,
-              const Tensor& y, const Values& values) {
+              const Tensor& y, const Values& values, std::int64_t round) {
   Op& op = to.emit(OpKind::all_to_all, s.ep.stream, name, {x, at(values, sent_by_all(f, the_sort(f)))}, {y});
   op.group = s.ep.group;
   if (s.tp.expert_ranks > 1) with(op, Attr::tp, s.tp.expert_ranks);
+  if (s.ep.rounds() > 1) with(op, Attr::rounds, s.ep.rounds());
+  if (round > 0 && y.rank == 3) with(op, Attr::accumulate, std::int64_t{1});  // beside what earlier rounds brought back
   with_count_of_rows(op, f, s, values);
 }
 
@@ -71,20 +73,21 @@ void sort_of_all_ranks(Emitter& to, const Forward& f, const TensorSharding& s, c
   set(count_of_rows(f, op), count);
 }
 
-Tensor make_routed(Emitter& to, const TensorSharding& s, const std::string& name, DType dtype, const Dim& width) {
-  return to.make(name, dtype, {{s.ep.capacity, s.ep.routed, 0}, width});
+Tensor make_routed(Emitter& to, const TensorSharding& s, const std::string& name, DType dtype, const Dim& width,
+                   std::int64_t round) {
+  return to.make(name, dtype, {s.ep.rows(round), width});
 }
 
 Tensor to_experts(Emitter& to, const Forward& f, const TensorSharding& s, const std::string& name,
-                  const Tensor& choices, const Values& values) {
-  const Tensor routed = make_routed(to, s, name, choices.dtype, choices.shape[2]);
-  exchange(to, f, s, name + ".all_to_all", choices, routed, values);
+                  const Tensor& choices, const Values& values, std::int64_t round) {
+  const Tensor routed = make_routed(to, s, name, choices.dtype, choices.shape[2], round);
+  exchange(to, f, s, name + ".all_to_all", choices, routed, values, round);
   return routed;
 }
 
 void from_experts(Emitter& to, const Forward& f, const TensorSharding& s, const std::string& name, const Tensor& routed,
-                  const Tensor& choices, const Values& values) {
-  exchange(to, f, s, name + ".all_to_all", routed, choices, values);
+                  const Tensor& choices, const Values& values, std::int64_t round) {
+  exchange(to, f, s, name + ".all_to_all", routed, choices, values, round);
 }
 
 }  // namespace hotbunk

@@ -4,8 +4,8 @@
 //   choices   [T,c,H]   of the rank's own tokens, sorted by expert
 //   routed    [R,H]     that have come: of the first rank by expert, then of the next one; R is counted on the device
 //
-// Where the tensor-parallel places have whole experts, a rank sends the rows of those that its place has, of all tokens,
-// to the ranks of its own place.
+// Where the tensor-parallel places have whole experts, a rank sends the rows of those that its place has, of all
+// tokens, to the ranks of its own place.
 //
 // Who sends how many, all ranks know: each says where its experts' rows begin, in one all-gather for each layer.
 #pragma once
@@ -29,12 +29,13 @@ Op& with_count_of_rows(Op&, const Forward&, const TensorSharding&, const Values&
 void sort_of_all_ranks(Emitter&, const Forward&, const TensorSharding&, const ForwardOp&, const Tensor& choices,
                        Values&);
 
-/// `choices` as they arrive at the ranks of their experts, and back.
+/// `choices` as they arrive at the ranks of their experts, all of them or those of a round, and back.
 Tensor to_experts(Emitter&, const Forward&, const TensorSharding&, const std::string& name, const Tensor& choices,
-                  const Values&);
+                  const Values&, std::int64_t round = 0);
 void from_experts(Emitter&, const Forward&, const TensorSharding&, const std::string& name, const Tensor& routed,
-                  const Tensor& choices, const Values&);
+                  const Tensor& choices, const Values&, std::int64_t round = 0);
 /// Rows that come to this rank, or their gradients.
-Tensor make_routed(Emitter&, const TensorSharding&, const std::string& name, DType, const Dim& width);
+Tensor make_routed(Emitter&, const TensorSharding&, const std::string& name, DType, const Dim& width,
+                   std::int64_t round = 0);
 
 }  // namespace hotbunk

@@ -2,6 +2,7 @@
 // expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same. Where data
 // ranks have other experts each, the same is done of the rows that have come (expert_parallel.h).
 #include "base/check.h"
+#include "shard/expert_rounds.h"
 #include "shard/writers.h"
 
 namespace hotbunk {
@@ -28,15 +29,13 @@ Op& with_experts(Op& op, const TensorSharding& s) {
 /// Of what works on rows of a rank's own experts among all choices, its share; of rows that came it has all.
 Op& with_share(Op& op, const TensorSharding& s) { return s.ep.ranks > 1 ? op : with_experts(op, s); }
 
-/// Of products that are summands of ranks which share each expert, every rank adds its part of the bias, in its
-/// columns.
+}  // namespace
+
 Op& with_bias_share(Op& op, const ForwardOp& forward, bool leaves, const TensorSharding& s) {
   const bool shares = s.tp.ranks > 1 && s.tp.expert_ranks == 1;
   if (forward.weights.size() > 1 && leaves && shares) op.group = s.tp.group;
   return op;
 }
-
-}  // namespace
 
 void ForwardWriter::route(const ForwardOp& op) {
   std::vector<Tensor> inputs = {at(op.inputs[0])};
@@ -59,10 +58,12 @@ void ForwardWriter::dispatch(const ForwardOp& op) {
   const ForwardValue& y = f_.value(op.outputs[0]);
   const Tensor choices = make_value(to_, s_, y, y.name + ".choices", s_.compute);
   emit(op.kind, op.name, {x, at(op.inputs[1])}, {choices});
-  values_[static_cast<std::size_t>(op.outputs[0])] = to_experts(to_, f_, s_, y.name, choices, values_);
+  values_[static_cast<std::size_t>(op.outputs[0])] =
+      in_rounds(s_) ? choices : to_experts(to_, f_, s_, y.name, choices, values_);
 }
 
 void ForwardWriter::grouped_linear(const ForwardOp& op) {
+  if (in_rounds(s_)) return leaves_experts(f_, op) ? rounds(op) : void();
   const Tensor y = make(op.outputs[0]);
   const std::string& name = f_.value(op.outputs[0]).name;
   const bool goes_back = s_.ep.ranks > 1 && leaves_experts(f_, op);
@@ -92,6 +93,7 @@ void BackwardWriter::combine(const ForwardOp& op) {
 }
 
 void BackwardWriter::grouped_linear(const ForwardOp& op) {
+  if (in_rounds(s_)) return leaves_experts(f_, op) ? rounds(op) : void();
   const ValueId x = op.inputs[0], offsets = op.inputs[1];
   const std::string d_name = "d_" + f_.value(op.outputs[0]).name;
   Tensor dy = gradient(op.outputs[0]);
@@ -122,7 +124,7 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
 
 void BackwardWriter::dispatch(const ForwardOp& op) {
   Tensor dy = gradient(op.outputs[0]);
-  if (s_.ep.ranks > 1) {
+  if (s_.ep.ranks > 1 && !in_rounds(s_)) {
     const ForwardValue& y = f_.value(op.outputs[0]);
     const Tensor choices = make_value(to_, s_, y, "d_" + y.name + ".choices", s_.compute);
     from_experts(to_, f_, s_, "d_" + y.name, dy, choices, values_);

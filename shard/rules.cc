@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "shard/expert_rounds.h"
 #include "shard/ulysses.h"
 #include "shard/writers.h"
 
@@ -29,13 +30,6 @@ bool is_norm(OpKind k) { return k == OpKind::rms_norm || k == OpKind::layer_norm
 OpKind backward_of_norm(OpKind k) {
   return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
 }
-OpKind backward_of_activation(OpKind k) {
-  return k == OpKind::swiglu           ? OpKind::swiglu_backward
-         : k == OpKind::clamped_swiglu ? OpKind::clamped_swiglu_backward
-         : k == OpKind::geglu          ? OpKind::geglu_backward
-                                       : OpKind::gelu_backward;
-}
-
 /// The heads that an op turns: of latent attention queries alone; and how much of each.
 Op& with_turned(Op& op, const TensorSharding& s) {
   if (!s.model.mla) {
@@ -68,6 +62,7 @@ std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const
 
 /// What an op's backward reads of its inputs and results.
 std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
+  if (in_rounds(s) && is_of_a_round(f, op)) return {};
   switch (op.kind) {
     case OpKind::rms_norm:
     case OpKind::layer_norm:
@@ -94,6 +89,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
     case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
+      if (in_rounds(s)) return {op.inputs[1], routed_ops(f).dispatch.outputs[0]};
       if (!s.trains(op.weights[0].first)) return {op.inputs[1]};
       return op.inputs;
     case OpKind::combine:
@@ -131,6 +127,13 @@ bool is_elementwise(OpKind k) {
 
 }  // namespace
 
+OpKind backward_of_activation(OpKind k) {
+  return k == OpKind::swiglu           ? OpKind::swiglu_backward
+         : k == OpKind::clamped_swiglu ? OpKind::clamped_swiglu_backward
+         : k == OpKind::geglu          ? OpKind::geglu_backward
+                                       : OpKind::gelu_backward;
+}
+
 void ForwardWriter::write(const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::embedding: {
@@ -165,6 +168,7 @@ void ForwardWriter::write(const ForwardOp& op) {
     case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu:
+      if (in_rounds(s_) && is_of_a_round(f_, op)) return;
       with_attrs(emit(op.kind, op.name, {at(op.inputs[0])}, {make(op.outputs[0])}), op);
       return;
     case OpKind::route:
@@ -317,6 +321,7 @@ void BackwardWriter::write(const ForwardOp& op) {
     case OpKind::clamped_swiglu:
     case OpKind::geglu:
     case OpKind::gelu: {
+      if (in_rounds(s_) && is_of_a_round(f_, op)) return;
       const Tensor d = make(op.inputs[0]);
       with_attrs(emit(backward_of_activation(op.kind), op.name + ".backward",
                       {gradient(op.outputs[0]), value(op.inputs[0])}, {d}),

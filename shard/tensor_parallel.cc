@@ -89,7 +89,7 @@ Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, c
     case Width::expert_gate_up:
     case Width::expert_inner:
       if (s.ep.ranks == 1) return make_choices(to, s, name, dtype, width);
-      return to.make(name, dtype, {{s.ep.capacity, s.ep.routed, 0}, width});
+      return to.make(name, dtype, {s.ep.rows(0), width});
     case Width::routed:
       return make_choices(to, s, name, dtype, width);
     default:

@@ -23,6 +23,7 @@
 // summands, and its backward takes the gradient of all tokens. Summands become the stream by an all-reduce, or with
 // sequence parallelism by a reduce-scatter; there an all-gather brings all tokens (Megatron-LM's g and g-bar).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "graph/op.h"
@@ -62,13 +63,17 @@ struct ContextParallel {
 };
 
 /// Neighbours among the data ranks that have other experts each; 1: every rank has all of those that its
-/// tensor-parallel ones share. `routed`: how many rows have come to a rank's experts, of `capacity` at most.
+/// tensor-parallel ones share. `routed`: how many rows have come to a rank's experts, of `most` at most; where there is
+/// room for fewer, they come in rounds (expert_rounds.h).
 struct ExpertParallel {
   std::int64_t ranks = 1;
   GroupId group = -1;
   StreamId stream = lead_stream;
   ExtentId routed = fixed_extent;
-  std::int64_t capacity = 0;
+  std::int64_t most = 0, capacity = 0;
+  std::int64_t rounds() const { return most > capacity ? (most + capacity - 1) / capacity : 1; }
+  /// Rows of what comes in a round.
+  Dim rows(std::int64_t round) const { return {std::min(capacity, most - round * capacity), routed, round * capacity}; }
 };
 
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.

@@ -16,6 +16,12 @@ inline ValueId in_attention(const Forward& f, const TensorSharding& s, ValueId i
   return s.ulysses.ranks > 1 ? static_cast<ValueId>(std::ssize(f.values())) + id : id;
 }
 
+OpKind backward_of_activation(OpKind);
+
+/// Of products that are summands of ranks which share each expert, every rank adds its part of the bias, in its
+/// columns. `leaves`: what they leave goes back to its tokens.
+Op& with_bias_share(Op&, const ForwardOp&, bool leaves, const TensorSharding&);
+
 class ForwardWriter {
  public:
   ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)
@@ -34,6 +40,7 @@ class ForwardWriter {
   void expert_sort(const ForwardOp&);
   void dispatch(const ForwardOp&);
   void grouped_linear(const ForwardOp&);
+  void rounds(const ForwardOp& down);
   void combine(const ForwardOp&);
 
   Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
@@ -72,6 +79,7 @@ class BackwardWriter {
   void route(const ForwardOp&);
   void dispatch(const ForwardOp&);
   void grouped_linear(const ForwardOp&);
+  void rounds(const ForwardOp& down);
   void combine(const ForwardOp&);
 
   Op& emit(OpKind kind, const std::string& name, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {

@@ -5,20 +5,27 @@
 #include <sstream>
 #include <utility>
 
+#include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
 
-/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16; gradients, the master copy and
-/// moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op by op, for plans from elsewhere).
+/// What the kernels compute in: parameters, activations and KV cache in fp32 or bf16, gradients in fp32 or, as those of
+/// bf16 parameters, in bf16; the master copy and moments in fp32 (backends/cpu_gloo/op_kernels.cc refuses the rest op
+/// by op, for plans from elsewhere).
 template <class Need>
 void executable_precision(const Scenario& s, const Need& need) {
   const Precision& p = s.train.precision;
   const auto computed_in = [](DType t) { return t == DType::f32 || t == DType::bf16; };
   need(computed_in(p.params), "train.precision.params {}: fp32 and bf16 are executed", name_of(p.params));
-  for (const auto& [key, dtype] : {std::pair{"grads", p.grads}, {"master", p.master}, {"moments", p.moments}})
+  need(computed_in(p.grads), "train.precision.grads {}: fp32 and bf16 are executed", name_of(p.grads));
+  need(p.grads != DType::bf16 || p.params == DType::bf16,
+       "train.precision.grads bf16 with params {}: gradients are bf16 where what is multiplied is; set "
+       "train.precision.params to bf16, or grads to fp32",
+       name_of(p.params));
+  for (const auto& [key, dtype] : {std::pair{"master", p.master}, {"moments", p.moments}})
     need(dtype == DType::f32, "train.precision.{} {}: fp32 is executed", key, name_of(dtype));
   need(p.gemm == "params", "matrix products in {}", p.gemm);
   if (s.algorithm.name != AlgorithmName::sft)
@@ -152,6 +159,11 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
       "no part of one another's",
       s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
+  need(s.train.pipeline_schedule != "zero-bubble" || expert_rounds(s).rounds == 1,
+       "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
+       "round's "
+       "rows",
+       s.train.expert_capacity);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

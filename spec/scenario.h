@@ -64,7 +64,7 @@ struct TrainLayout {
 
 struct Precision {
   DType params = DType::bf16;  // compute and gathered dtype
-  DType grads = DType::f32;    // reduction and accumulation
+  DType grads = DType::f32;    // whole gradients and their reduction
   DType master = DType::f32;
   DType moments = DType::f32;
   std::string gemm = "params";  // of matrix products: as params, or a narrower format that only planning knows
@@ -97,7 +97,12 @@ struct TrainSpec {
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";
   std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
+  double expert_capacity = 0;  // rows that come to a rank's experts at once, in multiples of an even share; 0 = all
   bool scores_apart() const { return logprob_micro_batch_tokens > 0 || logprob_micro_batch_sequences > 0; }
+  /// Where micro-batches add up: FSDP casts what was reduced to its shard's dtype, the other engines add in their own.
+  DType summed_grads() const {
+    return engine == TrainEngine::fsdp1 || engine == TrainEngine::fsdp2 ? precision.master : precision.grads;
+  }
   bool operator==(const TrainSpec&) const = default;
 };
 

@@ -64,8 +64,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
                                {"", "compute and gathered parameters"}));
-  keys.push_back(floating_type("train.precision.grads", HB_FIELD(train.precision.grads),
-                               {"", "gradient reduction and accumulation"}));
+  keys.push_back(floating_type(
+      "train.precision.grads", HB_FIELD(train.precision.grads),
+      {"",
+       "gradients of whole units and their reduction; also where micro-batches add up, but for FSDP, whose shards "
+       "add in precision.master as PyTorch's do"}));
   keys.push_back(floating_type("train.precision.master", HB_FIELD(train.precision.master),
                                {"", "the copy the optimizer updates"}));
   keys.push_back(floating_type(
@@ -83,6 +86,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
        "them meanwhile among so many neighbours"}));
   keys.push_back(
       integer("train.prefetch", HB_FIELD(train.prefetch), 0, 1, {"units", "gathered ahead of the one computed"}));
+  keys.push_back(
+      real("train.expert_capacity", HB_FIELD(train.expert_capacity), 0, 1024,
+           {"even shares",
+            "of rows that come to a rank's experts at once, where ep spreads these over data ranks: what is more comes "
+            "in further rounds; 0 = room for all"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
                          {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
   keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "base/format.h"
+#include "spec/expert_rounds.h"
 #include "spec/frozen.h"
 #include "spec/names.h"
 #include "spec/scenario_keys.h"
@@ -248,12 +249,31 @@ class Validator {
              {fmt::format("{} ranks per pipeline stage % ({}) = {}", product(dense), equation(expert),
                           product(dense) % product(expert))},
              "ep x etp must divide dp x cp x ulysses x tp");
+    expert_capacity();
     if (!uses_rollout()) return;
     expert_parallel("rollout.layout.ep", r.ep);
     const int64_t engine = product({{"tp", r.tp}, {"cp", r.cp}});
     if (engine % r.ep != 0)
       report("E213", "rollout.layout.ep", "expert parallel does not divide an engine's ranks",
              {fmt::format("{} % ep {} = {}", equation({{"tp", r.tp}, {"cp", r.cp}}), r.ep, engine % r.ep)});
+  }
+
+  void expert_capacity() {
+    const double times = s_.train.expert_capacity;
+    if (times == 0.0 || !problems_.empty()) return;
+    const std::string key = "train.expert_capacity";
+    const ExpertRounds r = expert_rounds(s_);
+    if (r.most == 0)
+      return report("E235", key, "rows come to experts in rounds only where these lie over data ranks",
+                    {fmt::format("train.layout.ep {} x etp {} with tp {}: every data rank has all experts",
+                                 s_.train.layout.ep, s_.train.layout.etp, s_.train.layout.tp)},
+                    "leave train.expert_capacity out, or raise train.layout.ep");
+    if (r.rounds > max_expert_rounds)
+      report("E235", key, "too little room for the rows of experts",
+             {fmt::format("{} rows may come, {} x {} = {} at once: {} rounds, at most {} are planned", r.most, times,
+                          r.sent, r.capacity, r.rounds, max_expert_rounds)},
+             fmt::format("set it to {:.3g} or more",
+                         static_cast<double>(r.most) / static_cast<double>(max_expert_rounds * r.sent) + 0.0005));
   }
 
   void expert_parallel(const std::string& key, int64_t ep) {

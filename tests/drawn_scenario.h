@@ -73,7 +73,7 @@ inline std::string draw_scenario() {
   const std::int64_t prompt = in(1, 8), response = in(1, 9), block = in(1, 5), longest = prompt + response;
   const std::int64_t tokens = (longest + in(0, 60) + 23) / 24 * 24;  // of any tp a multiple
   const auto dtype = [] { return one_of<std::string>({"fp32", "bf16"}); };
-  const auto state = [] { return in(0, 20) == 0 ? "bf16" : "fp32"; };  // gradients and optimizer: fp32 is what lowers
+  const auto state = [] { return in(0, 20) == 0 ? "bf16" : "fp32"; };  // the optimizer's: fp32 is what lowers
   const bool sft = in(0, 6) == 0, reference = coin(), old_logprobs = coin();
   // As often as not hotbunk's order, else any legal one.
   auto offload = one_of<std::string>({"none", "sleep"});
@@ -142,11 +142,21 @@ inline std::string draw_scenario() {
   std::vector<std::string> reshards{yaml_bool(true), yaml_bool(pp > 1)};
   for (std::int64_t few = 2; few < shared && engine == "fsdp2" && pp == 1 && spread == 1; ++few)
     if (shared % few == 0) reshards.push_back(std::to_string(few));
-  const std::string grads = state(), master = state(), moments = state();
-  std::string lora;  // only of what lowers, and where the model is awake for its reference
-  if (in(0, 3) == 0 && transition == "hotbunk" && grads + master + moments == "fp32fp32fp32")
-    lora = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
+  const std::string params = dtype(), grads = params == "bf16" && coin() ? "bf16" : state(), master = state(),
+                    moments = state();
+  std::string some;  // of what trains: adapters only of what lowers, and where the model is awake for its reference
+  const bool lowers = (grads == "fp32" || params == "bf16") && master + moments == "fp32fp32";
+  if (in(0, 3) == 0 && transition == "hotbunk" && lowers)
+    some = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
                        experts || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
+  // Parameters that do not train: whole layers, parts of each, the ends.
+  else if (!flat && lowers && in(0, 3) == 0)
+    some = fmt::format(", frozen: {}", one_of<std::string>({"[model.embed_tokens.*]", "['*.self_attn.*']",
+                                                            "[model.layers.0.*, model.norm.weight]",
+                                                            experts ? "['*experts*', '*.input_layernorm.weight']"
+                                                                    : "['*.mlp.*', '*.input_layernorm.weight']"}));
+  if (spread > 1 && schedule != "zero-bubble" && coin())
+    some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
@@ -161,7 +171,7 @@ inline std::string draw_scenario() {
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
-      offload, dtype(), grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : lora);
+      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "

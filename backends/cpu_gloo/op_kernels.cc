@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -65,6 +66,35 @@ void* data<void>(const KernelCall& c, const Tensor& t) {
 /// Row-major with the actual extents; the leading dimension is the last extent.
 Matrix matrix(const KernelCall& c, const Tensor& t) { return {data(c, t), t.dtype, extent(c, t, t.rank - 1)}; }
 ConstVector vec(const KernelCall& c, const Tensor& t) { return {data(c, t), t.dtype}; }
+
+/// The gradient of a vector, as kernels write it: in fp32. Of one that the plan has in bf16, a copy, which is rounded
+/// into its place once, at the end.
+class VectorGradient {
+ public:
+  /// No such output (its parameter does not train): none.
+  VectorGradient(const KernelCall& c, std::size_t output) : call_(c) {
+    if (output >= c.op.outputs.size()) return;
+    to_ = vec(c, out(c, output)), elements_ = out(c, output).elements(c.sizes);
+    if (to_.dtype == DType::f32) return;
+    copy_.resize(static_cast<std::size_t>(elements_));
+    if (c.op.integer(Attr::accumulate, 0) != 0) cast(c.context, to_, copy_.data(), DType::f32, elements_);
+  }
+  ~VectorGradient() {
+    if (is_copy()) cast(call_.context, {copy_.data(), DType::f32}, const_cast<void*>(to_.data), to_.dtype, elements_);
+  }
+  VectorGradient(const VectorGradient&) = delete;
+  VectorGradient& operator=(const VectorGradient&) = delete;
+
+  float* data() { return is_copy() ? copy_.data() : static_cast<float*>(const_cast<void*>(to_.data)); }
+
+ private:
+  bool is_copy() const { return to_.data != nullptr && to_.dtype != DType::f32; }
+
+  const KernelCall& call_;
+  ConstVector to_;
+  std::int64_t elements_ = 0;
+  std::vector<float> copy_;
+};
 
 Write write_mode(const KernelCall& c, Attr a = Attr::accumulate) {
   return c.op.integer(a, 0) != 0 ? Write::accumulate : Write::overwrite;
@@ -145,7 +175,7 @@ void run_linear_wgrad(const KernelCall& c) {
   linear_wgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), T, N, extent(c, in(c, 1), 1),
                write_mode(c));
   if (c.op.outputs.size() > 1)
-    bias_grad(c.context, matrix(c, in(c, 0)), data<float>(c, out(c, 1)), T, N, write_mode(c));
+    bias_grad(c.context, matrix(c, in(c, 0)), VectorGradient(c, 1).data(), T, N, write_mode(c));
 }
 
 // --- adapters -------------------------------------------------------------------------------------------------------
@@ -189,13 +219,9 @@ void run_rms_norm(const KernelCall& c) {
   add_rmsnorm_forward(c.context, sum, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 0)),
                       data<float>(c, out(c, 1)), T, H, eps(c), offset(c));
 }
-/// Of a weight that is trained; else none.
-float* weight_gradient(const KernelCall& c, std::size_t output) {
-  return output < c.op.outputs.size() ? data<float>(c, out(c, output)) : nullptr;
-}
 void run_rms_norm_backward(const KernelCall& c) {
   rmsnorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
-                   matrix(c, out(c, 0)), write_mode(c, Attr::residual), weight_gradient(c, 1), write_mode(c),
+                   matrix(c, out(c, 0)), write_mode(c, Attr::residual), VectorGradient(c, 1).data(), write_mode(c),
                    extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), offset(c));
 }
 void run_layer_norm(const KernelCall& c) {
@@ -212,8 +238,8 @@ void run_layer_norm(const KernelCall& c) {
 }
 void run_layer_norm_backward(const KernelCall& c) {
   layernorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),
-                     matrix(c, out(c, 0)), write_mode(c, Attr::residual), data<float>(c, out(c, 1)),
-                     data<float>(c, out(c, 2)), write_mode(c), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+                     matrix(c, out(c, 0)), write_mode(c, Attr::residual), VectorGradient(c, 1).data(),
+                     VectorGradient(c, 2).data(), write_mode(c), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
 }
 void run_qk_norm(const KernelCall& c) {
   qk_norm_forward(c.context, matrix(c, in(c, 0)), vec(c, in(c, 1)), vec(c, in(c, 2)), matrix(c, out(c, 0)),
@@ -221,7 +247,7 @@ void run_qk_norm(const KernelCall& c) {
 }
 void run_qk_norm_backward(const KernelCall& c) {
   qk_norm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)),
-                   matrix(c, in(c, 0)), matrix(c, out(c, 0)), weight_gradient(c, 1), weight_gradient(c, 2),
+                   matrix(c, in(c, 0)), matrix(c, out(c, 0)), VectorGradient(c, 1).data(), VectorGradient(c, 2).data(),
                    write_mode(c), extent(c, in(c, 1), 0), heads(c), offset(c));
 }
 
@@ -263,7 +289,8 @@ void run_attention_sinks(const KernelCall& c) {
 }
 void run_attention_sinks_backward(const KernelCall& c) {
   const std::int64_t heads = extent(c, in(c, 2), 1), all = extent(c, out(c, 0), 0);
-  auto* const d_sinks = data<float>(c, out(c, 0));
+  VectorGradient gradient(c, 0);
+  float* const d_sinks = gradient.data();
   if (write_mode(c) == Write::overwrite && all > heads) std::fill_n(d_sinks, all, 0.0f);
   kernels::attention_sinks_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), data<const float>(c, in(c, 2)),
                                     sinks(c, in(c, 3)), d_sinks + own_sinks(c.op, c.places).begin,
@@ -331,7 +358,7 @@ void run_latent_norm_backward(const KernelCall& c) {
   const std::int64_t T = extent(c, in(c, 0), 0), r = extent(c, in(c, 0), 1), turned = extent(c, in(c, 1), 1);
   const Matrix dx = matrix(c, out(c, 0));
   rmsnorm_backward(c.context, matrix(c, in(c, 2)), vec(c, in(c, 3)), data<float>(c, in(c, 4)), matrix(c, in(c, 0)), dx,
-                   Write::overwrite, data<float>(c, out(c, 1)), write_mode(c), T, r, 0.0f);
+                   Write::overwrite, VectorGradient(c, 1).data(), write_mode(c), T, r, 0.0f);
   const CallBox box{0, turned, r, r + turned, T, turned};
   copy_boxes(c.context, vec(c, in(c, 1)), dx.data, dx.dtype, {&box, 1});
   turn_shared(c, columns_from(dx, r), in(c, 5), T, RopeDirection::backward);
@@ -433,7 +460,7 @@ void run_embedding(const KernelCall& c) {
 }
 void run_embedding_backward(const KernelCall& c) {
   kernels::embedding_backward(c.context, data<const std::int32_t>(c, in(c, 0)), matrix(c, in(c, 1)), vocab(c),
-                              data<float>(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), factor(c));
+                              matrix(c, out(c, 0)), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), factor(c));
 }
 
 // --- experts --------------------------------------------------------------------------------------------------------
@@ -492,13 +519,19 @@ void run_combine_backward(const KernelCall& c) {
                    data<const float>(c, in(c, 3)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
                    extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
 }
-Experts experts(const KernelCall& c) {
+/// Where the segments of an op's rows begin; of the rows that came in a round, those of the segments that it has.
+std::vector<std::int32_t> segment_offsets(const KernelCall& c) {
   const ExpertMatrices m = expert_matrices(c.op);
-  return {{data<const std::int32_t>(c, in(c, 2)), static_cast<std::size_t>(m.segments) + 1},
-          m.experts,
-          m.n,
-          m.k,
-          num_rows(c, in(c, 0))};
+  const auto* const all = data<const std::int32_t>(c, in(c, 2));
+  std::vector<std::int32_t> out(all, all + m.segments + 1);
+  const Dim& rows = in(c, 0).shape[0];
+  if (in(c, 0).rank > 2 || (rows.begin == 0 && rows.size >= out.back())) return out;
+  for (std::int32_t& o : out) o = static_cast<std::int32_t>(std::clamp<std::int64_t>(o - rows.begin, 0, rows.size));
+  return out;
+}
+Experts experts(const KernelCall& c, std::span<const std::int32_t> offsets) {
+  const ExpertMatrices m = expert_matrices(c.op);
+  return {offsets, m.experts, m.n, m.k, num_rows(c, in(c, 0))};
 }
 void run_grouped_linear(const KernelCall& c) {
   ExpertBias bias;
@@ -506,19 +539,22 @@ void run_grouped_linear(const KernelCall& c) {
     const Range columns = bias_columns(c.op, c.places);
     bias = {.values = vec(c, in(c, 3)), .first = columns.begin, .count = columns.size()};
   }
-  grouped_linear(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), bias);
+  grouped_linear(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                 matrix(c, out(c, 0)), bias);
 }
 void run_grouped_linear_dgrad(const KernelCall& c) {
-  grouped_linear_dgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)));
+  grouped_linear_dgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                       matrix(c, out(c, 0)));
 }
 void run_grouped_linear_wgrad(const KernelCall& c) {
+  VectorGradient of_bias(c, 1);
   ExpertBias bias;
   if (c.op.outputs.size() > 1) {
     const Range columns = bias_columns(c.op, c.places);
-    bias = {.gradient = data<float>(c, out(c, 1)), .first = columns.begin, .count = columns.size()};
+    bias = {.gradient = of_bias.data(), .first = columns.begin, .count = columns.size()};
   }
-  grouped_linear_wgrad(c.context, experts(c), matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)),
-                       write_mode(c), bias);
+  grouped_linear_wgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                       matrix(c, out(c, 0)), write_mode(c), bias);
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
@@ -564,7 +600,7 @@ void run_token_loss(const KernelCall& c) {
 }
 void run_sum_squares(const KernelCall& c) {
   auto* sum = data<float>(c, out(c, 0));
-  const double here = sum_of_squares(c.context, data<const float>(c, in(c, 0)), in(c, 0).elements(c.sizes));
+  const double here = sum_of_squares(c.context, vec(c, in(c, 0)), in(c, 0).elements(c.sizes));
   *sum = static_cast<float>((c.op.integer(Attr::accumulate, 0) != 0 ? static_cast<double>(*sum) : 0.0) + here);
 }
 void run_clip(const KernelCall& c) {
@@ -589,7 +625,7 @@ void run_adamw(const KernelCall& c) {
   config.beta2 = static_cast<float>(c.op.real(Attr::beta2));
   config.eps = eps(c);
   config.weight_decay = static_cast<float>(c.op.real(Attr::weight_decay));
-  adamw_step(c.context, config, data<float>(c, out(c, 0)), data<const float>(c, in(c, 0)), data<float>(c, out(c, 1)),
+  adamw_step(c.context, config, data<float>(c, out(c, 0)), vec(c, in(c, 0)), data<float>(c, out(c, 1)),
              data<float>(c, out(c, 2)), in(c, 0).elements(c.sizes), data<const float>(c, in(c, 2)), nullptr);
 }
 void run_sample(const KernelCall& c) {
@@ -705,15 +741,16 @@ OpKernel op_kernel(OpKind kind) {
 }
 
 std::string why_unsupported(const Op& op) {
-  const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
-                               op.kind == OpKind::adamw || op.kind == OpKind::sum_squares ||
-                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad;
+  const bool stepped = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+  const bool product =
+      op.kind == OpKind::linear_wgrad || op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side) {
       if (t.dtype == DType::f16 || t.dtype == DType::f64)
         return fmt::format("the CPU kernels compute in fp32 and bf16, not {}", name_of(t.dtype));
-      if (weight_gradient && side == &op.outputs && t.dtype != DType::f32)
-        return "gradients, masters and moments are fp32 on the CPU";
+      if (stepped && side == &op.outputs && t.dtype != DType::f32) return "masters and moments are fp32 on the CPU";
+      if (product && side == &op.outputs && t.dtype != DType::f32 && op.inputs[0].dtype == DType::f32)
+        return "products of fp32 operands make gradients in fp32";
     }
   if (op.kind == OpKind::softcap && op.outputs[0].dtype != DType::f32) return "logits are capped in fp32";
   return "";

@@ -341,6 +341,11 @@ std::string why_unsupported(const Op& op) {
   const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
                                op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::adamw ||
                                op.kind == OpKind::sum_squares;
+  const bool steps = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+  const bool norm = op.kind == OpKind::rms_norm_backward || op.kind == OpKind::qk_norm_backward;
+  const auto narrow = [](const Tensor& t) { return t.dtype != DType::f32; };
+  if ((steps && narrow(op.inputs[0])) || (norm && std::any_of(op.outputs.begin() + 1, op.outputs.end(), narrow)))
+    return "gradients are fp32";
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side) {
       if (t.dtype == DType::f16 || t.dtype == DType::f64)

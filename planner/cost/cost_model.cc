@@ -251,6 +251,7 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
     return std::llround(1e9 *
                         std::min(p.seconds + p.seconds_per_pair * static_cast<double>(s.attention_pairs), most_price));
   }
+  if (is_idle_round(op, s)) return 0;
   double seconds = 0.0;
   const Places& places = rank.places;
   switch (op.kind) {

@@ -12,7 +12,7 @@ TrainModel::HostPass TrainModel::host_pass(const TrainPoint& p, double own, doub
   const auto copies = [&](double bytes) { return tensors * cost_.node_copy_seconds(bytes / std::max(tensors, 1.0)); };
   return {.up = copies(own * (p.sharding == Sharding::fsdp ? b.master : b.params)),
           .down = copies(own * b.grads),
-          .add = cost_.host_memory_seconds(3.0 * own * b.grads)};
+          .add = cost_.host_memory_seconds(own * (b.grads + 2.0 * b.shard_grads(p.sharding)))};
 }
 
 /// The optimizer's step on the CPUs, at the rate of the node's memory: the gradients once for their norm and twice to
@@ -21,9 +21,9 @@ double TrainModel::host_step_seconds(const TrainPoint& p, double own, double mom
   const StateBytes& b = setting_.state;
   // Fused it reads gradient, master and moments and writes master and moments: seven passes of AdamW.
   constexpr double fused_passes = 7.0;
-  const double update = own * (b.grads + 2.0 * b.master) + 2.0 * moments;
-  double seconds =
-      cost_.host_memory_seconds(3.0 * own * b.grads + update * framework_.host_step_passes.value / fused_passes);
+  const double update = own * (b.shard_grads(p.sharding) + 2.0 * b.master) + 2.0 * moments;
+  double seconds = cost_.host_memory_seconds(3.0 * own * b.shard_grads(p.sharding) +
+                                             update * framework_.host_step_passes.value / fused_passes);
   // Where the low-precision parameters stay on the device, gradients go down and parameters come up around the step.
   if (!p.streams_from_host())
     seconds += cost_.node_copy_seconds(own * b.grads) + cost_.node_copy_seconds(own * b.params);

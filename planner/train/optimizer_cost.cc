@@ -135,15 +135,15 @@ double TrainModel::update_seconds(const TrainPoint& p, const StageShare& held) c
   const double local_grads = cut ? own : held.ordinary + held.expert;
   // The layers' new weights are quantised once, for all micro-batches.
   const double quantized = cost_.memory_seconds(quantized_bytes_ * (held.ordinary + held.expert - held.ends));
-  double bytes = own * (b.grads + 2.0 * b.master + b.params) + 2.0 * moment_bytes(p, held);
+  double bytes = own * (b.shard_grads(p.sharding) + 2.0 * b.master + b.params) + 2.0 * moment_bytes(p, held);
   // Its statistics first, then the fp32 update, which is written to be scaled by its root mean square.
-  if (p.optimizer == OptimizerName::adafactor) bytes += own * (b.grads + 8.0);
+  if (p.optimizer == OptimizerName::adafactor) bytes += own * (b.shard_grads(p.sharding) + 8.0);
   const double on_host = host_fraction(p);
   const double host = on_host > 0.0 ? host_step_seconds(p, on_host * own, on_host * moment_bytes(p, held)) : 0.0;
   if (on_host >= 1.0) return host + quantized;
   // One after the other: the CPUs' part waits for gradients, and the next forward for both.
   double seconds = framework_.step_seconds.value + host + quantized +
-                   cost_.memory_seconds((1.0 - on_host) * bytes + 2.0 * local_grads * b.grads);
+                   cost_.memory_seconds((1.0 - on_host) * bytes + 2.0 * local_grads * b.shard_grads(p.sharding));
   if (p.optimizer != OptimizerName::muon) return seconds;
   // Whole matrices are dealt to the ranks that share them; nobody does less than one.
   const OptimizerWork& w = held.optimizer;

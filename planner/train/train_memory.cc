@@ -21,7 +21,7 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
                  double moments, double on_host) {
   const double all = dense + expert, own = p.own_elements(dense, expert);
   const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
-  States s{.params = all * b.params, .grads = (shards_grads ? own : all) * b.grads};
+  States s{.params = all * b.params, .grads = shards_grads ? own * b.shard_grads(p.sharding) : all * b.grads};
   s.master = (1.0 - on_host) * own * b.master, s.moments = (1.0 - on_host) * moments;
   if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
   if (p.sharding == Sharding::zero3) {
@@ -209,7 +209,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
                         : p.sharding == Sharding::zero3 ? own * setting_.state.params
                                                         : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes = host_fraction(p) * (own * (setting_.state.master + setting_.state.grads) + moments);
+    out->host_bytes =
+        host_fraction(p) * (own * (setting_.state.master + setting_.state.shard_grads(p.sharding)) + moments);
   }
   return total;
 }
@@ -314,7 +315,7 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
                                          "gradients, flat input of their reduction"
                                        : "the unit at work, its neighbour and its gradient";
       case PeakTensor::grads:
-        return fmt::format("{} B each", setting_.state.grads);
+        return fmt::format("{} B each", setting_.state.shard_grads(p.sharding));
       case PeakTensor::master:
         return fmt::format("{} B each, {}", setting_.state.master, over);
       case PeakTensor::moments:

@@ -272,6 +272,9 @@ struct PeakPart {
 struct StateBytes {
   double params = 2, grads = 4, master = 4;
   double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
+
+  /// Of a shard in which micro-batches add up: FSDP's has the shard's own dtype, whatever gradients are reduced in.
+  double shard_grads(Sharding s) const { return s == Sharding::fsdp ? master : grads; }
 };
 
 struct TrainSetting {

@@ -18,7 +18,7 @@ using namespace hotbunk::kernels::test;
 TEST_CASE("AdamW takes torch's steps, with gradient scale and bf16 copy") {
   KernelContext ctx(2);
   Random rng(61);
-  for (std::int64_t n : {0, 1, 9001}) {
+  for (const auto& [n, grads] : {std::pair{0, DType::f32}, {1, DType::f32}, {9001, DType::f32}, {9001, DType::bf16}}) {
     const AdamWConfig base{.lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f};
     Tensor p = Tensor::random(DType::f32, 1, n, 0, rng), m = Tensor::filled(DType::f32, 1, n, 0, 0.0), v = m;
     std::vector<double> wp, wm(static_cast<std::size_t>(n)), wv(static_cast<std::size_t>(n));
@@ -26,10 +26,10 @@ TEST_CASE("AdamW takes torch's steps, with gradient scale and bf16 copy") {
     Tensor out(DType::bf16, 1, n);
     const float scale = 0.37f;
     for (std::int64_t step = 1; step <= 4; ++step) {
-      const Tensor g = Tensor::random(DType::f32, 1, n, 0, rng);
+      const Tensor g = Tensor::random(grads, 1, n, 0, rng);
       AdamWConfig config = base;
       config.step = step;
-      adamw_step(ctx, config, p.f32(), g.f32(), m.f32(), v.f32(), n, step == 2 ? nullptr : &scale,
+      adamw_step(ctx, config, p.f32(), g.vector(), m.f32(), v.f32(), n, step == 2 ? nullptr : &scale,
                  static_cast<bf16*>(out.data()));
       for (std::int64_t i = 0; i < n; ++i) {  // the definition (Loshchilov & Hutter 2019), in double
         const double grad = g.at(0, i) * (step == 2 ? 1.0 : static_cast<double>(scale));
@@ -69,25 +69,26 @@ TEST_CASE("a step that is refused changes nothing") {
   for (const double norm : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     const float scale = clip_coefficient(norm, 1.0);
     CHECK(std::isnan(scale));
-    adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, &scale, nullptr);
+    adamw_step(ctx, {}, p.f32(), g.vector(), m.f32(), v.f32(), n, &scale, nullptr);
     CHECK(bits() == before);
   }
   const float one = 1.0f;
-  adamw_step(ctx, {}, p.f32(), g.f32(), m.f32(), v.f32(), n, &one, nullptr);
+  adamw_step(ctx, {}, p.f32(), g.vector(), m.f32(), v.f32(), n, &one, nullptr);
   CHECK(bits() != before);
 }
 
 TEST_CASE("sum of squares: right, and the same bits for every number of threads") {
   Random rng(62);
-  for (std::int64_t n : {0, 1, 8191, 8193, 100'003}) {
-    const Tensor x = Tensor::random(DType::f32, 1, n, 0, rng);
+  for (const auto& [n, dtype] :
+       {std::pair{0, DType::f32}, {1, DType::f32}, {8191, DType::f32}, {8193, DType::bf16}, {100'003, DType::f32}}) {
+    const Tensor x = Tensor::random(dtype, 1, n, 0, rng);
     double want = 0.0;
     for (std::int64_t i = 0; i < n; ++i) want += x.at(0, i) * x.at(0, i);
     KernelContext c1(1), c2(2), c3(3);
-    const double got = sum_of_squares(c1, x.f32(), n);
+    const double got = sum_of_squares(c1, x.vector(), n);
     CHECK(got == Approx(want).epsilon(1e-13));
-    CHECK(got == sum_of_squares(c2, x.f32(), n));
-    CHECK(got == sum_of_squares(c3, x.f32(), n));
+    CHECK(got == sum_of_squares(c2, x.vector(), n));
+    CHECK(got == sum_of_squares(c3, x.vector(), n));
   }
   CHECK(clip_coefficient(0.5, 1.0) == 1.0f);
   CHECK(clip_coefficient(4.0, 1.0) == Approx(0.25));

@@ -30,6 +30,7 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   l.etp = whole ? 1 : l.tp;
   // Over both, wherever it may be.
   if (spreads && l.sp && s.model.moe->experts % (l.ep * l.tp) == 0) l.ep *= l.tp, l.etp = 1;
+  if (spreads && s.train.pipeline_schedule != "zero-bubble" && random() % 2 == 0) s.train.expert_capacity = 0.4;
 }
 
 }  // namespace
@@ -94,12 +95,12 @@ std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
-      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {}",
+      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
       static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
-      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload));
+      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity);
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

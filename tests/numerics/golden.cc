@@ -91,6 +91,7 @@ Golden Golden::load(const std::string& name) {
     g.new_tokens = json["generation"]["new_tokens"].get<std::vector<std::vector<std::int32_t>>>();
   }
   g.bf16_floor = json["floors"].value("logits_bf16", 0.0);
+  g.bf16_gradient_floor = json["floors"].value("grads_bf16", 0.0);
   const auto ids = integers(find(g.files_[0], "input_ids")), ends = integers(find(g.files_[0], "cu_seqlens"));
   for (std::size_t s = 0; s + 1 < ends.size(); ++s) {
     TokenSequence sequence;

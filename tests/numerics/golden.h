@@ -29,6 +29,7 @@ struct Golden {
   std::vector<double> losses, grad_norms;                      // of each step
   std::vector<std::vector<std::int32_t>> prompts, new_tokens;  // greedy
   double bf16_floor = 0;                                       // floors.logits_bf16; 0: none
+  double bf16_gradient_floor = 0;                              // floors.grads_bf16; 0: none
 
   /// Of a folder of adapters: the model has them (scripts/make_lora_goldens.py), and initial() is theirs.
   static Golden load(const std::string& name);

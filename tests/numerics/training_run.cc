@@ -129,6 +129,17 @@ class ProbingDriver final : public Driver {
 
  private:
   void take_gradient(Rank r, const Op& op, const std::string& parameter, std::span<const std::byte> source) {
+    std::vector<std::byte> wide;  // of bf16, the same numbers in fp32
+    if (op.inputs[0].dtype == DType::bf16) {
+      wide.resize(2 * source.size());
+      for (std::size_t i = 0; i < source.size() / sizeof(bf16); ++i) {
+        bf16 narrow;
+        std::memcpy(&narrow, source.data() + i * sizeof narrow, sizeof narrow);
+        const float value = to_f32(narrow);
+        std::memcpy(wide.data() + i * sizeof value, &value, sizeof value);
+      }
+      source = wide;
+    }
     std::vector<float>& values = gradients.at(parameter);
     for (const Box& box : boxes_of(op, places_of(plan_, r)))
       for (std::int64_t i = 0; i < box.rows; ++i) {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "lowering/lower.h"
+#include "spec/expert_rounds.h"
 #include "tests/blocks.h"
 #include "tests/parity/harness.h"
 
@@ -79,10 +80,12 @@ TEST_CASE("and so with every way to share state among data ranks") {
         if (std::string_view(engine) == "ddp" && std::string_view(group) != "-1") continue;  // it shards nothing
         cases.push_back(
             {fmt::format("{}, groups of {}, {}", engine, group, transport),
-             tiny_scenario(4, 2,
-                           {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
-                            fmt::format("sync.transport={}", transport), "sync.verify=true",
-                            "train.precision.params=bf16", "algorithm.reference=true"}),
+             tiny_scenario(
+                 4, 2,
+                 {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", group),
+                  fmt::format("sync.transport={}", transport), "sync.verify=true", "train.precision.params=bf16",
+                  "algorithm.reference=true",
+                  fmt::format("train.precision.grads={}", std::string_view(transport) == "ipc" ? "fp32" : "bf16")}),
              {},
              {}});
       }
@@ -324,7 +327,14 @@ TEST_CASE("and so with experts") {
          fmt::format("rollout.layout.ep={}", way.rollout_ep), fmt::format("rollout.layout.pp={}", way.rollout_pp),
          fmt::format("rollout.layout.dp={}", 4 / way.rollout_tp / way.rollout_pp),
          fmt::format("train.layout.sp={}", way.sequence), fmt::format("train.recompute={}", way.recompute),
-         fmt::format("train.precision.params={}", way.params), "sync.verify=true", "algorithm.reference=true"});
+         fmt::format("train.precision.params={}", way.params),
+         fmt::format("train.precision.grads={}", std::string_view(way.recompute) == "full" ? way.params : "fp32"),
+         "sync.verify=true", "algorithm.reference=true"});
+    if (way.ep > 1 && way.etp > 0 &&
+        std::string_view(way.recompute) != "selective") {  // several rounds, of few rows each
+      sets.emplace_back("train.expert_capacity=0.3");
+      CHECK(expert_rounds(tiny_scenario(4, way.rollout_tp, sets)).rounds > 3);
+    }
     if (way.rollout_pp > 1)
       sets.insert(sets.end(), {"model.num_hidden_layers=4",
                                way.pp > 1 ? "train.pipeline_split=[1, 3]" : "train.pipeline_split=[]"});

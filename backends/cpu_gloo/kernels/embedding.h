@@ -15,9 +15,10 @@ struct VocabRange {
 void embedding_forward(KernelContext&, const std::int32_t* ids, ConstMatrix table, VocabRange, Matrix out,
                        std::int64_t T, std::int64_t h, float factor = 1.0f);
 
-/// dtable[ids[t] − v0] += factor · dy[t] for ids in the range; fp32 [v1−v0, h], in token order: same bits for every
-/// number of threads. Rows of absent ids are not touched: zero the table first where it is new.
-void embedding_backward(KernelContext&, const std::int32_t* ids, ConstMatrix dy, VocabRange, float* dtable,
+/// dtable[ids[t] − v0] += factor · dy[t] for ids in the range; [v1−v0, h], in token order: same bits for every number
+/// of threads. A table of bf16 is rounded once for all tokens of an id. Rows of absent ids are not touched: zero the
+/// table first where it is new.
+void embedding_backward(KernelContext&, const std::int32_t* ids, ConstMatrix dy, VocabRange, Matrix dtable,
                         std::int64_t T, std::int64_t h, float factor = 1.0f);
 
 }  // namespace hotbunk::kernels
