@@ -44,6 +44,17 @@ void count_products(ModelSpec m, double& elements, double& tensors) {
   }
 }
 
+/// Of a model of which `one` is one layer: all have the same adapters.
+void count_adapters(ModelSpec one, double layers, ModelCounts& c) {
+  if (!one.lora.on()) return;
+  if (one.moe) one.moe->experts = std::min<std::int64_t>(one.moe->experts, 1);  // which have none
+  for (const ParamSpec& p : parameters_of(one)) {
+    if (!one.adapts(p.role)) continue;
+    c.adapters += layers * static_cast<double>(one.lora.rank * (p.shape[0] + p.shape[1]));
+    c.adapted_matrices += layers, c.adapted_elements += layers * static_cast<double>(p.numel());
+  }
+}
+
 }  // namespace
 
 ModelCounts counts_of(const ModelSpec& m) {
@@ -63,6 +74,7 @@ ModelCounts counts_of(const ModelSpec& m) {
   c.tensors = tensor_count(m);
   c.dense_layer_tensors = tensor_count(one_dense) - tensor_count(ends);
   count_products(one_dense, c.dense_layer_products, c.dense_product_tensors);
+  count_adapters(one_dense, static_cast<double>(m.layers), c);
   if (!moe) return c;
   const ModelSpec one_moe = with_layers(m, 1, false);
   c.moe_layer = static_cast<double>(parameter_count(one_moe)) - both;

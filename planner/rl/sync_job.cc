@@ -166,9 +166,13 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
               .takes_own = from.whole && from.ranks > 1,
               .gathers = setting_.sync_gathers,
               .verifies = setting_.sync_verifies,
-              .source_element_bytes = from.shards_of_master ? state.master : state.params,
+              .source_element_bytes = !from.shards_of_master                                    ? state.params
+                                      : train_.frozen() && train_.framework().lowered_ops ? state.params
+                                                                                          : state.master,
               .target_element_bytes = setting_.rollout_element_bytes,
               .slice_bytes = slice};
+  job.adapter_bytes = counts_.adapters * state.params, job.merged_matrices = counts_.adapted_matrices;
+  job.merged_elements = counts_.adapted_elements, job.adapter_rank = static_cast<double>(train_.model().lora.rank);
   if (setting_.weights.narrow) quantize(to, job);
   return job;
 }

@@ -13,6 +13,8 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m) {
   const double kv = std::max(static_cast<double>(m.kv_heads) / b.tp(), 1.0);
   const double qkv = (heads + 2.0 * kv) * d;
   const double qkv_grad = b.linear(T, qkv, h);
+  b.adapter(ParamRole::q_proj, T, heads * d, h);
+  for (const ParamRole role : {ParamRole::k_proj, ParamRole::v_proj}) b.adapter(role, T, kv * d, h);
   const double bias = m.qkv_bias ? (static_cast<double>(m.heads + 2 * m.kv_heads) * d) : 0.0;
   b.weights((static_cast<double>(m.heads) * d + 2.0 * kv * b.tp() * d) * h + bias, 0.0);
   if (!m.learned_positions) {
@@ -29,6 +31,7 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m) {
   b.attention(heads, kv, d, d);
   b.keep_attended(T * heads * d);
   b.linear(T, h, heads * d);
+  b.adapter(ParamRole::o_proj, T, h, heads * d);
   b.weights(static_cast<double>(m.heads) * d * h, m.o_bias ? h : 0.0);
   b.tensor_parallel(qkv_grad);
 }
@@ -75,7 +78,7 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
 }  // namespace
 
 void attention_block(LayerBuilder& b, const TrainModel& t) {
-  b.norm();
+  b.norm(true, b.reads_input({ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj}));
   if (t.model().mla) latent_attention(b, t.model());
   else grouped_query_attention(b, t.model());
   if (t.model().output_norms) b.norm();

@@ -13,14 +13,16 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
+  for (const ParamRole role : {ParamRole::gate_proj, ParamRole::up_proj}) b.adapter(role, rows, local, h);
   b.keep(values * fan);
   {
     const ModuleScope module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
-    b.keep_input(groups * rows * local);
+    if (b.reads_input({ParamRole::down_proj})) b.keep_input(groups * rows * local);
     if (m.gated_mlp && b.eager()) b.keep(values);
   }
   b.grouped_linear(groups, rows, h, local);
+  b.adapter(ParamRole::down_proj, rows, h, local);
 }
 
 /// Router, dispatch, experts, combine, shared experts.
@@ -71,7 +73,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   // Permute before dispatch, sort by expert behind it, and the two inverses with the routing weights.
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
-  b.keep_input(rows * h);  // of the first product
+  if (!b.frozen()) b.keep_input(rows * h);  // of the first product
   b.keep(e * rows * h);    // of the combination
   const double local = std::max(1.0, experts / ep);
   feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
@@ -82,7 +84,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   if (moe.shared_experts > 0) {
     const ModuleScope module(b, Module::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
-    if (b.quantizes()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
+    if (b.quantizes() && !b.frozen()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
     feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
@@ -95,7 +97,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
 LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
   LayerBuilder b(*this, p, kept);
   attention_block(b, *this);
-  b.norm();
+  b.norm(true, b.reads_input({ParamRole::gate_proj, ParamRole::up_proj}));
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
   const double before = b.out().weight_grad;
   {
@@ -115,7 +117,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   if (!model_.moe || model_.moe->experts == 0) return {};
   LayerBuilder b(*this, p, kept);
   attention_block(b, *this);
-  b.norm(false);  // the router reads it
+  b.norm(false, !b.frozen());  // the router reads it
   {
     const ModuleScope module(b, Module::moe);
     mixture(b, *this, p);
@@ -127,7 +129,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
 LayerCost TrainModel::embedding(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden();
-  b.stream(2.0 * b.e() * b.tokens() * h, 3.0 * b.e() * b.tokens() * h);
+  b.stream(2.0 * b.e() * b.tokens() * h, b.frozen() ? 0.0 : 3.0 * b.e() * b.tokens() * h);
   b.weights(vocab_rows(p) * b.tp() * h, model_.learned_positions ? static_cast<double>(model_.max_position) * h : 0.0);
   b.out().largest_weights = 0.0;
   if (framework_.dropout) b.keep(b.narrow() * h);
@@ -143,7 +145,7 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
 LayerCost TrainModel::head(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden(), v = vocab_rows(p), T = b.tokens();
-  b.norm(false);
+  b.norm(false, !b.frozen());
   const double weight = b.wide_linear(T, v, h);
   b.out().parameters += v * h;  // tied with the embedding where both are on one stage: end_parameters()
   if (p.tp > 1) {

@@ -142,18 +142,33 @@ TEST_CASE("rows that a fit left out are shown, are not stale, and hold what is a
   CHECK_THAT(render(*v), Catch::Contains("checkpoint-engine alone measured it"));
 }
 
-TEST_CASE("phases of launches: within 25 % where nothing is missing, and what is out of scope says why") {
+TEST_CASE("phases of launches: within 25 % where nothing is missing, by phase where lengths are found from one row") {
   const auto v = validate_published(std::filesystem::path(source_folder) / "data" / "published", catalog_root());
   REQUIRE(v.has_value());
   const auto t = std::ranges::find(v->tables, "rl_phase_seconds", &ValidationTable::name);
   REQUIRE(t != v->tables.end());
-  REQUIRE(t->rows.size() == 3);  // verl's DeepSeek-V3: rollout, training by its MFU, all
+  // verl's DeepSeek-V3: rollout, training by its MFU, all. Of runs whose lengths one row of training gives: the others.
+  REQUIRE(t->rows.size() == 3 + 3 + 4 + 4 + 4);
   for (const PredictedRow& r : t->rows) {
     INFO(r.label << ": " << r.predicted << " of " << r.measured);
-    CHECK(std::abs(r.error()) <= 0.25);
+    if (r.label.starts_with("verl-dsv3")) CHECK(std::abs(r.error()) <= 0.25);
   }
-  REQUIRE(t->skipped.size() == 24);
-  CHECK_THAT(t->skipped[0].why, Catch::Contains("no prompt and response lengths"));
+  CHECK(t->mean_abs_error() <= 0.35);
+  const std::vector<ValidationTable> parts = t->parts();
+  std::size_t rows = 0;
+  for (const ValidationTable& part : parts) rows += part.rows.size();
+  CHECK(rows == t->rows.size());
+  CHECK(parts.size() == 5);  // rollout, train, iteration, old_logprobs, reference
+  const std::string text = render(*v, false);
+  for (const ValidationTable& part : parts) CHECK_THAT(text, Catch::Contains("  " + part.name + " "));
+  // A row that gives a run's lengths is not predicted with them.
+  const auto why = [&](const std::string& label) {
+    const auto at = std::ranges::find(t->skipped, label, &SkippedRow::label);
+    return at == t->skipped.end() ? std::string() : at->why;
+  };
+  CHECK_THAT(why("verl-qwen2.5-math-7b-32xh20 train"), Catch::Contains("gives the launch's mean response"));
+  CHECK_THAT(why("verl-qwen3-30b-a3b-128xh20 train"), Catch::Contains("gives the launch's mean response"));
+  CHECK_THAT(why("verl-qwen2.5-math-7b-32xh20-async train"), Catch::Contains("no prompt and response lengths"));
   // Of a device and of a host.
   const auto memory = std::ranges::find(v->tables, "rl_launch_memory", &ValidationTable::name);
   REQUIRE(memory != v->tables.end());
