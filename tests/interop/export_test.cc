@@ -181,10 +181,11 @@ TEST_CASE("a launch names what its system can load: the hub's name, and the scen
     CHECK(export_launch(table, back).text == plain.text);
   }
   const auto instruct = load_scenario_text(
-      "model: Qwen/Qwen2.5-7B-Instruct\nprofile: verl-fsdp\ntrain: {engine: fsdp2, layout: {dp: 8}, "
-      "micro_batch_tokens: 16384}\nrollout: {engine: vllm, layout: {tp: 1, dp: 8}}\n",
+      "model: Qwen/Qwen2.5-7B-Instruct\nprofile: verl-fsdp\ntrain: {engine: fsdp2, layout: {dp: auto}, "
+      "micro_batch_tokens: 16384}\nrollout: {engine: vllm, layout: {tp: 1, dp: auto}}\n" +
+          machines + workload,
       "instruct.yaml");
-  REQUIRE(instruct.has_value());
+  if (!instruct) FAIL(render(instruct.error()));
   const ExportedLaunch launch = export_launch(table_of("verl"), *instruct);
   CHECK_THAT(launch.text, Catch::Contains("model.path=Qwen/Qwen2.5-7B-Instruct"));
   CHECK(read_back("verl", launch).model == instruct->model);

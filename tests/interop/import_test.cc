@@ -239,7 +239,7 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(capped.workload.response_tokens.max == 7168);
   const Scenario dynamic = import_of("openrlhf", words(now + " --train.dynamic_batch_enable")).scenario;
   CHECK(dynamic.train.logprob_micro_batch_sequences == 0);
- = imported("openrlhf", words(now + " --vllm.num_engines 3"));
+  const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
   REQUIRE(!uncovered);
   CHECK(uncovered.error()[0].code == "E151");
 }
