@@ -25,7 +25,8 @@ struct ModelCounts {
   // Weights of a layer's products, which a narrow format holds: elements, attention's among them, and tensors.
   double dense_layer_products = 0, moe_layer_products = 0;
   double dense_product_tensors = 0, moe_product_tensors = 0;
-  // Adapters beside them, of the whole model: their elements, the matrices that have them, and those matrices' elements.
+  // Adapters beside them, of the whole model: their elements, the matrices that have them, and those matrices'
+  // elements.
   double adapters = 0, adapted_matrices = 0, adapted_elements = 0;
 };
 ModelCounts counts_of(const ModelSpec&);

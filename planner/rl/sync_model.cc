@@ -199,8 +199,8 @@ double merging_seconds(const SyncJob& job, const CostModel& cost) {
   double seconds = job.merged_matrices * cost.gemm_seconds(side, side, job.adapter_rank, DType::bf16);
   if (!job.one_process) seconds += cost.memory_seconds(2.0 * job.target_element_bytes * elements);
   if (job.sources > 1 && !job.takes_own)
-    seconds += cost.collective_seconds(OpKind::all_gather,
-                                       GroupShape::strided(job.sources, 1, cost.ranks_per_node()), job.adapter_bytes);
+    seconds += cost.collective_seconds(OpKind::all_gather, GroupShape::strided(job.sources, 1, cost.ranks_per_node()),
+                                       job.adapter_bytes);
   return seconds;
 }
 

@@ -74,7 +74,8 @@ bool LayerBuilder::reads_input(std::initializer_list<ParamRole> matrices) const 
 /// backward; PEFT keeps it, scales what B makes and adds it, each by a kernel of its own (peft/tuners/lora/layer.py).
 void LayerBuilder::adapter(ParamRole base, double rows, double out, double in) {
   if (!model_.model().adapts(base)) return;
-  const double r = static_cast<double>(model_.model().lora.rank), before = out_.forward, launched = out_.kernels_forward;
+  const double r = static_cast<double>(model_.model().lora.rank), before = out_.forward,
+               launched = out_.kernels_forward;
   const auto product = [&](double m, double n, double k) {
     return cost_.gemm_seconds(m, n, k, wide_peak_, e_ * (m * k + n * k + m * n)) + kernel();
   };

@@ -74,7 +74,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
   if (!b.frozen()) b.keep_input(rows * h);  // of the first product
-  b.keep(e * rows * h);    // of the combination
+  b.keep(e * rows * h);                     // of the combination
   const double local = std::max(1.0, experts / ep);
   feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
   const double expert_weights = experts / ep * 3.0 * h * i / etp;

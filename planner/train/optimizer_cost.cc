@@ -137,8 +137,7 @@ OptimizerWork TrainModel::end_work(const TrainPoint& p, const LayerCost& c) cons
 
 double TrainModel::moment_bytes(const TrainPoint& p, const StageShare& held) const {
   if (!follows_shapes(p.optimizer))
-    return held.own_trained(p) *
-           moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum);
+    return held.own_trained(p) * moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum);
   const OptimizerWork& w = held.optimizer;
   return p.own_elements(w.ordinary_bytes, w.expert_bytes) + w.whole_bytes;
 }

@@ -145,8 +145,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
   // root (embedding and head), which has no neighbour, hence two of the copies.
-  const LayerCost& largest =
-      moe > 0 && (dense == 0 || l.moe.parameters > l.dense.parameters) ? l.moe : l.dense;
+  const LayerCost& largest = moe > 0 && (dense == 0 || l.moe.parameters > l.dense.parameters) ? l.moe : l.dense;
   const Unit layer{largest.parameters + largest.adapter_parameters,
                    frozen() ? largest.adapter_parameters : largest.parameters};
   const double copies = p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0;

@@ -386,7 +386,8 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
     const double own = on_host * held.own_trained(p), passes = streams ? every : 1.0;
     out.host_down_bytes = passes * own * b.grads;
     // What is stepped there comes up; where shards stream, frozen ones too.
-    out.host_up_bytes = passes * (streams ? p.full_gathers() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params);
+    out.host_up_bytes =
+        passes * (streams ? p.full_gathers() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
@@ -399,8 +400,8 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   // Frozen parameters are gathered where units are; nothing changes them, so that nobody gathers them otherwise.
   out.expert_data_gather_payload = (streams ? expert : trained_expert) * b.params * gathers;
   out.data_reduce_payload = trained * b.grads * reductions + out.expert_data_reduce_payload;
-  out.data_gather_payload = (streams ? held.ordinary + held.adapters : trained) * b.params * gathers +
-                            out.expert_data_gather_payload;
+  out.data_gather_payload =
+      (streams ? held.ordinary + held.adapters : trained) * b.params * gathers + out.expert_data_gather_payload;
   if (streams && p.reshard_ranks > 0)
     out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
   if (p.replicas() > 1) {

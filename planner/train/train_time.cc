@@ -64,9 +64,8 @@ struct TrainModel::StepOver {
   bool behind(const StepOver& other, double hiding) const {
     const double less = (time.forward - other.time.forward) + (time.backward - other.time.backward);
     return other.held.ordinary <= held.ordinary && other.held.expert <= held.expert &&
-           other.held.adapters <= held.adapters &&
-           other.time.forward <= time.forward && other.time.backward <= time.backward &&
-           passes - other.passes >= hiding * less && other.sends <= sends;
+           other.held.adapters <= held.adapters && other.time.forward <= time.forward &&
+           other.time.backward <= time.backward && passes - other.passes >= hiding * less && other.sends <= sends;
   }
 };
 

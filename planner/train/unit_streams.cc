@@ -6,8 +6,8 @@
 
 namespace hotbunk {
 
-/// `elements` and, where these are frozen, their `adapters`, which are gathered behind them by a collective of their own
-/// (docs/lora.md).
+/// `elements` and, where these are frozen, their `adapters`, which are gathered behind them by a collective of their
+/// own (docs/lora.md).
 TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, double adapters,
                                                  UnitPass of) const {
   if (frozen()) {
@@ -40,9 +40,8 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, const Elem
     out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
   const double tensors = tensors_ * elements / std::max(parameters_, 1.0);
   const bool steps = unit.trained > 0.0;
-  const HostPass host = trained && p.streams_from_host()
-                            ? host_pass(p, steps ? own : 0.0, steps ? 0.0 : own, tensors)
-                            : HostPass{};
+  const HostPass host =
+      trained && p.streams_from_host() ? host_pass(p, steps ? own : 0.0, steps ? 0.0 : own, tensors) : HostPass{};
   const auto micro_batches = static_cast<double>(p.micro_batches);
   out.gather = host.up;
   if (steps) out.reduce += host.down + host.add * (1.0 - 1.0 / micro_batches);

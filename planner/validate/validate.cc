@@ -38,8 +38,7 @@ std::vector<ValidationTable> ValidationTable::parts() const {
     if (!in_parts) break;
     const std::string part = r.label.substr(r.label.rfind(' ') + 1);
     auto at = std::ranges::find(out, part, &ValidationTable::name);
-    if (at == out.end())
-      at = out.insert(out.end(), ValidationTable{part, quantity, unit, setting, {}, {}, {}});
+    if (at == out.end()) at = out.insert(out.end(), ValidationTable{part, quantity, unit, setting, {}, {}, {}});
     at->rows.push_back(r);
   }
   return out;

@@ -232,9 +232,10 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(a.workload.max_tokens == 2048);
   CHECK(a.workload.prompt_tokens.max == 2047);
   CHECK(a.workload.response_tokens.max == 2047);
-  CHECK(a.workload.prompt_tokens.mean == 511);  // a quarter
+  CHECK(a.workload.prompt_tokens.mean == 511);    // a quarter
   CHECK(a.workload.response_tokens.mean == 512);  // a third of the rest
-  const Scenario capped = import_of("openrlhf", words(now + " --data.max_len 8192 --rollout.max_new_tokens 7168")).scenario;
+  const Scenario capped =
+      import_of("openrlhf", words(now + " --data.max_len 8192 --rollout.max_new_tokens 7168")).scenario;
   CHECK(capped.workload.prompt_tokens.max == 1024);
   CHECK(capped.workload.response_tokens.max == 7168);
   const Scenario dynamic = import_of("openrlhf", words(now + " --train.dynamic_batch_enable")).scenario;

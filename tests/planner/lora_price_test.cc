@@ -49,7 +49,9 @@ double loaded(const PlanAnswer& plan) {
 double payload(const std::vector<PlanTraffic>& traffic, OpKind kind) {
   double bytes = 0;
   for (const PlanTraffic& t : traffic)
-    if (t.phase == PlanPhase::train && (t.group == Family::fsdp || t.group == Family::data || t.group == Family::replicas) && t.op == kind) bytes += static_cast<double>(t.payload_bytes);
+    if (t.phase == PlanPhase::train &&
+        (t.group == Family::fsdp || t.group == Family::data || t.group == Family::replicas) && t.op == kind)
+      bytes += static_cast<double>(t.payload_bytes);
   return bytes;
 }
 
@@ -96,7 +98,8 @@ TEST_CASE("Adapters: what the closed form says of state, traffic, memory and sec
           if (!set.starts_with("train.lora")) all.push_back(set);
         }
         // Parameters in fp32 are their own master copy under DDP, which closed forms do not know.
-        if (std::string(engine) == "ddp" && !variant.empty() && variant.front() == "train.precision={params: fp32}") continue;
+        if (std::string(engine) == "ddp" && !variant.empty() && variant.front() == "train.precision={params: fp32}")
+          continue;
         INFO(engine << " tp " << tp << ' ' << (variant.empty() ? "" : variant.front()));
         const std::string text = executed(engine, 4 / tp, tp);
         const Both with = both_of(text, lora), without = both_of(text, all);
@@ -109,8 +112,9 @@ TEST_CASE("Adapters: what the closed form says of state, traffic, memory and sec
               Approx(with.gathered - without.gathered).epsilon(1e-9));
         for (const RlPhase phase : {RlPhase::train, RlPhase::old_logprobs, RlPhase::reference}) {
           const auto i = static_cast<std::size_t>(phase);
-          INFO(name_of(phase) << ' ' << with.estimate.seconds[i] << " for " << with.plan.seconds[i] << ", without adapters "
-                              << without.estimate.seconds[i] << " for " << without.plan.seconds[i]);
+          INFO(name_of(phase) << ' ' << with.estimate.seconds[i] << " for " << with.plan.seconds[i]
+                              << ", without adapters " << without.estimate.seconds[i] << " for "
+                              << without.plan.seconds[i]);
           CHECK(std::abs(with.estimate.seconds[i] / with.plan.seconds[i] - 1.0) < 0.15);
         }
         // An update of our own engine is estimated 37 % too fast where tensor parallelism cuts what is trained, with

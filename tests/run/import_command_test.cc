@@ -78,15 +78,15 @@ TEST_CASE("import: adapters are read and priced; export writes them for verl and
   INFO(read.err);
   CHECK(read.code == 0);
   REQUIRE(fs::exists(out));
-  // Gradients and moments of adapters alone: a fraction of what training all of the model takes.
-  const auto grads = [&](const std::string& more) {
+  // Master copies and moments of adapters alone: a fraction of what training all of the model takes.
+  const auto optimizer = [&](const std::string& more) {
     const Json doc = json_from<Json>(hotbunk_command("explain " + out.string() + more + " --json").out);
     for (const Json& part : doc["memory"]["children"][0]["children"])
-      if (part["name"] == "grads") return part["bytes"].get<double>();
+      if (part["name"] == "optimizer") return part["bytes"].get<double>();
     return 0.0;
   };
-  CHECK(grads("") > 0);
-  CHECK(grads("") < 0.1 * grads(" --set train.lora.rank=0"));
+  CHECK(optimizer("") > 0);
+  CHECK(optimizer("") < 0.1 * optimizer(" --set train.lora.rank=0 --set train.lora.alpha=8"));
   const Result2 written = hotbunk_command("export verl " + out.string());
   CHECK(written.code == 0);
   CHECK(written.out.find("actor_rollout_ref.model.lora_rank=32") != std::string::npos);

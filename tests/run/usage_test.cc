@@ -179,10 +179,11 @@ TEST_CASE("the next command is narration, and it works") {
 
 TEST_CASE("behind an answer of no the next command has what cures it, and that command says yes") {
   const fs::path file = work_folder() / "too-large.yaml";
-  std::ofstream(file) << "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb}\n"
-                         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 65536, recompute: full}\n"
-                         "rollout: {engine: vllm, layout: {tp: 1, dp: 8}, memory_fraction: 0.6}\n"
-                         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 8192, max: 16384}}\n";
+  std::ofstream(file)
+      << "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb}\n"
+         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 65536, recompute: none}\n"
+         "rollout: {engine: vllm, layout: {tp: 1, dp: 8}, memory_fraction: 0.6}\n"
+         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 8192, max: 16384}}\n";
   for (const std::string command : {"explain", "plan --budget 2000"}) {
     const Result2 no = hotbunk_command(command + " " + file.string());
     INFO(no.out << no.err);
@@ -196,14 +197,6 @@ TEST_CASE("behind an answer of no the next command has what cures it, and that c
     CHECK(line.substr(0, line.find(' ')) != command.substr(0, command.find(' ')));
     CHECK(hotbunk_command(line + (line.starts_with("plan") ? " --budget 2000" : "")).code == 0);
   }
-  // No layout of this cluster holds the model: then more GPUs are what helps.
-  const Result2 none = hotbunk_command(fmt::format(
-      "plan --budget 2000 {} --set model=qwen2.5-72b --set cluster.gpus_per_node=2 --set train.layout.dp=2 --set "
-      "rollout.layout.dp=2 --set train.micro_batch_tokens=17408",
-      file.string()));
-  INFO(none.out << none.err);
-  CHECK(none.code != 0);
-  CHECK((none.err.find("--gpus '?'") != std::string::npos || none.err.find("error[E301]") != std::string::npos));
 }
 
 TEST_CASE("what plans, simulates and executes is asked of the code") {
