@@ -130,8 +130,7 @@ TEST_CASE("sums, casts, rows and columns", "[kernels]") {
 TEST_CASE("what several ranks hold: its sum in rank order, and its maximum, a NaN kept", "[kernels]") {
   Device d("elementwise");
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  Array<float> a(d.memory, "a", {1.0f, 1e8f, -3.0f, nan}),
-      b(d.memory, "b", std::vector<float>{2.0f, 1.0f, -2.0f, 1.0f}),
+  Array<float> a(d.memory, "a", {1.0f, 1e8f, -3.0f, nan}), b(d.memory, "b", std::vector<float>{2.0f, 1.0f, -2.0f, 1.0f}),
       c(d.memory, "c", std::vector<float>{4.0f, -1e8f, -1.0f, 2.0f}), to(d.memory, "to", 4);
   Array<Bf16> p(d.memory, "p", std::vector<Bf16>{to_bf16(256)}), q(d.memory, "q", std::vector<Bf16>{to_bf16(1)});
   struct Sources {
@@ -212,8 +211,7 @@ TEST_CASE("the clipped loss, its gradient by difference, and its metrics", "[ker
 
 TEST_CASE("the clip coefficient, and no step of the optimizer without a finite one", "[kernels]") {
   Device d("optimizer");
-  Array<float> squares(d.memory, "s", std::vector<float>{16.0f}), c(d.memory, "c", 1),
-      metrics(d.memory, "metrics", std::vector<float>(16, 0.0f));
+  Array<float> squares(d.memory, "s", std::vector<float>{16.0f}), c(d.memory, "c", 1), metrics(d.memory, "metrics", std::vector<float>(16, 0.0f));
   const auto clip = [&](double most) {
     d.run("clip_coefficient", {1}, 1, squares.begin(), c.begin(), metrics.begin(), most, 0, 12, 13);
     return c[0];
@@ -224,9 +222,8 @@ TEST_CASE("the clip coefficient, and no step of the optimizer without a finite o
   CHECK(clip(0.0) == 1.0f);
   metrics[0] = std::numeric_limits<float>::infinity();
   CHECK(std::isnan(clip(1.0)));
-  Array<float> g(d.memory, "g", std::vector<float>{1.0f}), lr(d.memory, "lr", std::vector<float>{1e-2f, 1.0f}),
-      p(d.memory, "p", std::vector<float>{3.0f}), m(d.memory, "m", std::vector<float>{0.5f}),
-      v(d.memory, "v", std::vector<float>{0.25f});
+  Array<float> g(d.memory, "g", std::vector<float>{1.0f}), lr(d.memory, "lr", std::vector<float>{1e-2f, 1.0f}), p(d.memory, "p", std::vector<float>{3.0f}),
+      m(d.memory, "m", std::vector<float>{0.5f}), v(d.memory, "v", std::vector<float>{0.25f});
   d.run("adamw", {1}, 32, g.begin(), lr.begin(), c.begin(), p.begin(), m.begin(), v.begin(), std::int64_t{1}, 0.9f,
         0.99f, 1e-8f, 0.1f);
   CHECK(p[0] == 3.0f);
@@ -275,8 +272,8 @@ TEST_CASE("the next token is the host's draw; its log-probability is training's 
     int top_k;
     float top_p;
   };
-  const std::vector<Sampling> samplings = {{1.0f, 0, 1.0f}, {0.7f, 0, 1.0f}, {0.0f, 0, 1.0f},
-                                           {1.0f, 3, 1.0f}, {1.3f, 0, 0.8f}, {0.9f, 7, 0.5f}};
+  const std::vector<Sampling> samplings = {{1.0f, 0, 1.0f}, {0.7f, 0, 1.0f}, {0.0f, 0, 1.0f}, {1.0f, 3, 1.0f},
+                                           {1.3f, 0, 0.8f}, {0.9f, 7, 0.5f}};
   for (const int V : {1, 16, 301})
     for (const Sampling& s : samplings) {
       INFO(V << " tokens, temperature " << s.temperature << ", top_k " << s.top_k << ", top_p " << s.top_p);
@@ -292,9 +289,8 @@ TEST_CASE("the next token is the host's draw; its log-probability is training's 
           rows[static_cast<std::size_t>(r * V + j)] = x;
           split[static_cast<std::size_t>((j / columns * S + r) * columns + j % columns)] = x;
         }
-      Array<float> logits(d.memory, "logits", split), uniforms(d.memory, "uniforms", S, true),
-          logp(d.memory, "logp", S), plain(d.memory, "rows", rows), again(d.memory, "again", S),
-          lse(d.memory, "lse", S), h(d.memory, "h", S);
+      Array<float> logits(d.memory, "logits", split), uniforms(d.memory, "uniforms", S, true), logp(d.memory, "logp", S),
+          plain(d.memory, "rows", rows), again(d.memory, "again", S), lse(d.memory, "lse", S), h(d.memory, "h", S);
       for (std::size_t r = 0; r < S; ++r) uniforms[r] = static_cast<float>((draw.number() + 1) / 2);
       uniforms[0] = 0.0f;
       Array<std::int32_t> ids(d.memory, "ids", S);
