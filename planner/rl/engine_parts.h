@@ -75,6 +75,10 @@ double cache_shares(RolloutEngine, const RolloutPoint&);
 /// which tensor parallelism does not split.
 double cache_bytes(const ModelSpec&, const RolloutPoint&, double layers, double element, double shares);
 
+/// Bytes that a sequence's state of linear attention costs one rank, of the mean layer: fp32, and what the convolution
+/// has to see again in the activations' `element`. 0: there is none.
+double state_bytes(const ModelSpec&, const RolloutPoint&, double element);
+
 /// FLOPs of attention for one query and one key it sees, all heads of a layer. Decoding MLA attends in the latent: keys
 /// of kv_lora_rank + rope, values of kv_lora_rank.
 double attention_flops_per_pair(const ModelSpec&, bool decode);

@@ -310,6 +310,7 @@ class RlModel {
                                                       : EngineProfile{};
   }
   /// Tokens that a running sequence holds on average.
+  double state_tokens(const RolloutPoint&) const;
   double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const SyncSource&, const RolloutPoint&, PlacementMode, double bucket_bytes) const;

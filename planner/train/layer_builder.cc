@@ -211,6 +211,24 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   sequence_exchange(heads, kv_heads, qk, v);
 }
 
+/// Chunks of C = 64 tokens (flash-linear-attention's chunk_gated_delta_rule): per head and token products among the
+/// chunk's tokens, 2 C key for K K^T and for Q K^T, 2 C (key + value) for the solved K and V, 2 C value for what is
+/// read of them; with the state 2 key value each to correct V, to read and to write. Six kernels, twice as many back.
+/// Kept are the solved triangle and two numbers a token in fp32; states of chunks are computed again.
+void LayerBuilder::delta_rule(double heads, double key, double value) {
+  constexpr double chunk = 64.0;
+  const double products = tokens_ * heads * (6.0 * key * value + 2.0 * chunk * (3.0 * key + 2.0 * value));
+  const double bytes = e_ * tokens_ * heads * (2.0 * key + 2.0 * value + 2.0 * chunk);
+  // What the model needs: a token reads, corrects and writes the state (as verl/utils/flops_counter.py counts it).
+  out_.flops_forward += 5.0 * tokens_ * heads * key * value;
+  const AttentionKernel which = frame_.flash2_attention ? AttentionKernel::flash2 : AttentionKernel::library;
+  out_.forward += cost_.attention_seconds(products, chunk, bytes, false, wide_peak_, which) + 6.0 * kernel();
+  out_.backward +=
+      cost_.attention_seconds(2.5 * products, chunk, 2.5 * bytes, true, wide_peak_, which) + 12.0 * kernel();
+  launches(6, 12);
+  keep(tokens_ * heads * (e_ * chunk + 8.0));
+}
+
 void LayerBuilder::unfused_attention(double heads, double keys, double qk, double v) {
   const double scores = tokens_ * keys * heads, mask = frame_.dropout ? 5.0 : 0.0;
   const double rows = tokens_ * heads;

@@ -69,6 +69,8 @@ class LayerBuilder {
   bool reads_input(std::initializer_list<ParamRole>) const;
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
   void attention(double heads, double kv_heads, double qk, double v);
+  /// The recurrence of a gated delta net over `heads` value heads on this rank.
+  void delta_rule(double heads, double key, double value);
   LayerCost finish(double extra_kernels);
 
   bool lowered() const { return frame_.lowered_ops; }
@@ -146,6 +148,7 @@ class ModuleScope {
 };
 
 /// Norm, q, k, v, positions, attention, output projection and residual: planner/train/layer_attention.cc.
-void attention_block(LayerBuilder&, const TrainModel&);
+/// `linear`: of a layer with linear attention.
+void attention_block(LayerBuilder&, const TrainModel&, bool linear);
 
 }  // namespace hotbunk

@@ -94,9 +94,50 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
 
 }  // namespace
 
+namespace {
+
+/// Of layers of two kinds the mean one, `share` of the second: what a stage's layers take together is exact where it
+/// has the kinds in the model's proportion. The highest moment is that of the kind that needs more.
+LayerCost mean_of(const LayerCost& a, const LayerCost& b, double share) {
+  constexpr double LayerCost::*parts[] = {&LayerCost::forward,           &LayerCost::backward,
+                                          &LayerCost::weight_grad,       &LayerCost::weight_grad_kernels,
+                                          &LayerCost::accumulate,        &LayerCost::recompute_layer,
+                                          &LayerCost::recompute_core,    &LayerCost::recompute_tensor,
+                                          &LayerCost::recompute_kernels, &LayerCost::tensor_forward,
+                                          &LayerCost::tensor_backward,   &LayerCost::hidden_tensor,
+                                          &LayerCost::attention_forward, &LayerCost::attention_backward,
+                                          &LayerCost::kernels_forward,   &LayerCost::kernels_backward,
+                                          &LayerCost::kept_bytes,        &LayerCost::kept_selective_bytes,
+                                          &LayerCost::kept_full_bytes,   &LayerCost::input_bytes,
+                                          &LayerCost::parameters,        &LayerCost::flops_forward,
+                                          &LayerCost::tensor_payload,    &LayerCost::largest_weights,
+                                          &LayerCost::attention_weights};
+  LayerCost out;
+  for (const auto part : parts) out.*part = (1.0 - share) * a.*part + share * b.*part;
+  out.transient_bytes = std::max(a.transient_bytes, b.transient_bytes);
+  return out;
+}
+
+}  // namespace
+
 LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
+  const double attending = model_.attending_share();
+  if (attending >= 1.0) return dense_layer(p, false, kept);
+  // Tensors that the mean layer keeps: of both kinds, each by its share.
+  std::vector<KeptTensor> of[2];
+  const LayerCost full = dense_layer(p, false, kept ? &of[0] : nullptr),
+                  linear = dense_layer(p, true, kept ? &of[1] : nullptr);
+  for (const int kind : {0, 1})
+    for (KeptTensor t : of[kind]) {
+      t.bytes *= kind == 0 ? attending : 1.0 - attending;
+      kept->push_back(t);
+    }
+  return mean_of(full, linear, 1.0 - attending);
+}
+
+LayerCost TrainModel::dense_layer(const TrainPoint& p, bool linear, std::vector<KeptTensor>* kept) const {
   LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
+  attention_block(b, *this, linear);
   b.norm(true, b.reads_input({ParamRole::gate_proj, ParamRole::up_proj}));
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
   const double before = b.out().weight_grad;
@@ -116,7 +157,7 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* 
 LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
   if (!model_.moe || model_.moe->experts == 0) return {};
   LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
+  attention_block(b, *this, false);
   b.norm(false, !b.frozen());  // the router reads it
   {
     const ModuleScope module(b, Module::moe);

@@ -150,6 +150,19 @@ bool TrainModel::layers_follow_stages() const {
 
 double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
 
+/// "" or why linear attention is not cut so: heads by tensor parallelism, and sequences by nothing that is priced.
+std::string TrainModel::linear_divides(const TrainPoint& p) const {
+  if (!model_.linear) return "";
+  const LinearAttentionSpec& a = *model_.linear;
+  if (p.cp > 1 || p.ulysses > 1)
+    return fmt::format("linear attention hands a state from token to token: cp {} and ulysses {} have no price", p.cp,
+                       p.ulysses);
+  if (a.key_heads % p.tp != 0 || a.value_heads % p.tp != 0)
+    return fmt::format("{} key and {} value heads of linear attention do not divide by tp {}", a.key_heads,
+                       a.value_heads, p.tp);
+  return "";
+}
+
 bool TrainModel::divides(const TrainPoint& p) const {
   const std::int64_t ways = p.cp * p.ulysses;
   if (p.dp < 1 || p.cp < 1 || p.ulysses < 1 || p.tp < 1 || p.pp < 1 || p.vpp < 1 || p.ep < 1 || p.etp < 1) return false;
@@ -157,6 +170,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (model_.heads % p.tp != 0 || (model_.heads / p.tp) % p.ulysses != 0) return false;
   if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0) return false;
   if (model_.intermediate % p.tp != 0) return false;
+  if (!linear_divides(p).empty()) return false;
   // C1: KV heads are split or repeated whole.
   if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0) return false;
   if (!setting_.ragged && setting_.sequence % ways != 0) return false;
@@ -192,6 +206,7 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
   if (p.tp >= 1 && model_.heads % p.tp != 0) return fmt::format("{} heads do not divide by tp {}", model_.heads, p.tp);
   if (p.tp >= 1 && model_.intermediate % p.tp != 0)
     return fmt::format("intermediate size {} does not divide by tp {}", model_.intermediate, p.tp);
+  if (std::string why = linear_divides(p); !why.empty()) return why;
   if (p.tp >= 1 && p.ulysses >= 1 && (model_.heads / p.tp) % p.ulysses != 0)
     return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
   if (p.pp * p.vpp > model_.layers)

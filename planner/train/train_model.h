@@ -459,6 +459,7 @@ class TrainModel {
 
  private:
   friend class LayerBuilder;
+  LayerCost dense_layer(const TrainPoint&, bool linear, std::vector<KeptTensor>* kept) const;
   double buffer_tokens(const TrainPoint&) const;
   double micro_batch_multiple(const TrainPoint&) const;
   TokenLoad load_of(const TrainPoint&) const;
@@ -540,6 +541,7 @@ class TrainModel {
   void visit_stages(const TrainPoint&, Visit) const;
   std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
   bool fills_rows(const TrainPoint&) const;
+  std::string linear_divides(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   double sequence_bytes(const TrainPoint&) const;

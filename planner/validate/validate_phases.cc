@@ -46,6 +46,8 @@ TableResult launch_rows(const CsvTable& csv, ValidationContext& context, const s
     // predicted with them.
     if (const std::string& found = cells.text("gives"); !found.empty()) {
       cells.refuse(fmt::format("gives the launch's {}, which no source says", found));
+    } else if (const std::string& beyond = cells.text("beyond"); !beyond.empty()) {
+      cells.refuse(beyond);
     } else if (std::ranges::find(lengths_unknown, launch) != std::end(lengths_unknown)) {
       cells.refuse("the source gives no prompt and response lengths, and no other row of this run does");
     } else if (!plain || !std::filesystem::exists(file, ignored)) {
