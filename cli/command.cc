@@ -52,6 +52,12 @@ void say_next(const char* command, const ScenarioOptions& o, std::string_view fl
   say_next(fmt::format("{} {}{}{}", command, again(o), flags.empty() ? "" : " ", flags));
 }
 
+void say_cure(const char* command, const ScenarioOptions& o, const std::vector<std::string>& flags) {
+  ScenarioOptions cured = o;
+  cured.sets.insert(cured.sets.end(), flags.begin(), flags.end());
+  say_next(command, cured);
+}
+
 void note_auto(const Scenario& s) {
   if (const std::string chosen = auto_choices(s); !chosen.empty())
     fmt::print(stderr, "note: auto: {}, the least that is legal; `plan` ranks what is faster\n", chosen);

@@ -51,6 +51,9 @@ std::string again(const ScenarioOptions&);
 /// "Next: hotbunk COMMAND" with that scenario, unless it came from standard input and is gone, or under --json.
 void say_next(const char* command, const ScenarioOptions&, std::string_view flags = "");
 
+/// The same behind an answer that it does not fit: with --set of what cures it.
+void say_cure(const char* command, const ScenarioOptions&, const std::vector<std::string>& flags);
+
 /// On stderr, where the scenario has disturbances: `what` is without them, as only `simulate` plays them.
 void note_undisturbed(const Scenario&, const char* what);
 /// Says which numbers the scenario leaves open and what they are here; nothing where there are none.

@@ -71,7 +71,8 @@ int run(const ExplainArguments& o) {
   if (!o.scenario.json)
     fmt::print(stderr, "Seconds are {}.\n",
                e.micro_batch ? "the plan's, replayed with mean lengths" : "the closed form's");
-  say_next("simulate", o.scenario);
+  if (e.price.fits) say_next("simulate", o.scenario);
+  else say_cure("plan", o.scenario, e.remedy_flags);  // without any: it ranks all layouts
   return code;
 }
 

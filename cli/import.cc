@@ -132,7 +132,7 @@ int run(const ImportArguments& o) {
                  printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
   if (!o.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
   if (e.unpriced) return report_errors({*e.unpriced});
-  if (!o.out.empty() && !o.json) say_next("plan " + shell_quoted(o.out));
+  if (!o.out.empty()) say_cure("plan", {.path = o.out, .sets = {}, .json = o.json}, e.remedy_flags);
   return e.price.fits ? exit_done : exit_no;
 }
 

@@ -179,7 +179,13 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
   if (e.unpriced) return report_errors({*e.unpriced});
-  say_next("explain", o.scenario, "--sensitivity");
+  // A row that does not fit is not looked into, but changed: by what was tried, else to a layout that fits, else to
+  // more GPUs.
+  const auto fits = std::ranges::find_if(choices->rows, [](const ChoiceRow& row) { return row.price.fits; });
+  if (e.price.fits) say_next("explain", o.scenario, "--sensitivity");
+  else if (!e.remedy_flags.empty()) say_cure("explain", o.scenario, e.remedy_flags);
+  else if (fits != choices->rows.end()) say_cure("explain", o.scenario, fits->flags);
+  else say_next("plan", o.scenario, "--gpus '?'");
   return e.price.fits ? exit_done : exit_no;
 }
 

@@ -27,7 +27,8 @@ int run(SolveArguments o) {
   if (o.scenario.json) print_document(to_json(*solved));
   else print_result(printable(render(*solved)));
   flush_output();
-  say_next("explain", o.scenario);
+  if (solved->value.empty()) say_next("plan", o.scenario);
+  else say_cure("explain", o.scenario, {o.key + "=" + solved->value});
   return solved->value.empty() ? exit_no : exit_done;
 }
 

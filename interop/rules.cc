@@ -7,6 +7,7 @@
 #include "interop/launch_model.h"
 #include "interop/rule_parts.h"
 #include "interop/settings.h"
+#include "spec/catalog.h"
 #include "spec/scenario_keys.h"
 
 namespace hotbunk {
@@ -84,7 +85,8 @@ void read_model_role(RuleInput& in) { find_launch_model(in); }
 
 void write_model_role(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
-  out.give("model", m.hub_name.empty() ? m.name : m.hub_name);
+  const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
+  out.give("model", loaded.empty() ? m.name : loaded);
 }
 
 }  // namespace rules

@@ -32,11 +32,15 @@ void read_lengths(RuleInput& in) {
   const auto total = in.number("max_total"), prompt = in.number("max_prompt"), response = in.number("max_response");
   double longest_prompt = prompt.value_or(0), longest_response = response.value_or(0);
   std::string prompt_said = in.said("max_prompt"), response_said = in.said("max_response");
-  if (!response && total) {
+  const bool one_cap = total && !prompt && !response;  // either may have what the other leaves
+  if (one_cap) {
+    longest_prompt = longest_response = std::max(1.0, *total - 1);
+    prompt_said = response_said = in.said("max_total") + ", all but one token";
+  } else if (!response && total) {
     longest_response = std::max(1.0, *total - longest_prompt);
     response_said = in.said("max_total") + " less the prompt";
   }
-  if (!prompt) {
+  if (!prompt && !one_cap) {
     longest_prompt = total ? std::max(1.0, *total - longest_response) : 1024;
     prompt_said = total ? in.said("max_total") + " less the response"
                         : "assumed, the launch has no limit: --set workload.prompt_tokens.max=N";

@@ -27,6 +27,9 @@ def table(tables):
         lines.append(f"| {t['name']} | {t['quantity']} | {t['rows']} | {len(t['out_of_scope'])} | {percent(t['mean_abs_error'])} | "
                      f"{percent(t['max_abs_error'])} | {percent(t['bias'], True)} | "
                      f"{percent(t['left_out']['mean_abs_error']) if 'left_out' in t else ''} | {peers} |")
+        for part in t.get("parts", []):
+            lines.append(f"| | {part['name']} | {part['rows']} | | {percent(part['mean_abs_error'])} | {percent(part['max_abs_error'])} | "
+                         f"{percent(part['bias'], True)} | | |")
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ inline constexpr Architecture architectures[] = {
     {"Gemma3ForCausalLM", "gemma3_text", ModelFamily::gemma3},
     {"Glm4MoeForCausalLM", "glm4_moe", ModelFamily::glm4_moe},
     {"GptOssForCausalLM", "gpt_oss", ModelFamily::gpt_oss},
+    {"Qwen3_5ForCausalLM", "qwen3_5_text", ModelFamily::qwen3_5},
 };
 /// The one that is written.
 inline const Architecture& architecture_of(ModelFamily family) {

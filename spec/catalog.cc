@@ -93,11 +93,26 @@ std::vector<std::string> catalog_matches(const std::string& kind, const std::str
   return out;
 }
 
-std::string catalog_model_of_hub(const std::string& name) {
+namespace {
+
+/// A catalogue of the user's own need not have it.
+Result<YamlNode> hub_names() {
   const fs::path file = catalog_root() / "hub_names.yaml";
   const auto text = read_file(file, std::int64_t{1} << 20);
-  const auto names = text ? parse_yaml(*text, file.string()) : fail(text.error());
-  if (!names) return "";  // a catalogue of the user's own need not have it
+  return text ? parse_yaml(*text, file.string()) : fail(text.error());
+}
+
+}  // namespace
+
+std::string hub_name_of(const std::string& catalogue_name) {
+  const auto names = hub_names();
+  const YamlNode* const known = names ? names->find(catalogue_name) : nullptr;
+  return known == nullptr || known->items.empty() ? "" : known->items.front().text;
+}
+
+std::string catalog_model_of_hub(const std::string& name) {
+  const auto names = hub_names();
+  if (!names) return "";
   const std::string asked = short_name(name);
   for (const YamlEntry& model : names->entries)
     for (const YamlNode& known : model.value.items)

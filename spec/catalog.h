@@ -23,6 +23,10 @@ std::vector<std::string> catalog_matches(const std::string& kind, const std::str
 /// the slash do not matter); "": none has that architecture, those sizes and rotary settings. Source: hub_names.yaml.
 std::string catalog_model_of_hub(const std::string& name);
 
+/// The other way round, what a launch can load: the first of the hub's names for a model of the catalogue ("Qwen/
+/// Qwen2.5-7B"); "": there is none.
+std::string hub_name_of(const std::string& catalogue_name);
+
 struct LocalMachine {
   std::int64_t cores = 1;         // that this process may run on (affinity and cgroup quota)
   std::int64_t memory_bytes = 0;  // physical, or the cgroup's limit where that is lower

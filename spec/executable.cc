@@ -59,6 +59,15 @@ bool data_ranks_follow_tensor(const TrainLayout& t) { return axes_of(t).find("td
 
 /// Which ranks may have other experts than their neighbours: tensor-parallel ones, data ranks of one copy of what is
 /// sharded, where it is, or both.
+/// Of the model itself.
+template <class Need>
+void executable_model(const Scenario& s, const Need& need) {
+  need(!s.model.linear && !s.model.gated_attention,
+       "{} has linear attention (gated delta nets) in {} of {} layers, and gates of attention's output: planned and "
+       "simulated, no kernel computes them",
+       s.model.name, s.model.linear_layers(), s.model.layers);
+}
+
 template <class Need>
 void executable_experts(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
@@ -181,6 +190,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
     need(s.sync.mode == SyncMode::bucketed, "sync.mode {}: bucketed is executed", name_of(s.sync.mode));
   }
   executable_precision(s, need);
+  executable_model(s, need);
   return reasons;
 }
 

@@ -62,7 +62,8 @@ class LayerVisitor {
 
   void visit() {
     if (m_.family == ModelFamily::gpt2) return gpt2();
-    if (m_.mla) latent_attention();
+    if (m_.is_linear_layer(layer_)) linear_attention();
+    else if (m_.mla) latent_attention();
     else attention();
     if (m_.is_moe_layer(layer_)) moe();
     else dense_mlp();
@@ -83,7 +84,8 @@ class LayerVisitor {
   }
 
   void attention() {
-    linear("self_attn.q_proj", m_.q_rows(), m_.hidden, R::q_proj, m_.qkv_bias, R::q_bias);
+    linear("self_attn.q_proj", (m_.gated_attention ? 2 : 1) * m_.q_rows(), m_.hidden, R::q_proj, m_.qkv_bias,
+           R::q_bias);
     linear("self_attn.k_proj", m_.kv_rows(), m_.hidden, R::k_proj, m_.qkv_bias, R::k_bias);
     linear("self_attn.v_proj", m_.kv_rows(), m_.hidden, R::v_proj, m_.qkv_bias, R::v_bias);
     linear("self_attn.o_proj", m_.hidden, m_.q_rows(), R::o_proj, m_.o_bias, R::o_bias);
@@ -92,6 +94,20 @@ class LayerVisitor {
       put("self_attn.q_norm.weight", {m_.head_dim}, R::q_norm);
       put("self_attn.k_norm.weight", {m_.head_dim}, R::k_norm);
     }
+  }
+
+  /// The convolution has one filter for each channel: (channels, kernel) here, (channels, 1, kernel) in files.
+  void linear_attention() {
+    const LinearAttentionSpec& a = *m_.linear;
+    put("linear_attn.in_proj_qkv.weight", {a.convolved(), m_.hidden}, R::linear_qkv);
+    put("linear_attn.in_proj_z.weight", {a.values(), m_.hidden}, R::linear_gate);
+    put("linear_attn.in_proj_b.weight", {a.value_heads, m_.hidden}, R::linear_write);
+    put("linear_attn.in_proj_a.weight", {a.value_heads, m_.hidden}, R::linear_decay);
+    put("linear_attn.conv1d.weight", {a.convolved(), a.kernel}, R::linear_conv);
+    put("linear_attn.dt_bias", {a.value_heads}, R::linear_offset);
+    put("linear_attn.A_log", {a.value_heads}, R::linear_rate);
+    put("linear_attn.norm.weight", {a.value_dim}, R::linear_norm);
+    put("linear_attn.out_proj.weight", {m_.hidden, a.values()}, R::linear_out);
   }
 
   void latent_attention() {
@@ -201,6 +217,20 @@ long double count(const ModelSpec& m, std::int64_t experts) {
   };
   visit_front(m, add);
   visit_back(m, add);
+  if (m.linear) {  // one layer of each kind stands for all of it
+    std::int64_t linear = 0;
+    int first[] = {-1, -1};
+    for (int layer = 0; layer < m.layers; ++layer) {
+      const bool is = m.is_linear_layer(layer);
+      linear += is ? 1 : 0;
+      if (first[is ? 1 : 0] < 0) first[is ? 1 : 0] = layer;
+    }
+    weight = static_cast<long double>(m.layers - linear);
+    if (first[0] >= 0) LayerVisitor(m, first[0], 1, add).visit();
+    weight = static_cast<long double>(linear);
+    if (first[1] >= 0) LayerVisitor(m, first[1], 1, add).visit();
+    return sum;
+  }
   const std::int64_t dense = m.moe ? std::min(m.moe->first_dense_layers, m.layers) : m.layers;
   weight = static_cast<long double>(dense);
   if (dense > 0) LayerVisitor(m, 0, 1, add).visit();

@@ -25,7 +25,8 @@ enum class ModelFamily : std::uint8_t {
   gemma2,
   gemma3,
   glm4_moe,
-  gpt_oss
+  gpt_oss,
+  qwen3_5
 };
 std::string_view name_of(ModelFamily);
 
@@ -76,6 +77,17 @@ enum class ParamRole : std::uint8_t {
   expert_gate_bias,
   expert_up_bias,
   expert_down_bias,
+  // linear attention (LinearAttentionSpec): q, k and v before their convolution; the output's gate, what a token writes
+  // of itself and how fast the state decays; the convolution; decay's offset and rate; the norm of what is read
+  linear_qkv,
+  linear_gate,
+  linear_write,
+  linear_decay,
+  linear_conv,
+  linear_offset,
+  linear_rate,
+  linear_norm,
+  linear_out,
   // LoRA's adapters (LoraSpec): of each matrix that has one, A (rank, in) and B (out, rank)
   q_lora_a,
   k_lora_a,
@@ -155,6 +167,23 @@ struct MlaSpec {
   bool operator==(const MlaSpec&) const = default;
 };
 
+/// Gated delta nets in the place of attention in some layers (Qwen3.5): a causal convolution over q, k and v, then a
+/// state of key_dim x value_dim numbers for each value head, which every token decays and writes to. What a sequence
+/// leaves behind is of one size however long it is.
+/// Source: transformers' Qwen3_5GatedDeltaNet; Yang et al., Gated Delta Networks (arXiv 2412.06464).
+struct LinearAttentionSpec {
+  std::int64_t key_heads = 16, value_heads = 32, key_dim = 128, value_dim = 128;
+  std::int64_t kernel = 4;   // tokens that the convolution sees
+  std::vector<bool> layers;  // [layer] that is one of these; the others attend to all tokens
+  std::int64_t keys() const { return key_heads * key_dim; }
+  std::int64_t values() const { return value_heads * value_dim; }
+  std::int64_t convolved() const { return 2 * keys() + values(); }
+  /// Numbers that a sequence leaves in a layer: of the state, kept in fp32 (mamba_ssm_dtype), and of the convolution.
+  std::int64_t state() const { return values() * key_dim; }
+  std::int64_t tail() const { return convolved() * (kernel - 1); }
+  bool operator==(const LinearAttentionSpec&) const = default;
+};
+
 /// Low-rank adapters beside matrices of a model that is frozen itself: y = x W^T + alpha/rank (x A^T) B^T. They alone
 /// are trained. Source: Hu et al., LoRA (2021); names and initial values as PEFT has them (peft.LoraConfig).
 struct LoraSpec {
@@ -209,6 +238,8 @@ struct ModelSpec {
   double query_scalar = 0.0;                            // scores are divided by its root; 0: by head_dim's
   std::optional<MoeSpec> moe;
   std::optional<MlaSpec> mla;
+  std::optional<LinearAttentionSpec> linear;
+  bool gated_attention = false;  // q's projection has a gate of attention's output beside it
   LoraSpec lora;
   std::string frozen;                           // patterns of parameters that do not train, joined by -; empty: none
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
@@ -221,6 +252,19 @@ struct ModelSpec {
   std::int64_t kv_rows() const { return kv_heads * head_dim; }
   /// Tokens that a query of the layer sees, itself the last; 0: all before it.
   std::int64_t window_of(int layer) const;
+  bool is_linear_layer(int layer) const {
+    return linear && layer < static_cast<int>(linear->layers.size()) && linear->layers[static_cast<std::size_t>(layer)];
+  }
+  /// Layers with linear attention, of all.
+  std::int64_t linear_layers() const {
+    std::int64_t out = 0;
+    for (int layer = 0; linear && layer < layers; ++layer) out += is_linear_layer(layer) ? 1 : 0;
+    return out;
+  }
+  /// The share of layers that keep keys and values of every token.
+  double attending_share() const {
+    return layers > 0 ? 1.0 - static_cast<double>(linear_layers()) / static_cast<double>(layers) : 1.0;
+  }
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
   /// Whether the matrix has an adapter.
   bool adapts(ParamRole base) const;

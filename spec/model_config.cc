@@ -242,14 +242,15 @@ class ConfigReader {
     m.max_position = integer("max_position_embeddings", gemma3 || glm || gpt_oss ? 131072 : 2048, 1, max_tokens);
     m.norm_eps = real("rms_norm_eps", glm || gpt_oss ? 1e-5 : 1e-6, least_eps, 1.0);
     m.tie_embeddings = boolean("tie_word_embeddings", gemma);
+    const bool hybrid = m.family == ModelFamily::qwen3_5;
     const bool qwen3 = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
-    const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma || gpt_oss;
+    const bool has_head_dim = find("head_dim") != nullptr || qwen3 || gemma || gpt_oss || hybrid;
     const bool deepseek = m.family == ModelFamily::deepseek_v2 || m.family == ModelFamily::deepseek_v3;
     m.head_dim = integer("head_dim",
-                         qwen3     ? 128
-                         : gemma   ? 256
-                         : gpt_oss ? 64
-                                   : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
+                         qwen3             ? 128
+                         : gemma || hybrid ? 256
+                         : gpt_oss         ? 64
+                                           : std::max<int64_t>(1, m.hidden / std::max<int64_t>(1, m.heads)),
                          1, max_width);
     if (problems_.empty() && !has_head_dim && !deepseek && m.heads > 0 && m.hidden % m.heads != 0)
       report("E413", "num_attention_heads", "hidden size is no multiple of the attention heads",
@@ -258,7 +259,7 @@ class ConfigReader {
     const bool bias = boolean("attention_bias", gpt_oss);
     m.qkv_bias = m.family == ModelFamily::qwen2 || bias;
     m.o_bias = m.family != ModelFamily::qwen2 && !glm && bias;
-    m.qk_norm = qwen3 || gemma3 || (glm && boolean("use_qk_norm", false));
+    m.qk_norm = qwen3 || hybrid || gemma3 || (glm && boolean("use_qk_norm", false));
     if (boolean("mlp_bias", false))
       report("E412", "mlp_bias", "a gated MLP with biases is not known", {},
              "no published model of this family has them");
@@ -272,6 +273,7 @@ class ConfigReader {
     if (glm) read_glm4_moe(m);
     if (gpt_oss) read_gpt_oss(m);
     if (gemma) read_gemma(m);
+    if (hybrid) read_qwen3_5(m);
   }
 
   void read_activation(ModelSpec& m) {
@@ -432,10 +434,48 @@ class ConfigReader {
     m.rope_scaling = scaling;
   }
 
-  /// Experts as DeepSeek-V3 has them; of queries and keys a part turns, which rope_parameters say (transformers 5) or
-  /// the config itself (4).
+  /// Experts as DeepSeek-V3 has them; of queries and keys a part turns.
   void read_glm4_moe(ModelSpec& m) {
-    double part = real("partial_rotary_factor", 0.5, 0.0, 1.0);
+    read_partial_rotation(m, 0.5);
+    read_deepseek_experts(m);
+  }
+
+  /// Of four layers three have linear attention, unless layer_types or full_attention_interval say otherwise; the
+  /// others' output has a gate. The vision tower of the published models is not read, nor the layer that predicts a
+  /// second token.
+  void read_qwen3_5(ModelSpec& m) {
+    read_partial_rotation(m, 0.25);
+    m.norm_offset = 1.0;
+    m.gated_attention = boolean("attn_output_gate", true);
+    LinearAttentionSpec a;
+    a.key_heads = integer("linear_num_key_heads", 16, 1, max_heads);
+    a.value_heads = integer("linear_num_value_heads", 32, 1, max_heads);
+    a.key_dim = integer("linear_key_head_dim", 128, 1, max_width);
+    a.value_dim = integer("linear_value_head_dim", 128, 1, max_width);
+    a.kernel = integer("linear_conv_kernel_dim", 4, 1, max_width);
+    if (a.value_heads % a.key_heads != 0)
+      report("E413", "linear_num_value_heads", "value heads of linear attention are no multiple of its key heads",
+             {fmt::format("{} % {} = {}", a.value_heads, a.key_heads, a.value_heads % a.key_heads)});
+    const int64_t interval = integer("full_attention_interval", 4, 1, max_layers);
+    for (int64_t layer = 0; layer < m.layers; ++layer) a.layers.push_back((layer + 1) % interval != 0);
+    if (const json* const types = find("layer_types"); types != nullptr) {
+      a.layers.clear();
+      for (const json& type : types->is_array() ? *types : json::array()) {
+        if (type != "full_attention" && type != "linear_attention") break;
+        a.layers.push_back(type == "linear_attention");
+      }
+      if (std::ssize(a.layers) != m.layers || a.layers.size() != types->size())
+        report("E411", "layer_types",
+               fmt::format("config key \"layer_types\" does not give each of {} layers \"full_attention\" or "
+                           "\"linear_attention\"",
+                           m.layers));
+    }
+    if (std::ranges::count(a.layers, true) > 0) m.linear = std::move(a);
+  }
+
+  /// Which part of a head turns: rope_parameters say it (transformers 5), or the config itself (4).
+  void read_partial_rotation(ModelSpec& m, double fallback) {
+    double part = real("partial_rotary_factor", fallback, 0.0, 1.0);
     if (const json* rope = find("rope_parameters"); rope != nullptr && rope->is_object())
       if (const auto at = rope->find("partial_rotary_factor"); at != rope->end() && !at->is_null())
         part = checked_real(*at, "partial_rotary_factor", part, 0.0, 1.0);
@@ -445,7 +485,6 @@ class ConfigReader {
              fmt::format("{} of a head's {} numbers turn; rotary embedding turns pairs", m.rotary_dim, m.head_dim),
              {fmt::format("partial_rotary_factor {} x head_dim {}", part, m.head_dim)});
     if (m.rotary_dim == m.head_dim) m.rotary_dim = 0;
-    read_deepseek_experts(m);
   }
 
   /// Every layer has experts; biases everywhere, sinks of attention, clamped gates.
@@ -618,6 +657,15 @@ class ConfigReader {
 }  // namespace
 
 Result<ModelSpec> model_from_json(const json& config, const std::string& name, const KeyLocator& locate) {
+  // Of a model with a vision tower the language model, whose config lies within.
+  if (config.is_object() && config.value("model_type", json()) == "qwen3_5" && config.contains("text_config") &&
+      config["text_config"].is_object()) {
+    json text = config["text_config"];
+    text["architectures"] = {architecture_of(ModelFamily::qwen3_5).class_name};
+    if (!text.contains("tie_word_embeddings") && config.contains("tie_word_embeddings"))
+      text["tie_word_embeddings"] = config["tie_word_embeddings"];
+    return ConfigReader(text, locate).read(name);
+  }
   return ConfigReader(config, locate).read(name);
 }
 
@@ -707,6 +755,14 @@ const std::vector<std::string>& config_keys() {
                                                 "rope_interleave",
                                                 "partial_rotary_factor",
                                                 "use_qk_norm",
+                                                "attn_output_gate",
+                                                "full_attention_interval",
+                                                "linear_conv_kernel_dim",
+                                                "linear_key_head_dim",
+                                                "linear_value_head_dim",
+                                                "linear_num_key_heads",
+                                                "linear_num_value_heads",
+                                                "mamba_ssm_dtype",
                                                 "swiglu_limit",
                                                 "swiglu_alpha",
                                                 "n_embd",

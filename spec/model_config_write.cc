@@ -58,7 +58,7 @@ void add_moe(json& c, const ModelSpec& m) {
 
 json full_rope_config(const ModelSpec& m) {
   json rope = {{"rope_type", "default"}, {"rope_theta", m.rope_theta}};
-  if (m.family == ModelFamily::glm4_moe)
+  if (m.family == ModelFamily::glm4_moe || m.family == ModelFamily::qwen3_5)
     rope["partial_rotary_factor"] =
         m.rotary_dim > 0 ? static_cast<double>(m.rotary_dim) / static_cast<double>(m.head_dim) : 1.0;
   if (!m.rope_scaling) return rope;
@@ -105,6 +105,18 @@ void add_gemma(json& c, const ModelSpec& m) {
   c["final_logit_softcapping"] = cap(m.logit_softcap);
 }
 
+void add_linear_attention(json& c, const ModelSpec& m) {
+  const LinearAttentionSpec a = m.linear.value_or(LinearAttentionSpec{});
+  json types = json::array();
+  for (int layer = 0; layer < m.layers; ++layer)
+    types.push_back(m.is_linear_layer(layer) ? "linear_attention" : "full_attention");
+  c["layer_types"] = std::move(types);
+  c["linear_num_key_heads"] = a.key_heads, c["linear_num_value_heads"] = a.value_heads;
+  c["linear_key_head_dim"] = a.key_dim, c["linear_value_head_dim"] = a.value_dim;
+  c["linear_conv_kernel_dim"] = a.kernel;
+  c["attn_output_gate"] = m.gated_attention;
+}
+
 json llama_config(const ModelSpec& m) {
   json c = {{"hidden_size", m.hidden},
             {"intermediate_size", m.intermediate},
@@ -123,6 +135,7 @@ json llama_config(const ModelSpec& m) {
     c["sliding_window"] = nullptr;
   if (is_gemma(m.family)) add_gemma(c, m);
   if (m.family == ModelFamily::glm4_moe) c["use_qk_norm"] = m.qk_norm;
+  if (m.family == ModelFamily::qwen3_5) add_linear_attention(c, m);
   if (m.mla) {
     c["q_lora_rank"] = m.mla->q_lora_rank > 0 ? json(m.mla->q_lora_rank) : json(nullptr);
     c["kv_lora_rank"] = m.mla->kv_lora_rank;

@@ -422,10 +422,11 @@ class Validator {
       return;
     }
     const std::string key = "train.lora.targets";
-    if (m.family == ModelFamily::gpt2 || m.mla)
+    if (m.family == ModelFamily::gpt2 || m.mla || m.linear)
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
-                    {m.mla ? "multi-head latent attention has other projections than q, k, v and o"
-                           : "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"},
+                    {m.linear ? "linear attention has other projections than q, k, v and o"
+                     : m.mla  ? "multi-head latent attention has other projections than q, k, v and o"
+                              : "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"},
                     "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
     std::vector<std::string> known;
     for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);

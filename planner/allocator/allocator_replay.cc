@@ -16,6 +16,7 @@ struct LayerTensors {
   std::vector<double> rebuilt;  // by recomputation, in backward; in forward they come and go
   double transient = 0;         // gradients inside the layer while its backward runs
   double weights = 0;           // elements, gathered where parameters are sharded
+  double trained = 0;           // of them, those with gradients
   double working() const { return std::accumulate(rebuilt.begin(), rebuilt.end(), transient); }
 };
 
@@ -24,7 +25,8 @@ LayerTensors tensors_of(const TrainModel& m, const TrainPoint& p, bool moe) {
   const LayerCost cost = moe ? m.moe_layer(p, &all) : m.dense_layer(p, &all);
   LayerTensors out;
   out.transient = cost.transient_bytes;
-  out.weights = cost.parameters;
+  out.weights = cost.parameters + cost.adapter_parameters;
+  out.trained = m.frozen() ? cost.adapter_parameters : cost.parameters;
   if (p.recompute == Recompute::full) {
     out.held = {cost.kept_full_bytes};
     double input = cost.kept_full_bytes;  // it is there: the first of the tensors are not built again
@@ -61,11 +63,13 @@ class Step {
     flat_ = p.sharding == Sharding::fsdp && m.framework().flat_units;
     stays_ = p.sharding == Sharding::fsdp && !p.reshard_after_forward;
     ends_ = m.end_parameters(p, layers_, stage);
-    unit_ = std::max(dense > 0 ? dense_.weights : 0.0, moe > 0 ? moe_.weights : 0.0);
+    const LayerTensors& largest = moe > 0 && (dense == 0 || moe_.weights > dense_.weights) ? moe_ : dense_;
+    unit_ = largest.weights, unit_trained_ = largest.trained;
     // Without flat buffers the root takes the place of a layer's unit, without a neighbour (TrainModel::stage_bytes).
     if (p.sharding == Sharding::fsdp)
       copies_ = 2 + (m.setting().prefetch ? 1 : 0) + (m.setting().flat_parameters ? 1 : 0);
-    if (!flat_ && last()) unit_ = std::max(unit_, 2.0 / copies_ * ends_);
+    if (const double root = 2.0 / copies_ * ends_; !flat_ && last() && root > unit_)
+      unit_ = root, unit_trained_ = m.frozen() ? 0.0 : root;
   }
 
   ReservedMemory run() {
@@ -122,17 +126,12 @@ class Step {
   /// Shards on their way from the host, two units' of them, and one's gradients on their way back.
   void staged() {
     if (!point_.streams_from_host()) return;
-    double all = ends_, expert = 0.0;
-    for (const bool moe : kinds_) {
-      all += (moe ? moe_ : dense_).weights;
-      if (moe) expert += layers_.moe.expert_parameters;
-    }
-    const StateBytes& b = model_.setting().state;
-    const double unit = last() ? std::max(unit_, 2.0 / copies_ * ends_) : unit_;
-    const double own = unit * point_.own_elements(all - expert, expert) / std::max(all, 1.0);
-    for (int up = 0; up < (model_.setting().prefetch ? 2 : 1); ++up)
-      alloc(own * (point_.sharding == Sharding::fsdp ? b.master : b.params));
-    alloc(own * b.grads);
+    double all = ends_;
+    for (const bool moe : kinds_) all += (moe ? moe_ : dense_).weights;
+    const double unit = (last() ? std::max(unit_, 2.0 / copies_ * ends_) : unit_) / std::max(all, 1.0);
+    const TrainModel::StagedShards part = model_.staged_shards(point_, layers_, stage_);
+    for (int up = 0; up < (model_.setting().prefetch ? 2 : 1); ++up) alloc(unit * part.up);
+    alloc(unit * part.down);
   }
 
   double whole() const { return unit_ * params(); }
@@ -154,11 +153,12 @@ class Step {
   Handles units() {
     Handles out;
     if (flat_) return out;
-    const double grads = unit_ * model_.setting().state.grads;
+    const double grads = unit_trained_ * model_.setting().state.grads;
     if (point_.sharding == Sharding::zero2) out = {alloc(grads)};
     if (point_.sharding == Sharding::zero3) out = {alloc(whole()), alloc(whole()), alloc(grads)};
     if (point_.sharding == Sharding::fsdp)
-      for (int i = 0; i < (stays_ ? 1 : copies_); ++i) out.push_back(alloc(whole()));
+      for (int i = 0; i < (stays_ ? 1 : copies_); ++i)  // the last one of them its gradient
+        out.push_back(alloc(i + 1 < (stays_ ? 1 : copies_) ? whole() : unit_trained_ * params()));
     return out;
   }
 
@@ -186,7 +186,7 @@ class Step {
     // Flat: the root (embedding and head) stays gathered from its forward on, the head's gradient until backward is
     // over.
     Handles before, root;
-    const double head = last() ? layers_.head.parameters : 0.0;
+    const double head = last() && !model_.frozen() ? layers_.head.parameters : 0.0;
     for (double elements : {stays_ ? 0.0 : ends_, head})
       if (flat_ && elements > 0) root.push_back(alloc(elements * params()));
     prefetch(!kinds_.empty());
@@ -199,7 +199,7 @@ class Step {
       for (double bytes : kind(layer).rebuilt) work.push_back(alloc(bytes));
       // Both sides of the activation, and the gradient of the layer's output and input.
       for (int i = 0; i < 3; ++i) work.push_back(alloc(kind(layer).transient / 3.0));
-      if (flat_) gradients.push_back(alloc(whole()));  // unsharded
+      if (flat_) gradients.push_back(alloc(unit_trained_ * params()));  // unsharded
       // FSDP1's unit before is given back late: it is recorded on another stream.
       if (flat_ && !stays_ && model_.setting().flat_parameters) work.push_back(alloc(whole()));
       free(work);
@@ -209,7 +209,7 @@ class Step {
       // input.
       free(reducing_);
       free(before);
-      reducing_.push_back(alloc(unit_ * model_.setting().state.grads));
+      reducing_.push_back(alloc(unit_trained_ * model_.setting().state.grads));
       free(gradients);
       if (grown_ > 0.0) alloc(grown_);
     }
@@ -238,6 +238,7 @@ class Step {
   bool stays_ = false;                   // what is gathered stays so
   int copies_ = 3;                       // of a unit, its gradient included
   double ends_ = 0, unit_ = 0;           // elements of embedding and head, of the largest unit
+  double unit_trained_ = 0;              // of it, those with gradients
   double grown_ = 0;                     // bytes of gradients that every layer's backward leaves
   Handles gathering_, reducing_;         // flat buffers of the collectives under way
   CachingAllocator a_;

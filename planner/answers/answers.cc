@@ -26,7 +26,6 @@ ScenarioPricer::ScenarioPricer(const Scenario& s, const CostModel& cost, const F
 
 Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
                                                              const std::filesystem::path& catalogue) {
-  if (auto why = adapters_without_price(s)) return fail(std::move(*why));
   auto hardware = hardware_for(s, catalogue);
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
@@ -168,6 +167,16 @@ Standing standing_of(const ScenarioPricer& s) {
   return out;
 }
 
+namespace {
+
+void add_remedy(const ScenarioPricer& s, Explanation& out) {
+  const auto found = remedy_of(s, out.point);
+  out.remedy = remedy_text(found);
+  if (found) out.remedy_flags = found->flags;
+}
+
+}  // namespace
+
 Explanation explain(const ScenarioPricer& s) {
   Explanation out;
   out.scenario = s.scenario().name;
@@ -180,7 +189,8 @@ Explanation explain(const ScenarioPricer& s) {
   out.host_capacity_bytes = s.rl().setting().host_bytes;
   out.unpriced = s.why_unpriced(out.point);
   if (out.unpriced) {
-    if (out.unpriced->code == "E301" && out.unpriced->help.empty()) out.unpriced->help = remedy_text(s, out.point);
+    if (out.unpriced->code == "E301" && out.unpriced->help.empty()) add_remedy(s, out);
+    if (out.unpriced->help.empty()) out.unpriced->help = out.remedy;
     out.remedy = out.unpriced->help;
     return out;
   }
@@ -201,7 +211,7 @@ Explanation explain(const ScenarioPricer& s) {
   }
   out.verdict = verdict_of(s, out.point, out.price, out.torch, plan.has_value());
   if (!plan) out.host = host_tree(s, out.point, out.price);
-  if (!out.price.fits) out.remedy = remedy_text(s, out.point);
+  if (!out.price.fits) add_remedy(s, out);
   if (!plan) out.time = time_tree(s, out.point, out.price, train);
   for (CostNode& phase : out.time.children)
     for (std::size_t i = 0; i < num_rl_phases; ++i)

@@ -17,14 +17,10 @@
 
 namespace hotbunk {
 
-/// E266: a scenario with adapters that nothing executes. The closed forms are of training everything; what is lowered
-/// is read from its plan, adapters too. nullopt: there is no such mistake.
-std::optional<Diagnostic> adapters_without_price(const Scenario&);
-
 /// A scenario's models, whole: hardware, framework, training and rollout closed forms.
 class ScenarioPricer {
  public:
-  /// E209, E205 from profiles; E260, E264 as hardware_for; E266.
+  /// E209, E205 from profiles; E260, E264 as hardware_for.
   static Result<std::unique_ptr<ScenarioPricer>> make(const Scenario&, const std::filesystem::path& catalogue);
 
   const Scenario& scenario() const { return scenario_; }
@@ -95,6 +91,7 @@ struct Explanation {
   std::optional<MicroBatchStreams> micro_batch;  // of a lowered scenario's training
   std::vector<Lever> levers;                     // what can be changed by one step, best time first
   std::string remedy;                            // where it does not fit: what does, tried, or that nothing near does
+  std::vector<std::string> remedy_flags;         // that select it, for --set; empty: nothing near does
   std::vector<std::string> notes;                // what a user of other systems would stumble over
 };
 Explanation explain(const ScenarioPricer&);

@@ -29,7 +29,7 @@ bool is_launched(const ScenarioPricer& s, const RlPoint& own, const RlPoint& p) 
   // Tokens that hold the longest sequence may hold more of the mean ones than the point asks for.
   const TrainPoint meant = train_point_of(there);
   if (meant.micro_batch != p.train.micro_batch || meant.micro_batches != p.train.micro_batches) return false;
-  return !adapters_without_price(there) && validate(there, [](std::string_view) { return SourceLocation{}; }).empty();
+  return validate(there, [](std::string_view) { return SourceLocation{}; }).empty();
 }
 
 std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {

@@ -14,8 +14,8 @@ struct Promising {
   /// the others. Empty, which stands for all, where no estimate fits.
   std::vector<TrainCut> cuts;
   /// Their points: the scenario's own and, of each way to cut training and share its state, those that estimates
-  /// promise. Empty, which stands for all, where estimates say nothing of it: for the least memory, and beside
-  /// adapters, for estimates have the bytes of training everything.
+  /// promise. Empty, which stands for all, where estimates say too little of it: for the least memory, and where some
+  /// parameters do not train, of which train.frozen has no estimate.
   std::vector<TrainPoint> points;
 };
 

@@ -82,8 +82,9 @@ class Remedies {
 
 std::optional<Lever> remedy_of(const ScenarioPricer& s, const RlPoint& p) { return Remedies(s, p).find(); }
 
-std::string remedy_text(const ScenarioPricer& s, const RlPoint& p) {
-  const auto found = remedy_of(s, p);
+std::string remedy_text(const ScenarioPricer& s, const RlPoint& p) { return remedy_text(remedy_of(s, p)); }
+
+std::string remedy_text(const std::optional<Lever>& found) {
   if (!found) return "no change of one key cures it; `hotbunk plan` searches all layouts";
   std::string flags;
   for (const std::string& f : found->flags) flags += fmt::format("{}--set {}", flags.empty() ? "" : " ", f);

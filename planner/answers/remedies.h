@@ -14,6 +14,7 @@ namespace hotbunk {
 std::optional<Lever> remedy_of(const ScenarioPricer&, const RlPoint&);
 
 /// In words: "--set rollout.memory_fraction=0.62: 71.3 GiB of a device", or that `plan` searches further.
+std::string remedy_text(const std::optional<Lever>&);
 std::string remedy_text(const ScenarioPricer&, const RlPoint&);
 /// The same of a scenario's own layout.
 std::string remedy_text(const Scenario&, const std::filesystem::path& catalogue);

@@ -7,7 +7,6 @@
 #include "base/format.h"
 #include "planner/answers/answers.h"
 #include "spec/names.h"
-#include "spec/validate.h"
 
 namespace hotbunk {
 namespace {
@@ -64,19 +63,6 @@ Diagnostic no_room(const ScenarioPricer& s, const RlPoint& p) {
 }
 
 }  // namespace
-
-std::optional<Diagnostic> adapters_without_price(const Scenario& s) {
-  if (!s.model.lora.on()) return std::nullopt;
-  const std::vector<std::string> reasons = unsupported_to_execute(s);
-  if (reasons.empty()) return std::nullopt;
-  return Diagnostic{.code = "E266",
-                    .message = "adapters are planned only in what is executed, and this scenario is not",
-                    .where = {},
-                    .notes = reasons,
-                    .help =
-                        "change what is named, or leave train.lora out: what is said then is of training all of the "
-                        "model, which takes more"};
-}
 
 std::optional<Diagnostic> ScenarioPricer::why_unpriced(const RlPoint& p) const {
   if (!train_.divides(p.train)) return no_layout(train_.why_invalid(p.train), "change train.layout or the batch");

@@ -124,6 +124,7 @@ struct FrameworkProfile {
   // Training's communicators go when its parameters do; they are there again with them, and for a weight update.
   bool rebuilds_communicators = false;
   bool sleeps_graphs = false;  // the engine's captured graphs go and come back with its KV cache
+  bool own_reference = false;  // beside adapters, too, the reference is a model of its own
   // The engine starts on an empty device, before the trainer: its share of the device is whole, and what the trainer
   // keeps while it sleeps comes on top.
   bool engine_first = false;

@@ -9,7 +9,13 @@ namespace {
 
 double attention_elements(const ModelSpec& m) {
   const auto h = static_cast<double>(m.hidden), heads = static_cast<double>(m.heads);
-  if (!m.mla) return h * static_cast<double>(m.head_dim) * (2.0 * heads + 2.0 * static_cast<double>(m.kv_heads));
+  const double gates = m.gated_attention ? heads : 0.0, full = m.attending_share();
+  const double linear =
+      m.linear ? h * static_cast<double>(m.linear->convolved() + 2 * m.linear->values() + 2 * m.linear->value_heads)
+               : 0.0;
+  if (!m.mla)  // of the mean layer
+    return full * h * static_cast<double>(m.head_dim) * (2.0 * heads + gates + 2.0 * static_cast<double>(m.kv_heads)) +
+           (1.0 - full) * linear;
   const MlaSpec& a = *m.mla;
   const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim),
              v = static_cast<double>(a.v_head_dim), q = static_cast<double>(a.q_lora_rank),
@@ -27,9 +33,10 @@ ModelSpec with_layers(ModelSpec m, std::int64_t layers, bool dense) {
 
 bool is_product(ParamRole r) {
   using R = ParamRole;
-  constexpr R products[] = {R::q_proj,    R::k_proj,      R::v_proj,      R::o_proj,    R::q_a_proj,   R::q_b_proj,
-                            R::kv_a_proj, R::kv_b_proj,   R::gate_proj,   R::up_proj,   R::down_proj,  R::expert_gate,
-                            R::expert_up, R::expert_down, R::shared_gate, R::shared_up, R::shared_down};
+  constexpr R products[] = {R::q_proj,    R::k_proj,      R::v_proj,     R::o_proj,      R::q_a_proj,
+                            R::q_b_proj,  R::kv_a_proj,   R::kv_b_proj,  R::gate_proj,   R::up_proj,
+                            R::down_proj, R::expert_gate, R::expert_up,  R::expert_down, R::shared_gate,
+                            R::shared_up, R::shared_down, R::linear_qkv, R::linear_gate, R::linear_out};
   return std::find(std::begin(products), std::end(products), r) != std::end(products);
 }
 
@@ -41,6 +48,17 @@ void count_products(ModelSpec m, double& elements, double& tensors) {
     if (!is_product(p.role)) continue;
     const double times = p.expert >= 0 ? experts : 1.0;
     elements += times * static_cast<double>(p.numel()), tensors += times;
+  }
+}
+
+/// Of a model of which `one` is one layer: all have the same adapters.
+void count_adapters(ModelSpec one, double layers, ModelCounts& c) {
+  if (!one.lora.on()) return;
+  if (one.moe) one.moe->experts = std::min<std::int64_t>(one.moe->experts, 1);  // which have none
+  for (const ParamSpec& p : parameters_of(one)) {
+    if (!one.adapts(p.role)) continue;
+    c.adapters += layers * static_cast<double>(one.lora.rank * (p.shape[0] + p.shape[1]));
+    c.adapted_matrices += layers, c.adapted_elements += layers * static_cast<double>(p.numel());
   }
 }
 
@@ -63,6 +81,14 @@ ModelCounts counts_of(const ModelSpec& m) {
   c.tensors = tensor_count(m);
   c.dense_layer_tensors = tensor_count(one_dense) - tensor_count(ends);
   count_products(one_dense, c.dense_layer_products, c.dense_product_tensors);
+  if (m.linear) {  // the mean of all layers
+    const auto layers = static_cast<double>(m.layers);
+    double products = 0.0, tensors = 0.0;
+    count_products(m, products, tensors);
+    c.dense_layer = (c.parameters - both) / layers, c.dense_layer_tensors = (c.tensors - tensor_count(ends)) / layers;
+    c.dense_layer_products = products / layers, c.dense_product_tensors = tensors / layers;
+  }
+  count_adapters(one_dense, static_cast<double>(m.layers), c);
   if (!moe) return c;
   const ModelSpec one_moe = with_layers(m, 1, false);
   c.moe_layer = static_cast<double>(parameter_count(one_moe)) - both;
@@ -84,16 +110,22 @@ double cache_shares(RolloutEngine engine, const RolloutPoint& r) {
 double cache_bytes(const ModelSpec& m, const RolloutPoint& r, double layers, double element, double shares) {
   if (m.mla) return layers * static_cast<double>(m.mla->kv_lora_rank + m.mla->qk_rope_head_dim) * element / shares;
   const double heads = std::max(static_cast<double>(m.kv_heads) / static_cast<double>(r.attention_tp()), 1.0);
-  return layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
+  return m.attending_share() * layers * heads * static_cast<double>(m.head_dim) * 2.0 * element / shares;
 }
 
 double attention_flops_per_pair(const ModelSpec& m, bool decode) {
   const auto heads = static_cast<double>(m.heads);
-  if (!m.mla) return 4.0 * heads * static_cast<double>(m.head_dim);
+  if (!m.mla) return m.attending_share() * 4.0 * heads * static_cast<double>(m.head_dim);
   const MlaSpec& a = *m.mla;
   const std::int64_t widths =
       decode ? 2 * a.kv_lora_rank + a.qk_rope_head_dim : a.qk_nope_head_dim + a.qk_rope_head_dim + a.v_head_dim;
   return 2.0 * heads * static_cast<double>(widths);
+}
+
+double state_bytes(const ModelSpec& m, const RolloutPoint& r, double element) {
+  if (!m.linear) return 0.0;
+  const double one = 4.0 * static_cast<double>(m.linear->state()) + element * static_cast<double>(m.linear->tail());
+  return (1.0 - m.attending_share()) * one / static_cast<double>(r.attention_tp());
 }
 
 double mlp_elements(const ModelSpec& m) {

@@ -25,6 +25,9 @@ struct ModelCounts {
   // Weights of a layer's products, which a narrow format holds: elements, attention's among them, and tensors.
   double dense_layer_products = 0, moe_layer_products = 0;
   double dense_product_tensors = 0, moe_product_tensors = 0;
+  // Adapters beside them, of the whole model: their elements, the matrices that have them, and those matrices'
+  // elements.
+  double adapters = 0, adapted_matrices = 0, adapted_elements = 0;
 };
 ModelCounts counts_of(const ModelSpec&);
 
@@ -71,6 +74,10 @@ double cache_shares(RolloutEngine, const RolloutPoint&);
 /// Bytes of K and V that a token costs one rank in `layers` layers, undivided among `shares`. MLA caches its latent,
 /// which tensor parallelism does not split.
 double cache_bytes(const ModelSpec&, const RolloutPoint&, double layers, double element, double shares);
+
+/// Bytes that a sequence's state of linear attention costs one rank, of the mean layer: fp32, and what the convolution
+/// has to see again in the activations' `element`. 0: there is none.
+double state_bytes(const ModelSpec&, const RolloutPoint&, double element);
 
 /// FLOPs of attention for one query and one key it sees, all heads of a layer. Decoding MLA attends in the latent: keys
 /// of kv_lora_rank + rope, values of kv_lora_rank.

@@ -190,8 +190,20 @@ void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) cons
   if (m.mla) {
     lumped(StepPart::latent, s.layers, 2.0 * mine * counts_.attention / group, counts_.attention / group * stored);
   } else {
-    product(StepPart::qkv, s.layers, mine, q + 2.0 * kv, h);
-    product(StepPart::output, s.layers, mine, h, q);
+    const double full = m.attending_share() * s.layers, others = s.layers - full;
+    product(StepPart::qkv, full, mine, (m.gated_attention ? 2.0 : 1.0) * q + 2.0 * kv, h);
+    product(StepPart::output, full, mine, h, q);
+    if (m.linear) {
+      const LinearAttentionSpec& a = *m.linear;
+      const auto of = [&](std::int64_t n) { return static_cast<double>(n) / group; };
+      product(StepPart::qkv, others, mine, of(a.convolved() + a.values() + 2 * a.value_heads), h);
+      product(StepPart::output, others, mine, h, of(a.values()));
+      // A decoded token reads its sequence's state and writes it; a prompt's tokens do so a chunk at a time, and stream
+      // queries, keys and values.
+      const double states = 2.0 * mine * s.layers * state_bytes(m, r_, e);
+      const double moved = t.decode ? states : states / 64.0 + 3.0 * e * mine * others * of(a.convolved());
+      book.add(StepPart::attention, cost_.memory_seconds(moved), others, moved);
+    }
   }
   const double width = static_cast<double>(m.intermediate) / tp;
   if (dense > 0.0) {

@@ -47,6 +47,11 @@ RlModel::Scoring RlModel::scoring(const TrainPoint& p, const TrainModel::Layers&
 
 ForwardSeconds RlModel::forward_seconds(const Scoring& by, bool trained) const {
   const TrainPoint& p = by.point;
+  if (!trained && by.model->frozen() && !by.bare) {
+    Scoring bare = by;
+    bare.layers = TrainModel::without_adapters(by.layers), bare.bare = true;
+    return forward_seconds(bare, false);
+  }
   const TrainModel::Layers& l = by.layers;
   const auto m = p.full_micro_batches();
   const ScoringPass pass = by.model->scoring_pass(p, l);
@@ -108,8 +113,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.host_copies = frame.host_weight_copies.value * reference;
   out.host_bytes += out.host_copies + frame.host_process_bytes.value;
   if (frame.sleeps_gradients) out.slept_gradients = t.grad_bytes;
-  if (setting_.reference && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
-  else if (setting_.reference) out.swapped_reference = reference, out.host_bytes += reference;
+  if (reference_is_copy() && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
+  else if (reference_is_copy()) out.swapped_reference = reference, out.host_bytes += reference;
   add_scoring(by, out);
   return out;
 }

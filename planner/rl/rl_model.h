@@ -286,7 +286,13 @@ class RlModel {
     const TrainModel* model = nullptr;
     TrainPoint point;
     TrainModel::Layers layers;
+    bool bare = false;  // `layers` are without adapters
   };
+  /// Whether the reference is a second model: beside adapters it is what is trained, without them, but in systems that
+  /// load it all the same.
+  bool reference_is_copy() const {
+    return setting_.reference && (!train_.frozen() || train_.framework().own_reference);
+  }
   /// `critic`: through the critic's layers; `layers`: the actor's, of training.
   Scoring scoring(const TrainPoint&, const TrainModel::Layers& layers, bool critic = false) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
@@ -304,6 +310,7 @@ class RlModel {
                                                       : EngineProfile{};
   }
   /// Tokens that a running sequence holds on average.
+  double state_tokens(const RolloutPoint&) const;
   double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const SyncSource&, const RolloutPoint&, PlacementMode, double bucket_bytes) const;

@@ -59,7 +59,7 @@ double RlModel::narrow_bytes(const RolloutPoint& r) const {
 
 RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
   // What has to fit is the longest prompt with the longest response; what is computed are the lengths that are drawn.
-  const double longest = setting_.longest_sample;
+  const double longest = setting_.longest_sample + state_tokens(r);
   Room out{.tokens = std::numeric_limits<double>::infinity()};
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
     const StageBytes b = stage_bytes(r, s);
@@ -80,6 +80,13 @@ RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
   return out;
 }
 
+/// Of linear attention, as many tokens' worth of the cache as the states of a sequence take in the pool beside it.
+double RlModel::state_tokens(const RolloutPoint& r) const {
+  const ModelSpec& m = train_.model();
+  const double e = setting_.rollout_element_bytes;
+  return m.linear ? state_bytes(m, r, e) / cache_bytes(m, r, 1.0, e, cache_shares(setting_.engine, r)) : 0.0;
+}
+
 double RlModel::held_tokens() const {
   return hotbunk::held_tokens(setting_.prompt_tokens, setting_.response_tokens, setting_.response_square);
 }
@@ -89,11 +96,11 @@ double RlModel::held_tokens() const {
 void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& out) const {
   const double sequences =
       std::max(std::ceil(setting_.prompts * setting_.samples / static_cast<double>(r.engines)), 1.0);
-  const double longest = setting_.longest_sample;
+  const double states = state_tokens(r), longest = setting_.longest_sample + states;
   out.lacking_bytes = room.lacking_bytes;
   out.start_lacking_bytes = room.start_lacking_bytes;
   out.fits = room.lacking_bytes <= 0.0;
-  out.slots = std::clamp(std::min(setting_.max_running, room.tokens / held_tokens()), 1.0, sequences);
+  out.slots = std::clamp(std::min(setting_.max_running, room.tokens / (held_tokens() + states)), 1.0, sequences);
   const double tokens = setting_.pool_by_need ? std::min(room.tokens, setting_.max_running * longest) : room.tokens;
   double weights = 0.0, held = 0.0, working = 0.0;  // fullest at each moment
   StageBytes last;

@@ -163,12 +163,19 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
               .apart = colocated ? 0 : from.ranks,
               .received_bytes = colocated ? reshard_bytes(from, to) : -1.0,
               .one_process = colocated && setting_.own_engine,
-              .takes_own = from.whole && from.ranks > 1,
+              .takes_own = from.whole && from.ranks > 1 && !train_.frozen(),  // each merges the rows that it owns
               .gathers = setting_.sync_gathers,
               .verifies = setting_.sync_verifies,
-              .source_element_bytes = from.shards_of_master ? state.master : state.params,
+              .source_element_bytes = !from.shards_of_master                              ? state.params
+                                      : train_.frozen() && train_.framework().lowered_ops ? state.params
+                                                                                          : state.master,
               .target_element_bytes = setting_.rollout_element_bytes,
               .slice_bytes = slice};
+  // Where every rank has all of a frozen model, of merged rows each makes its own part and reads those of the others.
+  if (from.whole && train_.frozen() && colocated)
+    job.received_bytes = model * (1.0 - 1.0 / static_cast<double>(std::max<std::int64_t>(from.ranks, 1)));
+  job.adapter_bytes = counts_.adapters * state.params, job.merged_matrices = counts_.adapted_matrices;
+  job.merged_elements = counts_.adapted_elements, job.adapter_rank = static_cast<double>(train_.model().lora.rank);
   if (setting_.weights.narrow) quantize(to, job);
   return job;
 }

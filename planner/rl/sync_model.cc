@@ -189,6 +189,21 @@ void price_buckets(const SyncConstants& c, const SyncJob& job, const GroupShape&
   out.buckets = c.per_bucket.value * std::ceil(handed / std::max(job.bucket_bytes, 1.0)) * levels;
 }
 
+/// W + f B A of each matrix that has adapters. Ours merges the rows that a rank owns as it casts them; others the
+/// matrices that they have gathered, on every rank.
+double merging_seconds(const SyncJob& job, const CostModel& cost) {
+  if (job.merged_matrices <= 0.0) return 0.0;
+  const auto ranks = static_cast<double>(std::max<std::int64_t>(job.sources, 1));
+  const double elements = job.merged_elements / (job.one_process && !job.takes_own ? ranks : 1.0);
+  const double side = std::sqrt(elements / job.merged_matrices);
+  double seconds = job.merged_matrices * cost.gemm_seconds(side, side, job.adapter_rank, DType::bf16);
+  if (!job.one_process) seconds += cost.memory_seconds(2.0 * job.target_element_bytes * elements);
+  if (job.sources > 1 && !job.takes_own)
+    seconds += cost.collective_seconds(OpKind::all_gather, GroupShape::strided(job.sources, 1, cost.ranks_per_node()),
+                                       job.adapter_bytes);
+  return seconds;
+}
+
 }  // namespace
 
 GroupShape everyone(const SyncJob& job, std::int64_t ranks_per_node) {
@@ -204,6 +219,7 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost,
   const GroupShape all = everyone(job, cost.ranks_per_node());
   const bool shards = m == SyncMechanism::shard_to_shard;
   SyncPrice out;
+  out.merging = merging_seconds(job, cost);
   if (shards) price_shards(job, all, cost, out);
   else price_buckets(c, job, all, cost, out);
   if (job.one_process && (shards || m == SyncMechanism::flattened_buckets)) {

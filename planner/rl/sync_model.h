@@ -63,15 +63,17 @@ struct SyncJob {
   bool gathers = false;    // buckets are all-gathered; else each rank reads what it needs of its peers' parts
   bool verifies = false;   // hashes of both sides of every tensor
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
+  // Adapters, which are gathered (bytes of all of them) and merged: matrices that have them, their elements, the rank.
+  double adapter_bytes = 0, merged_matrices = 0, merged_elements = 0, adapter_rank = 0;
   double handed() const { return handed_bytes > 0 ? handed_bytes : model_bytes; }
   double taken_tensors() const { return target_tensors > 0 ? target_tensors : tensors; }
 };
 
 struct SyncPrice {
   // Seconds: to begin; bytes on the slowest stage; per tensor and per bucket; casts and copies into buckets; hashes;
-  // narrow weights made of wide ones.
-  double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0, quantizing = 0;
-  double seconds() const { return start + moving + tensors + buckets + packing + hashing + quantizing; }
+  // narrow weights made of wide ones; adapters gathered and merged into their matrices.
+  double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0, quantizing = 0, merging = 0;
+  double seconds() const { return start + moving + tensors + buckets + packing + hashing + quantizing + merging; }
   double bytes_received = 0;  // worst rank
   double bytes_sent = 0;      // worst rank, shard to shard
   double peak_bytes = 0;      // staging on every rank: buckets

@@ -7,12 +7,16 @@
 namespace hotbunk {
 
 /// Of one pass over `own` elements of this rank's shards; all ranks of the node copy and add at the same time.
-TrainModel::HostPass TrainModel::host_pass(const TrainPoint& p, double own, double tensors) const {
+TrainModel::HostPass TrainModel::host_pass(const TrainPoint& p, double trained, double frozen, double tensors) const {
   const StateBytes& b = setting_.state;
   const auto copies = [&](double bytes) { return tensors * cost_.node_copy_seconds(bytes / std::max(tensors, 1.0)); };
-  return {.up = copies(own * (p.sharding == Sharding::fsdp ? b.master : b.params)),
-          .down = copies(own * b.grads),
-          .add = cost_.host_memory_seconds(own * (b.grads + 2.0 * b.shard_grads(p.sharding)))};
+  return {.up = copies(shard_bytes(p, trained, frozen)),
+          .down = copies(trained * b.grads),
+          .add = cost_.host_memory_seconds(trained * (b.grads + 2.0 * b.shard_grads(p.sharding)))};
+}
+
+TrainModel::HostPass TrainModel::host_pass(const TrainPoint& p, const StageShare& held) const {
+  return host_pass(p, held.own_trained(p), held.own_frozen(p), rank_tensors(p));
 }
 
 /// The optimizer's step on the CPUs, at the rate of the node's memory: the gradients once for their norm and twice to

@@ -45,7 +45,8 @@ double LayerBuilder::products(double groups, double rows, double n, double k, do
   };
   double product = seconds(m, n, k, operand * (rows * k + n * k) + e_ * rows * n);
   double input = seconds(m, k, n, operand * (rows * n + n * k) + e_ * rows * k);
-  const double weight = seconds(together * n, k, rows, operand * rows * (n + k) + grad * n * k);
+  const bool trains = !frozen();
+  const double weight = trains ? seconds(together * n, k, rows, operand * rows * (n + k) + grad * n * k) : 0.0;
   if (q.moved_bytes > 0) {  // the weights once per step: TrainModel::step_end
     product += cost_.memory_seconds(q.moved_bytes * groups * rows * k) + overhead;
     input += cost_.memory_seconds(q.moved_bytes * groups * rows * n) + overhead;
@@ -54,15 +55,49 @@ double LayerBuilder::products(double groups, double rows, double n, double k, do
   out_.forward += product;
   out_.backward += input + weight;
   out_.weight_grad += weight;
-  out_.weight_grad_kernels += groups;
-  if (!frame_.fused_accumulation)  // reads both, writes one
+  if (trains) out_.weight_grad_kernels += groups;
+  if (trains && !frame_.fused_accumulation)  // reads both, writes one
     out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * groups * n * k) + overhead;
   out_.flops_forward += 2.0 * groups * rows * n * k;
   products_ += product;
   last_product_ = product;
   product_bytes_ += e_ * groups * rows * n;
-  launches(groups, 2.0 * groups);
+  launches(groups, (trains ? 2.0 : 1.0) * groups);
   return weight;
+}
+
+bool LayerBuilder::reads_input(std::initializer_list<ParamRole> matrices) const {
+  return !frozen() || std::ranges::any_of(matrices, [&](ParamRole m) { return model_.model().adapts(m); });
+}
+
+/// u = x A^T, y += f u B^T; backward d = f dy B, dB = dy^T u, dA = d^T x, dx += d A. Ours computes u once more in
+/// backward; PEFT keeps it, scales what B makes and adds it, each by a kernel of its own (peft/tuners/lora/layer.py).
+void LayerBuilder::adapter(ParamRole base, double rows, double out, double in) {
+  if (!model_.model().adapts(base)) return;
+  const double r = static_cast<double>(model_.model().lora.rank), before = out_.forward,
+               launched = out_.kernels_forward;
+  const auto product = [&](double m, double n, double k) {
+    return cost_.gemm_seconds(m, n, k, wide_peak_, e_ * (m * k + n * k + m * n)) + kernel();
+  };
+  const double down = product(rows, r, in);
+  out_.forward += down + product(rows, out, r);
+  out_.backward += product(rows, r, out) + product(out, r, rows) + product(r, in, rows) + product(rows, in, r);
+  launches(2, 4);
+  if (frame_.lowered_ops) {
+    out_.backward += down;
+    launches(0, 1);
+  } else {
+    keep(e_ * rows * r);
+    move(2.0 * e_ * rows * out, 2.0 * e_ * rows * out);
+    move(3.0 * e_ * rows * out, 3.0 * e_ * rows * in);
+  }
+  const double elements = r * (in + out);
+  if (!frame_.fused_accumulation)
+    out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * elements) + 2.0 * kernel();
+  out_.adapter_parameters += elements;
+  out_.adapters_forward += out_.forward - before;
+  last_product_ += out_.forward - before;
+  out_.adapter_kernels += out_.kernels_forward - launched;
 }
 
 void LayerBuilder::move(double forward_bytes, double backward_bytes) {
@@ -91,13 +126,13 @@ void LayerBuilder::keep_attended(double elements) {
   keep_input(elements);
 }
 
-void LayerBuilder::norm(bool quantized) {
+void LayerBuilder::norm(bool quantized, bool read) {
   const double h = hidden();
   // transformers' RMSNorm: hidden.to(float32) is kept for the square and the product, the normalised copy for the
   // weight.
   keep((frame_.eager_activations ? 4.0 : e_) * narrow_ * h);
   const ModuleScope module(*this, Module::layernorm);
-  if (frame_.eager_activations) keep(e_ * narrow_ * h);
+  if (frame_.eager_activations && !frozen()) keep(e_ * narrow_ * h);
   if (frame_.lowered_ops) {
     // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
     stream(4.0 * e_ * narrow_ * h, 3.0 * e_ * narrow_ * h);
@@ -107,8 +142,8 @@ void LayerBuilder::norm(bool quantized) {
     // half a pass more over what is mostly in L2 (stated).
     stream(2.0 * e_ * narrow_ * h, 3.5 * e_ * narrow_ * h);
   }
-  if (quantized) keep_input(narrow_ * h);
-  else keep(e_ * narrow_ * h);
+  if (read && quantized) keep_input(narrow_ * h);
+  else if (read) keep(e_ * narrow_ * h);
   weights(0.0, h * (model_.model().layer_norm ? 2.0 : 1.0));
 }
 
@@ -174,6 +209,24 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   out_.attention_backward = out_.backward - before_backward;
   attention_bytes_ = e_ * tokens_ * heads * v;
   sequence_exchange(heads, kv_heads, qk, v);
+}
+
+/// Chunks of C = 64 tokens (flash-linear-attention's chunk_gated_delta_rule): per head and token products among the
+/// chunk's tokens, 2 C key for K K^T and for Q K^T, 2 C (key + value) for the solved K and V, 2 C value for what is
+/// read of them; with the state 2 key value each to correct V, to read and to write. Six kernels, twice as many back.
+/// Kept are the solved triangle and two numbers a token in fp32; states of chunks are computed again.
+void LayerBuilder::delta_rule(double heads, double key, double value) {
+  constexpr double chunk = 64.0;
+  const double products = tokens_ * heads * (6.0 * key * value + 2.0 * chunk * (3.0 * key + 2.0 * value));
+  const double bytes = e_ * tokens_ * heads * (2.0 * key + 2.0 * value + 2.0 * chunk);
+  // What the model needs: a token reads, corrects and writes the state (as verl/utils/flops_counter.py counts it).
+  out_.flops_forward += 5.0 * tokens_ * heads * key * value;
+  const AttentionKernel which = frame_.flash2_attention ? AttentionKernel::flash2 : AttentionKernel::library;
+  out_.forward += cost_.attention_seconds(products, chunk, bytes, false, wide_peak_, which) + 6.0 * kernel();
+  out_.backward +=
+      cost_.attention_seconds(2.5 * products, chunk, 2.5 * bytes, true, wide_peak_, which) + 12.0 * kernel();
+  launches(6, 12);
+  keep(tokens_ * heads * (e_ * chunk + 8.0));
 }
 
 void LayerBuilder::unfused_attention(double heads, double keys, double qk, double v) {

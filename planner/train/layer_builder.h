@@ -2,6 +2,7 @@
 // bytes that backward keeps. Shapes: T tokens of the rank's micro-batch (after cp and ulysses), h hidden, a heads,
 // k KV heads, d head dim, i intermediate, s sequence, e bytes of an activation element.
 #pragma once
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ class LayerBuilder {
   void weights(double split, double replicated);
   /// Residual stream -> norm. Its input is kept (the residual), its output too where the framework does that.
   /// `quantized`: nothing but quantised products reads the output, so their copy is what is kept.
-  void norm(bool quantized = true);
+  /// `read`: backward reads it for weight gradients of what comes behind.
+  void norm(bool quantized = true, bool read = true);
   /// Kept as the input of a product, in the precision that the product reads.
   void keep_input(double elements) {
     keep((quantization_.stored_bytes > 0 ? quantization_.stored_bytes : e_) * elements);
@@ -60,11 +62,19 @@ class LayerBuilder {
   /// `hides_behind`: weight gradients that backward's part overlaps.
   void tensor_parallel(double hides_behind, double width);
   void tensor_parallel(double hides_behind) { tensor_parallel(hides_behind, hidden()); }
+  /// What low-rank adapters add to a matrix [out,in] that is applied to `rows` rows, nothing where it has none: on this
+  /// rank's slice of it, for A is whole beside one that is cut by columns and B beside one that is cut by rows.
+  void adapter(ParamRole base, double rows, double out, double in);
+  /// Whether backward reads the input of these matrices: of those that train, or have adapters.
+  bool reads_input(std::initializer_list<ParamRole>) const;
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.
   void attention(double heads, double kv_heads, double qk, double v);
+  /// The recurrence of a gated delta net over `heads` value heads on this rank.
+  void delta_rule(double heads, double key, double value);
   LayerCost finish(double extra_kernels);
 
   bool lowered() const { return frame_.lowered_ops; }
+  bool frozen() const { return model_.frozen(); }
 
   double hidden() const { return static_cast<double>(model_.model().hidden); }
   double tokens() const { return tokens_; }
@@ -138,6 +148,7 @@ class ModuleScope {
 };
 
 /// Norm, q, k, v, positions, attention, output projection and residual: planner/train/layer_attention.cc.
-void attention_block(LayerBuilder&, const TrainModel&);
+/// `linear`: of a layer with linear attention.
+void attention_block(LayerBuilder&, const TrainModel&, bool linear);
 
 }  // namespace hotbunk

@@ -13,14 +13,16 @@ void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
+  for (const ParamRole role : {ParamRole::gate_proj, ParamRole::up_proj}) b.adapter(role, rows, local, h);
   b.keep(values * fan);
   {
     const ModuleScope module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
-    b.keep_input(groups * rows * local);
+    if (b.reads_input({ParamRole::down_proj})) b.keep_input(groups * rows * local);
     if (m.gated_mlp && b.eager()) b.keep(values);
   }
   b.grouped_linear(groups, rows, h, local);
+  b.adapter(ParamRole::down_proj, rows, h, local);
 }
 
 /// Router, dispatch, experts, combine, shared experts.
@@ -71,8 +73,8 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   // Permute before dispatch, sort by expert behind it, and the two inverses with the routing weights.
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
-  b.keep_input(rows * h);  // of the first product
-  b.keep(e * rows * h);    // of the combination
+  if (!b.frozen()) b.keep_input(rows * h);  // of the first product
+  b.keep(e * rows * h);                     // of the combination
   const double local = std::max(1.0, experts / ep);
   feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
   const double expert_weights = experts / ep * 3.0 * h * i / etp;
@@ -82,7 +84,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   if (moe.shared_experts > 0) {
     const ModuleScope module(b, Module::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
-    if (b.quantizes()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
+    if (b.quantizes() && !b.frozen()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
     feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
@@ -92,10 +94,51 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
 
 }  // namespace
 
+namespace {
+
+/// Of layers of two kinds the mean one, `share` of the second: what a stage's layers take together is exact where it
+/// has the kinds in the model's proportion. The highest moment is that of the kind that needs more.
+LayerCost mean_of(const LayerCost& a, const LayerCost& b, double share) {
+  constexpr double LayerCost::*parts[] = {&LayerCost::forward,           &LayerCost::backward,
+                                          &LayerCost::weight_grad,       &LayerCost::weight_grad_kernels,
+                                          &LayerCost::accumulate,        &LayerCost::recompute_layer,
+                                          &LayerCost::recompute_core,    &LayerCost::recompute_tensor,
+                                          &LayerCost::recompute_kernels, &LayerCost::tensor_forward,
+                                          &LayerCost::tensor_backward,   &LayerCost::hidden_tensor,
+                                          &LayerCost::attention_forward, &LayerCost::attention_backward,
+                                          &LayerCost::kernels_forward,   &LayerCost::kernels_backward,
+                                          &LayerCost::kept_bytes,        &LayerCost::kept_selective_bytes,
+                                          &LayerCost::kept_full_bytes,   &LayerCost::input_bytes,
+                                          &LayerCost::parameters,        &LayerCost::flops_forward,
+                                          &LayerCost::tensor_payload,    &LayerCost::largest_weights,
+                                          &LayerCost::attention_weights};
+  LayerCost out;
+  for (const auto part : parts) out.*part = (1.0 - share) * a.*part + share * b.*part;
+  out.transient_bytes = std::max(a.transient_bytes, b.transient_bytes);
+  return out;
+}
+
+}  // namespace
+
 LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
+  const double attending = model_.attending_share();
+  if (attending >= 1.0) return dense_layer(p, false, kept);
+  // Tensors that the mean layer keeps: of both kinds, each by its share.
+  std::vector<KeptTensor> of[2];
+  const LayerCost full = dense_layer(p, false, kept ? &of[0] : nullptr),
+                  linear = dense_layer(p, true, kept ? &of[1] : nullptr);
+  for (const int kind : {0, 1})
+    for (KeptTensor t : of[kind]) {
+      t.bytes *= kind == 0 ? attending : 1.0 - attending;
+      kept->push_back(t);
+    }
+  return mean_of(full, linear, 1.0 - attending);
+}
+
+LayerCost TrainModel::dense_layer(const TrainPoint& p, bool linear, std::vector<KeptTensor>* kept) const {
   LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
-  b.norm();
+  attention_block(b, *this, linear);
+  b.norm(true, b.reads_input({ParamRole::gate_proj, ParamRole::up_proj}));
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
   const double before = b.out().weight_grad;
   {
@@ -114,8 +157,8 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, std::vector<KeptTensor>* 
 LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* kept) const {
   if (!model_.moe || model_.moe->experts == 0) return {};
   LayerBuilder b(*this, p, kept);
-  attention_block(b, *this);
-  b.norm(false);  // the router reads it
+  attention_block(b, *this, false);
+  b.norm(false, !b.frozen());  // the router reads it
   {
     const ModuleScope module(b, Module::moe);
     mixture(b, *this, p);
@@ -127,7 +170,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
 LayerCost TrainModel::embedding(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden();
-  b.stream(2.0 * b.e() * b.tokens() * h, 3.0 * b.e() * b.tokens() * h);
+  b.stream(2.0 * b.e() * b.tokens() * h, b.frozen() ? 0.0 : 3.0 * b.e() * b.tokens() * h);
   b.weights(vocab_rows(p) * b.tp() * h, model_.learned_positions ? static_cast<double>(model_.max_position) * h : 0.0);
   b.out().largest_weights = 0.0;
   if (framework_.dropout) b.keep(b.narrow() * h);
@@ -143,7 +186,7 @@ LayerCost TrainModel::embedding(const TrainPoint& p) const {
 LayerCost TrainModel::head(const TrainPoint& p) const {
   LayerBuilder b(*this, p);
   const double h = b.hidden(), v = vocab_rows(p), T = b.tokens();
-  b.norm(false);
+  b.norm(false, !b.frozen());
   const double weight = b.wide_linear(T, v, h);
   b.out().parameters += v * h;  // tied with the embedding where both are on one stage: end_parameters()
   if (p.tp > 1) {

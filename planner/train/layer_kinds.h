@@ -30,7 +30,9 @@ inline double tensor_count(const ModelSpec& m) {
       6.0 + (m.qkv_bias ? 3.0 : 0.0) + (m.qk_norm ? 2.0 : 0.0) + (m.mla ? 3.0 : 0.0) + (m.output_norms ? 2.0 : 0.0);
   const double mlp = m.gated_mlp ? 3.0 : 2.0, beside_experts = m.moe && m.moe->shared_experts > 0 ? 4.0 : 1.0;
   const LayerKinds kinds = layer_kinds(m);
-  return 2.0 + (m.tie_embeddings ? 0.0 : 1.0) + per_layer * static_cast<double>(m.layers) +
+  // Linear attention has nine tensors in the place of attention's.
+  const double linear = static_cast<double>(m.linear_layers()) * (m.linear ? 9.0 - 4.0 - (m.qk_norm ? 2.0 : 0.0) : 0.0);
+  return linear + 2.0 + (m.tie_embeddings ? 0.0 : 1.0) + per_layer * static_cast<double>(m.layers) +
          static_cast<double>(kinds.dense) * mlp + static_cast<double>(kinds.moe) * beside_experts +
          expert_tensor_count(m);
 }

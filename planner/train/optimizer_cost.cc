@@ -19,6 +19,10 @@ class LayerMatrices {
   LayerMatrices(const ModelSpec& m, const TrainPoint& p, bool moe) {
     const auto h = static_cast<double>(m.hidden), tp = static_cast<double>(p.tp);
     const double heads = static_cast<double>(m.heads) / tp, fan = m.gated_mlp ? 2.0 : 1.0;
+    if (m.lora.on()) {
+      adapters(m, heads, tp);
+      return;
+    }
     if (m.mla) {
       const MlaSpec& a = *m.mla;
       const auto q_rank = static_cast<double>(a.q_lora_rank), kv_rank = static_cast<double>(a.kv_lora_rank);
@@ -55,7 +59,19 @@ class LayerMatrices {
     add(fan * count, width, h, expert);
     add(count, h, width, expert);
   }
-  std::array<Matrix, 12> all_{};
+  /// A and B of each matrix that has them; of what trains nothing else.
+  void adapters(const ModelSpec& m, double heads, double tp) {
+    const auto h = static_cast<double>(m.hidden), d = static_cast<double>(m.head_dim);
+    const double kv = std::max(static_cast<double>(m.kv_heads) / tp, 1.0), r = static_cast<double>(m.lora.rank);
+    const double width = static_cast<double>(m.intermediate) / tp;
+    const auto both = [&](ParamRole base, double out, double in) {
+      if (m.adapts(base)) add(1, r, in), add(1, out, r);
+    };
+    both(ParamRole::q_proj, heads * d, h), both(ParamRole::o_proj, h, heads * d);
+    both(ParamRole::k_proj, kv * d, h), both(ParamRole::v_proj, kv * d, h);
+    both(ParamRole::gate_proj, width, h), both(ParamRole::up_proj, width, h), both(ParamRole::down_proj, h, width);
+  }
+  std::array<Matrix, 14> all_{};
   std::size_t size_ = 0;
 };
 
@@ -85,7 +101,7 @@ OptimizerWork& OptimizerWork::add(const OptimizerWork& w, double count) {
 OptimizerWork TrainModel::layer_work(const TrainPoint& p, const LayerCost& c, bool moe) const {
   const double adam = setting_.state.moments, each = moment_bytes_each(p.optimizer, adam, setting_.momentum);
   OptimizerWork out;
-  double vectors = c.parameters;
+  double vectors = frozen() ? c.adapter_parameters : c.parameters;
   for (const Matrix& x : LayerMatrices(model_, p, moe)) {
     vectors -= x.elements();
     double& bytes = x.expert ? out.expert_bytes : out.ordinary_bytes;
@@ -108,6 +124,7 @@ OptimizerWork TrainModel::layer_work(const TrainPoint& p, const LayerCost& c, bo
 /// Embedding and head are AdamW's under Muon, and a table under Adafactor.
 OptimizerWork TrainModel::end_work(const TrainPoint& p, const LayerCost& c) const {
   OptimizerWork out;
+  if (frozen()) return out;
   const double adam = setting_.state.moments;
   if (p.optimizer == OptimizerName::muon) {
     out.ordinary_bytes = adam * c.parameters;
@@ -120,8 +137,7 @@ OptimizerWork TrainModel::end_work(const TrainPoint& p, const LayerCost& c) cons
 
 double TrainModel::moment_bytes(const TrainPoint& p, const StageShare& held) const {
   if (!follows_shapes(p.optimizer))
-    return p.own_elements(held.ordinary, held.expert) *
-           moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum);
+    return held.own_trained(p) * moment_bytes_each(p.optimizer, setting_.state.moments, setting_.momentum);
   const OptimizerWork& w = held.optimizer;
   return p.own_elements(w.ordinary_bytes, w.expert_bytes) + w.whole_bytes;
 }
@@ -130,9 +146,9 @@ double TrainModel::moment_bytes(const TrainPoint& p, const StageShare& held) con
 /// low-precision parameter; the norm reads every gradient once more, and they are zeroed.
 double TrainModel::update_seconds(const TrainPoint& p, const StageShare& held) const {
   const StateBytes& b = setting_.state;
-  const double own = p.own_elements(held.ordinary, held.expert);
+  const double own = held.own_trained(p);
   const bool cut = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
-  const double local_grads = cut ? own : held.ordinary + held.expert;
+  const double local_grads = cut ? own : held.trained();
   // The layers' new weights are quantised once, for all micro-batches.
   const double quantized = cost_.memory_seconds(quantized_bytes_ * (held.ordinary + held.expert - held.ends));
   double bytes = own * (b.shard_grads(p.sharding) + 2.0 * b.master + b.params) + 2.0 * moment_bytes(p, held);

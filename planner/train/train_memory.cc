@@ -15,24 +15,33 @@ struct States {
   double optimizer() const { return master + moments; }
 };
 
-/// Parameters, gradients and optimizer of `dense` + `expert` elements; experts are replicated over fewer ranks.
-/// `copies`: of a gathered unit's parameters and gradient (unit_copies). `on_host`: of the optimizer (host_fraction).
-States states_of(const TrainPoint& p, const StateBytes& b, double dense, double expert, double unit, double copies,
-                 double moments, double on_host) {
-  const double all = dense + expert, own = p.own_elements(dense, expert);
+/// A unit of elements that is gathered, and those of them that have gradients; where adapters alone are trained they
+/// lie beside the frozen ones.
+struct Unit {
+  double parameters = 0, trained = 0;
+};
+
+/// Parameters, gradients and optimizer of a stage; experts are replicated over fewer ranks. `frozen`: bytes of an
+/// element of a frozen shard. `copies`: of a gathered unit's parameters and gradient (unit_copies). `on_host`: of the
+/// optimizer (host_fraction).
+States states_of(const TrainPoint& p, const StateBytes& b, const TrainModel::StageShare& held, double frozen,
+                 const Unit& unit, double copies, double moments, double on_host) {
+  const double all = held.all() + held.adapters, own = held.own_trained(p), still = held.own_frozen(p);
   const bool shards_grads = p.sharding != Sharding::replicated && p.sharding != Sharding::zero1;
-  States s{.params = all * b.params, .grads = shards_grads ? own * b.shard_grads(p.sharding) : all * b.grads};
+  States s{.params = all * b.params,
+           .grads = shards_grads ? own * b.shard_grads(p.sharding) : held.trained() * b.grads};
   s.master = (1.0 - on_host) * own * b.master, s.moments = (1.0 - on_host) * moments;
-  if (p.sharding == Sharding::zero2) s.gathered = unit * b.grads;
+  if (p.sharding == Sharding::zero2) s.gathered = unit.trained * b.grads;
   if (p.sharding == Sharding::zero3) {
-    s.params = own * b.params;
-    s.gathered = unit * (2.0 * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
+    s.params = own * b.params + still * frozen;
+    s.gathered = unit.parameters * 2.0 * b.params + unit.trained * b.grads;
   }
   if (p.sharding == Sharding::fsdp) {
-    // One persistent shard in the master dtype; units gathered at once, and the gradient of one.
-    s.params = 0.0;
-    s.gathered = unit * copies * b.params;
-    if (!p.reshard_after_forward) s.gathered = all * b.params + unit * b.params;
+    // One persistent shard in the master dtype, frozen ones as they are kept; units gathered at once, and the gradient
+    // of one.
+    s.params = still * frozen;
+    s.gathered = (unit.parameters * (copies - 1.0) + unit.trained) * b.params;
+    if (!p.reshard_after_forward) s.gathered = all * b.params + unit.trained * b.params;
     else if (p.reshard_ranks > 0) s.gathered += all * b.params / static_cast<double>(p.reshard_ranks);
   }
   if (p.streams_from_host()) s.params = s.grads = s.master = 0.0;
@@ -45,39 +54,32 @@ States states_of(const TrainPoint& p, const StateBytes& b, double dense, double 
 /// (torch/distributed/fsdp/_runtime_utils.py, limit_all_gathers).
 double unit_copies(const TrainSetting& s) { return 2.0 + (s.prefetch ? 1.0 : 0.0) + (s.flat_parameters ? 1.0 : 0.0); }
 
-/// Shards that stream from the host: two units' on their way up, one's reduced gradients on their way down.
-double staged_shards(const TrainPoint& p, const TrainSetting& s, double unit, double all, double own) {
-  if (!p.streams_from_host()) return 0.0;
-  const StateBytes& b = s.state;
-  return unit * own / std::max(all, 1.0) *
-         ((s.prefetch ? 2.0 : 1.0) * (p.sharding == Sharding::fsdp ? b.master : b.params) + b.grads);
-}
-
 /// Parameters and gradients of whole units under PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard: FSDPParamGroup,
 /// foreach_all_gather, foreach_reduce), at the loss and in the backward of the layers.
 struct FlatUnits {
   double at_loss = 0, in_layers = 0;
 };
 
-/// Elements: `unit` of a layer, `ends` of the root (embedding, head), `head`, `all`; `kept`: bytes that one layer
-/// keeps.
-FlatUnits flat_units(const TrainPoint& p, const TrainSetting& s, double unit, double ends, double head, double all,
+/// Elements: `unit` of a layer, `ends` of the root (embedding, head), `head` of it with a gradient, `all`; `kept`:
+/// bytes that one layer keeps.
+FlatUnits flat_units(const TrainPoint& p, const TrainSetting& s, const Unit& unit, double ends, double head, double all,
                      double kept) {
   const StateBytes& b = s.state;
   // The root stays whole from its forward to the end of backward. At the loss there are its head's gradient, which
   // waits for the embedding's, and the flat output of the last layer's gather, prefetched but not yet copied to its
   // tensors.
-  const double root = (ends + head) * b.params, flat = unit * b.params;
+  const double root = (ends + head) * b.params, flat = unit.parameters * b.params;
   // In a layer's backward: its parameters, the flat output of the next gather, its gradients, and the input of the
   // reduction before (in the dtype of the reduction), freed when this layer's starts. The last layer's backward has no
   // reduction before, the one before it no longer what the last one kept.
-  const double reduced = std::max(0.0, unit * b.grads - kept);
+  const double reduced = std::max(0.0, unit.trained * b.grads - kept);
   // Its part of what few ranks keep among them from forward to backward.
   const double parts = p.reshard_ranks > 0 ? (all - ends) * b.params / static_cast<double>(p.reshard_ranks) : 0.0;
   if (!p.reshard_after_forward)
     return {all * b.params + head * b.params, all * b.params + head * b.params + flat + reduced};
   // FSDP1 gathers into the flat parameter itself: where FSDP2 has the next one's flat output it has the next unit.
-  return {root + parts + (s.prefetch ? flat : 0.0), root + parts + unit_copies(s) * flat + reduced};
+  return {root + parts + (s.prefetch ? flat : 0.0),
+          root + parts + (unit_copies(s) - 1.0) * flat + unit.trained * b.params + reduced};
 }
 
 constexpr Category category_of(PeakTensor t) {
@@ -116,6 +118,18 @@ std::string_view name_of(PeakTensor t) {
   return names[static_cast<std::size_t>(t)];
 }
 
+TrainModel::StagedShards TrainModel::staged_shards(const TrainPoint& p, const StageShare& held) const {
+  if (!p.streams_from_host()) return {};
+  const double own = held.own_trained(p);
+  return {shard_bytes(p, own, held.own_frozen(p)), own * setting_.state.grads};
+}
+
+/// Two units' on their way up, one's reduced gradients on their way down. `unit`: its share of the stage's parameters.
+double TrainModel::staged_bytes(const TrainPoint& p, const StageShare& held, double unit) const {
+  const StagedShards all = staged_shards(p, held);
+  return unit * ((setting_.prefetch ? 2.0 : 1.0) * all.up + all.down);
+}
+
 /// What backward needs of a layer's forward.
 double TrainModel::kept_bytes(const TrainPoint& p, const LayerCost& c) const {
   return p.recompute == Recompute::none        ? c.kept_bytes
@@ -132,11 +146,14 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double dense = held.dense, moe = held.moe, ends = end_parameters(p, l, stage);
   // The unit gathered around the peak, with its neighbour and its gradient (states_of): a layer, or at the loss the
   // root (embedding and head), which has no neighbour, hence two of the copies.
-  const double layer = std::max(dense > 0 ? l.dense.parameters : 0.0, moe > 0 ? l.moe.parameters : 0.0);
+  const LayerCost& largest = moe > 0 && (dense == 0 || l.moe.parameters > l.dense.parameters) ? l.moe : l.dense;
+  const Unit layer{largest.parameters + largest.adapter_parameters,
+                   frozen() ? largest.adapter_parameters : largest.parameters};
   const double copies = p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0;
-  const double unit = std::max(layer, 2.0 / copies * (last ? ends : 0.0));
+  const double root = 2.0 / copies * (last ? ends : 0.0);
+  const Unit unit = root > layer.parameters ? Unit{root, frozen() ? 0.0 : root} : layer;
   const double moments = moment_bytes(p, held);
-  const States s = states_of(p, setting_.state, held.ordinary, held.expert, unit, copies, moments, host_fraction(p));
+  const States s = states_of(p, setting_.state, held, frozen_bytes(p), unit, copies, moments, host_fraction(p));
   at(PeakTensor::params) = s.params;
   at(PeakTensor::grads) = s.grads;
   at(PeakTensor::master) = s.master;
@@ -155,10 +172,9 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
   const double loss = last ? l.head.transient_bytes : 0.0;
   FlatUnits units{s.gathered, s.gathered};
   if (p.sharding == Sharding::fsdp && framework_.flat_units)
-    units =
-        flat_units(p, setting_, layer, ends, last ? l.head.parameters : 0.0, held.ordinary + held.expert, kept(widest));
-  const double staged =
-      staged_shards(p, setting_, unit, held.ordinary + held.expert, p.own_elements(held.ordinary, held.expert));
+    units = flat_units(p, setting_, layer, ends, last && !frozen() ? l.head.parameters : 0.0,
+                       held.all() + held.adapters, kept(widest));
+  const double staged = staged_bytes(p, held, unit.parameters / std::max(held.all() + held.adapters, 1.0));
   units.at_loss += staged, units.in_layers += staged;
   if (loss + units.at_loss >= extra(widest) + units.in_layers) {
     at(PeakTensor::gathered) = units.at_loss;
@@ -191,7 +207,7 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
                               ? l.dense.largest_weights + l.moe.largest_weights - l.moe.attention_weights
                           : moe > 0 ? l.moe.largest_weights
                                     : l.dense.largest_weights;
-    at(PeakTensor::weight_grads) = setting_.state.params * shapes;
+    if (!frozen()) at(PeakTensor::weight_grads) = setting_.state.params * shapes;
   }
   at(PeakTensor::pipeline) = p.pp > 1 ? 2.0 * l.dense.kept_full_bytes : 0.0;
   at(PeakTensor::sequence) = sequence_bytes(p);
@@ -204,27 +220,29 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
       out->bytes[static_cast<std::size_t>(category_of(static_cast<PeakTensor>(i), p.sharding))] += bytes[i];
     out->state_bytes = s.params + s.grads + s.optimizer();
     out->grad_bytes = s.grads;
-    const double own = p.own_elements(held.ordinary, held.expert);
-    out->source_bytes = p.sharding == Sharding::fsdp    ? own * setting_.state.master
-                        : p.sharding == Sharding::zero3 ? own * setting_.state.params
-                                                        : s.params;
+    const double own = held.own_trained(p);
+    out->source_bytes = p.gathers_units() ? shard_bytes(p, own, held.own_frozen(p)) : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
     out->host_bytes =
-        host_fraction(p) * (own * (setting_.state.master + setting_.state.shard_grads(p.sharding)) + moments);
+        host_fraction(p) * (own * (setting_.state.master + setting_.state.shard_grads(p.sharding)) + moments) +
+        (p.streams_from_host() ? held.own_frozen(p) * frozen_bytes(p) : 0.0);
   }
   return total;
 }
 
 ScoringBytes TrainModel::scoring_bytes(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   const StageShare held = stage_share(p, l, stage);
-  const double unit = std::max(held.dense > 0 ? l.dense.parameters : 0.0, held.moe > 0 ? l.moe.parameters : 0.0);
-  const double ends = end_parameters(p, l, stage), all = held.ordinary + held.expert;
+  const auto unit_of = [](const LayerCost& c, double count) {
+    return count > 0 ? c.parameters + c.adapter_parameters : 0.0;
+  };
+  const double unit = std::max(unit_of(l.dense, held.dense), unit_of(l.moe, held.moe));
+  const double ends = end_parameters(p, l, stage), all = held.all() + held.adapters;
   ScoringBytes out;
   if (p.gathers_units()) {
     // The root stays whole; of a layer's unit all copies but the gradient.
     const double copies = (p.sharding == Sharding::fsdp ? unit_copies(setting_) : 3.0) - 1.0;
     out.gathered = (p.reshard_after_forward ? ends + copies * unit : all) * setting_.state.params +
-                   staged_shards(p, setting_, unit, all, p.own_elements(held.ordinary, held.expert));
+                   staged_bytes(p, held, unit / std::max(all, 1.0));
   }
   // A layer's input, and the tensors whose gradients make its backward's fullest moment (LayerCost::transient_bytes).
   for (const auto& [layer, count] : {std::pair(&l.dense, held.dense), std::pair(&l.moe, held.moe)})
@@ -304,10 +322,13 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
   std::string over = fmt::format("over {} data ranks", p.shard_ranks());
   if (moe > 0) over += fmt::format(", experts over {:.0f}", static_cast<double>(p.expert_shard_ranks()));
   if (p.sharding == Sharding::replicated) over = "not sharded";
+  const char* const trained = frozen() ? " of the adapters" : "";
   const auto why = [&](PeakTensor t) -> std::string {
     switch (t) {
       case PeakTensor::params:
-        return fmt::format("{} x {} B each", layers, setting_.state.params);
+        return frozen() ? fmt::format("{}, frozen: {} B each{}", layers, frozen_bytes(p),
+                                      p.gathers_units() ? ", " + over : std::string())
+                        : fmt::format("{} x {} B each", layers, setting_.state.params);
       case PeakTensor::gathered:
         return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
                : p.streams_from_host() ? "units around the peak, and their shards on the way from the host and back"
@@ -315,9 +336,9 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
                                          "gradients, flat input of their reduction"
                                        : "the unit at work, its neighbour and its gradient";
       case PeakTensor::grads:
-        return fmt::format("{} B each", setting_.state.shard_grads(p.sharding));
+        return fmt::format("{} B each{}", setting_.state.shard_grads(p.sharding), trained);
       case PeakTensor::master:
-        return fmt::format("{} B each, {}", setting_.state.master, over);
+        return fmt::format("{} B each{}, {}", setting_.state.master, trained, over);
       case PeakTensor::moments:
         return follows_shapes(p.optimizer)
                    ? fmt::format("{}, {}", name_of(p.optimizer), over)

@@ -150,6 +150,19 @@ bool TrainModel::layers_follow_stages() const {
 
 double TrainModel::model_flops(double tokens) const { return flops_per_token_ * tokens; }
 
+/// "" or why linear attention is not cut so: heads by tensor parallelism, and sequences by nothing that is priced.
+std::string TrainModel::linear_divides(const TrainPoint& p) const {
+  if (!model_.linear) return "";
+  const LinearAttentionSpec& a = *model_.linear;
+  if (p.cp > 1 || p.ulysses > 1)
+    return fmt::format("linear attention hands a state from token to token: cp {} and ulysses {} have no price", p.cp,
+                       p.ulysses);
+  if (a.key_heads % p.tp != 0 || a.value_heads % p.tp != 0)
+    return fmt::format("{} key and {} value heads of linear attention do not divide by tp {}", a.key_heads,
+                       a.value_heads, p.tp);
+  return "";
+}
+
 bool TrainModel::divides(const TrainPoint& p) const {
   const std::int64_t ways = p.cp * p.ulysses;
   if (p.dp < 1 || p.cp < 1 || p.ulysses < 1 || p.tp < 1 || p.pp < 1 || p.vpp < 1 || p.ep < 1 || p.etp < 1) return false;
@@ -157,6 +170,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
   if (model_.heads % p.tp != 0 || (model_.heads / p.tp) % p.ulysses != 0) return false;
   if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0) return false;
   if (model_.intermediate % p.tp != 0) return false;
+  if (!linear_divides(p).empty()) return false;
   // C1: KV heads are split or repeated whole.
   if (!model_.mla && model_.kv_heads % p.ulysses != 0 && p.ulysses % model_.kv_heads != 0) return false;
   if (!setting_.ragged && setting_.sequence % ways != 0) return false;
@@ -192,6 +206,7 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
   if (p.tp >= 1 && model_.heads % p.tp != 0) return fmt::format("{} heads do not divide by tp {}", model_.heads, p.tp);
   if (p.tp >= 1 && model_.intermediate % p.tp != 0)
     return fmt::format("intermediate size {} does not divide by tp {}", model_.intermediate, p.tp);
+  if (std::string why = linear_divides(p); !why.empty()) return why;
   if (p.tp >= 1 && p.ulysses >= 1 && (model_.heads / p.tp) % p.ulysses != 0)
     return fmt::format("{} heads per tp rank do not divide by ulysses {}", model_.heads / p.tp, p.ulysses);
   if (p.pp * p.vpp > model_.layers)
@@ -301,6 +316,14 @@ double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int
   return (stage == 0 ? l.embedding.parameters : 0.0) + (stage == p.pp - 1 ? l.head.parameters - tied : 0.0);
 }
 
+TrainModel::Layers TrainModel::without_adapters(Layers l) {
+  for (LayerCost* of : {&l.dense, &l.moe}) {
+    of->forward -= of->adapters_forward, of->kernels_forward -= of->adapter_kernels;
+    of->adapter_parameters = of->adapters_forward = of->adapter_kernels = 0.0;
+  }
+  return l;
+}
+
 TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
   const StageLayers n = stage_layers(p, stage);
   const auto dense = static_cast<double>(n.dense), moe = static_cast<double>(n.moe);
@@ -310,7 +333,9 @@ TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers
                  .ordinary = dense * l.dense.parameters + moe * (l.moe.parameters - l.moe.expert_parameters) +
                              end_parameters(p, l, stage),
                  .expert = moe * l.moe.expert_parameters,
-                 .ends = ends};
+                 .ends = ends,
+                 .adapters = dense * l.dense.adapter_parameters + moe * l.moe.adapter_parameters,
+                 .frozen = frozen()};
   if (!follows_shapes(p.optimizer)) return out;
   out.optimizer.add(l.dense.optimizer, dense).add(l.moe.optimizer, moe);
   const bool tied = p.pp == 1 && model_.tie_embeddings;
@@ -373,27 +398,31 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   const bool streams = p.gathers_units();
   const double every = static_cast<double>(p.micro_batches);
   if (const double on_host = host_fraction(p); on_host > 0.0) {
-    const double own = on_host * p.own_elements(held.ordinary, held.expert), passes = streams ? every : 1.0;
+    const double own = on_host * held.own_trained(p), passes = streams ? every : 1.0;
     out.host_down_bytes = passes * own * b.grads;
+    // What is stepped there comes up; where shards stream, frozen ones too.
     out.host_up_bytes =
-        passes * own * (p.sharding == Sharding::fsdp ? b.master : b.params) * (streams ? p.full_gathers() : 1.0);
+        passes * (streams ? p.full_gathers() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
   const double gathers = p.sharding == Sharding::replicated ? 0.0 : streams ? every * p.full_gathers() : 1.0;
   // Experts are divided among their own replicas; where there are none in a shard group, not at all.
   const std::int64_t own = p.expert_shard_ranks();
-  const double expert = own > 1 ? held.expert : 0.0;
-  out.expert_data_reduce_payload = expert * b.grads * reductions;
-  out.expert_data_gather_payload = expert * b.params * gathers;
-  out.data_reduce_payload = held.ordinary * b.grads * reductions + out.expert_data_reduce_payload;
-  out.data_gather_payload = held.ordinary * b.params * gathers + out.expert_data_gather_payload;
+  const double expert = own > 1 ? held.expert : 0.0, trained_expert = held.frozen ? 0.0 : expert;
+  const double trained = held.frozen ? held.adapters : held.ordinary;
+  out.expert_data_reduce_payload = trained_expert * b.grads * reductions;
+  // Frozen parameters are gathered where units are; nothing changes them, so that nobody gathers them otherwise.
+  out.expert_data_gather_payload = (streams ? expert : trained_expert) * b.params * gathers;
+  out.data_reduce_payload = trained * b.grads * reductions + out.expert_data_reduce_payload;
+  out.data_gather_payload =
+      (streams ? held.ordinary + held.adapters : trained) * b.params * gathers + out.expert_data_gather_payload;
   if (streams && p.reshard_ranks > 0)
-    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert) * b.params;
+    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
   if (p.replicas() > 1) {
-    out.replica_payload = held.ordinary / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
+    out.replica_payload = trained / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
     out.expert_replica_payload =
-        p.expert_ranks() > own ? held.expert / static_cast<double>(own) * b.grads * reductions : 0.0;
+        p.expert_ranks() > own && !held.frozen ? held.expert / static_cast<double>(own) * b.grads * reductions : 0.0;
   }
   out.optimizer_payload = 2.0 * orthogonalizer_bytes * own_matrices(p, held.optimizer);
 }

@@ -130,7 +130,9 @@ struct LayerCost {
   double transient_bytes = 0;                        // highest extra while its backward runs
   double parameters = 0;                             // elements on the rank, all experts included
   double expert_parameters = 0;                      // of which routed experts
-  double flops_forward = 0;
+  double adapter_parameters = 0;                     // elements on the rank beside `parameters`, which then are frozen
+  double adapters_forward = 0, adapter_kernels = 0;  // of forward and kernels_forward: what adapters add
+  double flops_forward = 0;                          // of the model without adapters
   double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
   double largest_weights = 0;    // distinct weight shapes, elements together (dummy gradients)
   double attention_weights = 0;  // of which the attention block's
@@ -424,9 +426,43 @@ class TrainModel {
   }
   /// Elements of embedding and head on a stage; a tied pair on one stage counts once.
   double end_parameters(const TrainPoint&, const Layers&, std::int64_t stage) const;
+  /// Whether adapters alone are trained (train.lora).
+  bool frozen() const { return model_.lora.on(); }
+  /// Bytes of an element of a shard that nothing steps. PyTorch's FSDP has all shards in the dtype that the model was
+  /// made in, trained or not; we keep frozen ones as they are computed with.
+  double frozen_bytes(const TrainPoint& p) const {
+    return p.sharding == Sharding::fsdp && !framework_.lowered_ops ? setting_.state.master : setting_.state.params;
+  }
+  /// Bytes of all of a stage's shards that stream from the host: parameters up, reduced gradients down.
+  struct StagedShards {
+    double up = 0, down = 0;
+  };
+  StagedShards staged_shards(const TrainPoint& p, const Layers& l, std::int64_t stage) const {
+    return staged_shards(p, stage_share(p, l, stage));
+  }
+  /// The layers of the model without its adapters, as a reference is computed.
+  static Layers without_adapters(Layers);
+
+  /// Layers of a stage, and the elements that each of its ranks holds.
+  struct StageShare {
+    double dense = 0, moe = 0;
+    double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
+    double adapters = 0;                        // beside them, where they are frozen
+    bool frozen = false;
+    OptimizerWork optimizer{};
+    double layers() const { return dense + moe; }
+    double all() const { return ordinary + expert; }
+    /// Of what is trained: all that a rank computes gradients of, and the part of it whose state is this rank's.
+    double trained() const { return frozen ? adapters : all(); }
+    double own_trained(const TrainPoint& p) const {
+      return frozen ? p.own_elements(adapters, 0.0) : p.own_elements(ordinary, expert);
+    }
+    double own_frozen(const TrainPoint& p) const { return frozen ? p.own_elements(ordinary, expert) : 0.0; }
+  };
 
  private:
   friend class LayerBuilder;
+  LayerCost dense_layer(const TrainPoint&, bool linear, std::vector<KeptTensor>* kept) const;
   double buffer_tokens(const TrainPoint&) const;
   double micro_batch_multiple(const TrainPoint&) const;
   TokenLoad load_of(const TrainPoint&) const;
@@ -440,13 +476,6 @@ class TrainModel {
     std::int64_t dense = 0, moe = 0;
   };
   StageLayers stage_layers(const TrainPoint&, std::int64_t stage) const;
-  /// Layers of a stage, and the elements that each of its ranks holds.
-  struct StageShare {
-    double dense = 0, moe = 0;
-    double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
-    OptimizerWork optimizer{};
-    double layers() const { return dense + moe; }
-  };
   StageShare stage_share(const TrainPoint&, const Layers&, std::int64_t stage) const;
   OptimizerWork layer_work(const TrainPoint&, const LayerCost&, bool moe) const;
   OptimizerWork end_work(const TrainPoint&, const LayerCost&) const;
@@ -462,10 +491,14 @@ class TrainModel {
   struct HostPass {
     double up = 0, down = 0, add = 0;
   };
-  HostPass host_pass(const TrainPoint&, double own, double tensors) const;
-  HostPass host_pass(const TrainPoint& p, const StageShare& held) const {
-    return host_pass(p, p.own_elements(held.ordinary, held.expert), rank_tensors(p));
+  /// `trained`, `frozen`: elements of this rank's shards.
+  HostPass host_pass(const TrainPoint&, double trained, double frozen, double tensors) const;
+  /// Bytes of a rank's shards of parameters as they lie there, for gathers and weight updates to read.
+  double shard_bytes(const TrainPoint& p, double trained, double frozen) const {
+    return trained * (p.sharding == Sharding::fsdp ? setting_.state.master : setting_.state.params) +
+           frozen * frozen_bytes(p);
   }
+  HostPass host_pass(const TrainPoint& p, const StageShare& held) const;
   double rank_tensors(const TrainPoint& p) const {
     return tensors_ - expert_tensors_ * (1.0 - 1.0 / static_cast<double>(p.ep));
   }
@@ -491,7 +524,11 @@ class TrainModel {
   };
   /// What units are gathered for: both passes of a step, a forward pass alone, or one of the reference.
   enum class UnitPass : std::uint8_t { step, forward, reference };
-  UnitSeconds unit_seconds(const TrainPoint&, double elements, UnitPass) const;
+  struct Elements {
+    double all = 0, trained = 0;
+  };
+  UnitSeconds unit_seconds(const TrainPoint&, const Elements&, UnitPass) const;
+  UnitSeconds unit_seconds(const TrainPoint&, double elements, double adapters, UnitPass) const;
   struct UnitStreams {
     UnitSeconds root, layer;
     double layers = 1;  // of them
@@ -507,9 +544,12 @@ class TrainModel {
   void visit_stages(const TrainPoint&, Visit) const;
   std::array<std::int64_t, 7> stage_breaks(const TrainPoint&) const;
   bool fills_rows(const TrainPoint&) const;
+  std::string linear_divides(const TrainPoint&) const;
   bool split_given(const TrainPoint&) const;
   double stage_bytes(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice*, PeakBytes* = nullptr) const;
   double sequence_bytes(const TrainPoint&) const;
+  StagedShards staged_shards(const TrainPoint&, const StageShare&) const;
+  double staged_bytes(const TrainPoint&, const StageShare&, double unit) const;
   void price_time(const TrainPoint&, const Layers&, TrainPrice&) const;
   void price_traffic(const TrainPoint&, const Layers&, TrainPrice&) const;
   void stage_traffic(const TrainPoint&, const Layers&, std::int64_t stage, TrainPrice&) const;

@@ -64,8 +64,8 @@ struct TrainModel::StepOver {
   bool behind(const StepOver& other, double hiding) const {
     const double less = (time.forward - other.time.forward) + (time.backward - other.time.backward);
     return other.held.ordinary <= held.ordinary && other.held.expert <= held.expert &&
-           other.time.forward <= time.forward && other.time.backward <= time.backward &&
-           passes - other.passes >= hiding * less && other.sends <= sends;
+           other.held.adapters <= held.adapters && other.time.forward <= time.forward &&
+           other.time.backward <= time.backward && passes - other.passes >= hiding * less && other.sends <= sends;
   }
 };
 
@@ -136,7 +136,8 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
 TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const StageShare& held) const {
   const StateBytes& b = setting_.state;
   const RankGroups where = groups(p);
-  const double ordinary = held.ordinary * b.grads, expert = held.expert * b.grads;
+  const double trained = held.frozen ? held.adapters : held.ordinary, trained_expert = held.frozen ? 0.0 : held.expert;
+  const double ordinary = trained * b.grads, expert = trained_expert * b.grads;
   DataSeconds out;
   if (p.sharding == Sharding::replicated) {
     out.reduce = cost_.collective_seconds(OpKind::all_reduce, where.data(), ordinary) +
@@ -162,9 +163,12 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   const GroupShape group = where.shard(), experts = where.expert_shard();
   const auto m = static_cast<double>(p.micro_batches);
   out.reduce = listing + both(OpKind::reduce_scatter, group, ordinary, experts, expert);
-  out.gather = listing + both(OpKind::all_gather, group, held.ordinary * b.params, experts, held.expert * b.params);
+  // Nobody gathers again what nothing changes, but where units stream.
+  const double gathered = streams ? held.ordinary + held.adapters : trained;
+  out.gather = listing + both(OpKind::all_gather, group, gathered * b.params, experts,
+                              (streams ? held.expert : trained_expert) * b.params);
   if (streams) out.gather *= m * p.full_gathers();
-  if (const double kept = (held.ordinary - held.ends + held.expert) * b.params; streams && p.reshard_ranks > 0)
+  if (const double kept = (held.all() - held.ends + held.adapters) * b.params; streams && p.reshard_ranks > 0)
     out.gather +=
         m * calls * cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
   // Every reduced shard is summed over the replicas at once, as FSDP does after each backward pass.
@@ -174,8 +178,7 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   // Our units are packed into padded shards and unpacked again (lowering/train_state.cc).
   if (framework_.lowered_ops && !streams && p.shard_ranks() > 1) {
     out.reduce += cost_.memory_seconds(2.0 * (ordinary + expert));
-    out.gather += cost_.memory_seconds(2.0 * (held.ordinary + held.expert) * b.params +
-                                       p.own_elements(held.ordinary, held.expert) * (b.master + b.params));
+    out.gather += cost_.memory_seconds(2.0 * held.trained() * b.params + held.own_trained(p) * (b.master + b.params));
   }
   if (each_pass) out.reduce *= m;
   return out;
@@ -394,7 +397,7 @@ StagePrice TrainModel::stage_price(const TrainPoint& p, const Layers& l, std::in
 /// The two ends of a pipeline add up their gradients of a tied embedding when all else is done (Megatron-core,
 /// finalize_model_grads).
 double TrainModel::tied_ends_seconds(const TrainPoint& p) const {
-  if (p.pp == 1 || !model_.tie_embeddings) return 0.0;
+  if (p.pp == 1 || !model_.tie_embeddings || frozen()) return 0.0;
   return cost_.collective_seconds(OpKind::all_reduce, groups(p).pipeline_pair(),
                                   vocab_rows(p) * static_cast<double>(model_.hidden) * setting_.state.grads);
 }

@@ -6,7 +6,24 @@
 
 namespace hotbunk {
 
-TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, UnitPass of) const {
+/// `elements` and, where these are frozen, their `adapters`, which are gathered behind them by a collective of their
+/// own (docs/lora.md).
+TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double elements, double adapters,
+                                                 UnitPass of) const {
+  if (frozen()) {
+    UnitSeconds out = unit_seconds(p, Elements{elements, 0.0}, of);
+    if (adapters <= 0.0 || of == UnitPass::reference) return out;
+    const UnitSeconds beside = unit_seconds(p, Elements{adapters, adapters}, of);
+    out.gather += beside.gather, out.gather_kernels += beside.gather_kernels;
+    out.reduce += beside.reduce, out.reduce_kernels += beside.reduce_kernels;
+    out.keep += beside.keep, out.again += beside.again;
+    return out;
+  }
+  return unit_seconds(p, Elements{elements, elements}, of);
+}
+
+TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, const Elements& unit, UnitPass of) const {
+  const double elements = unit.all;
   const StateBytes& b = setting_.state;
   const std::int64_t shards = p.shard_ranks();
   const GroupShape group = groups(p).shard();
@@ -15,24 +32,27 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
   UnitSeconds out;
   // FSDP's one shard is the master copy; the reference is kept as it computes.
   const bool trained = of != UnitPass::reference;
-  if (trained && p.sharding == Sharding::fsdp && b.master != b.params)
+  if (trained && unit.trained > 0.0 && p.sharding == Sharding::fsdp && b.master != b.params)
     out.gather_kernels += pass(own * (b.master + b.params));
   // Hybrid shards are summed over their replicas behind the scatter.
-  const bool reduces = of == UnitPass::step;
+  const bool reduces = of == UnitPass::step && unit.trained > 0.0;
   if (reduces && p.replicas() > 1)
     out.reduce = cost_.collective_seconds(OpKind::all_reduce, groups(p).replicas(), own * b.grads);
   const double tensors = tensors_ * elements / std::max(parameters_, 1.0);
-  const HostPass host = trained && p.streams_from_host() ? host_pass(p, own, tensors) : HostPass{};
+  const bool steps = unit.trained > 0.0;
+  const HostPass host =
+      trained && p.streams_from_host() ? host_pass(p, steps ? own : 0.0, steps ? 0.0 : own, tensors) : HostPass{};
   const auto micro_batches = static_cast<double>(p.micro_batches);
-  out.gather = host.up, out.reduce += host.down + host.add * (1.0 - 1.0 / micro_batches);
+  out.gather = host.up;
+  if (steps) out.reduce += host.down + host.add * (1.0 - 1.0 / micro_batches);
   if (shards == 1) return out;
   out.gather += cost_.collective_seconds(OpKind::all_gather, group, elements * b.params);
   out.gather_kernels += pass(2.0 * elements * b.params);
-  if (!reduces) return out;
-  if (const auto few = static_cast<double>(p.reshard_ranks); few > 0.0) {
+  if (const auto few = static_cast<double>(p.reshard_ranks); of == UnitPass::step && few > 0.0) {
     out.keep = pass(2.0 * elements * b.params / few);
     out.again = cost_.collective_seconds(OpKind::all_gather, groups(p).among(p.reshard_ranks), elements * b.params);
   }
+  if (!reduces) return out;
   out.reduce += cost_.collective_seconds(OpKind::reduce_scatter, group, elements * b.grads);
   out.reduce_kernels = pass(2.0 * elements * b.grads) + pass(3.0 * own * b.grads);
   return out;
@@ -41,8 +61,8 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, double ele
 TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Layers& l, UnitPass of) const {
   const StageShare held = stage_share(p, l, 0);
   const double layers = std::max(1.0, held.layers()), ends = end_parameters(p, l, 0);
-  return {.root = unit_seconds(p, ends, of),
-          .layer = unit_seconds(p, (held.ordinary - ends) / layers, of),
+  return {.root = unit_seconds(p, ends, 0.0, of),
+          .layer = unit_seconds(p, (held.ordinary - ends) / layers, held.adapters / layers, of),
           .layers = layers};
 }
 
@@ -101,7 +121,8 @@ double TrainModel::exposed_gathers(const TrainPoint& p, const Layers& l, double 
   const double units = std::max(1.0, held.layers());
   double gather =
       units / std::max(framework_.data_rate.value, 1e-3) *
-      cost_.collective_seconds(OpKind::all_gather, groups(p).shard(), held.ordinary * setting_.state.params / units);
+      cost_.collective_seconds(OpKind::all_gather, groups(p).shard(),
+                               (held.ordinary + (trained ? held.adapters : 0.0)) * setting_.state.params / units);
   if (from_host) gather += host_pass(p, held).up;
   // Prefetched: the first unit finds nothing to hide behind.
   p.visit_micro_batches([&](double count, double share) {

@@ -32,6 +32,18 @@ double ValidationTable::bias() const {
   return rows.empty() ? 0.0 : sum / static_cast<double>(rows.size());
 }
 
+std::vector<ValidationTable> ValidationTable::parts() const {
+  std::vector<ValidationTable> out;
+  for (const PredictedRow& r : rows) {
+    if (!in_parts) break;
+    const std::string part = r.label.substr(r.label.rfind(' ') + 1);
+    auto at = std::ranges::find(out, part, &ValidationTable::name);
+    if (at == out.end()) at = out.insert(out.end(), ValidationTable{part, quantity, unit, setting, {}, {}, {}});
+    at->rows.push_back(r);
+  }
+  return out;
+}
+
 Result<CostModel> ValidationContext::cost(const std::string& gpu, std::int64_t gpus, double network,
                                           const std::string& profile, std::int64_t per_node) {
   if (!clusters_.contains(gpu)) {
@@ -190,6 +202,10 @@ std::string render(const Validation& v, bool with_rows) {
         t.left_out.rows.empty() ? "" : fmt::format("{:.2f} %", 100.0 * t.left_out.mean_abs_error());
     out += fmt::format("{:>6.2f} % {:>6.2f} % {:>+6.2f} % {:>9}  {}\n", 100.0 * t.mean_abs_error(),
                        100.0 * t.max_abs_error(), 100.0 * t.bias(), left_out, peers);
+    for (const ValidationTable& part : t.parts())
+      out += fmt::format("{:<28} {:<28} {:>5} {:>5} {:>6.2f} % {:>6.2f} % {:>+6.2f} %\n", "", "  " + part.name,
+                         part.rows.size(), "", 100.0 * part.mean_abs_error(), 100.0 * part.max_abs_error(),
+                         100.0 * part.bias());
   }
   for (const ValidationTable& t : v.tables)
     if (!t.left_out.rows.empty())
@@ -228,6 +244,12 @@ std::string to_json(const Validation& v) {
     for (const PredictedRow& r : t.rows)
       table["predictions"].push_back({{"row", r.label}, {"measured", r.measured}, {"predicted", r.predicted}});
     for (const SkippedRow& r : t.skipped) table["out_of_scope"].push_back({{"row", r.label}, {"why", r.why}});
+    for (const ValidationTable& part : t.parts())
+      table["parts"].push_back({{"name", part.name},
+                                {"rows", part.rows.size()},
+                                {"mean_abs_error", part.mean_abs_error()},
+                                {"max_abs_error", part.max_abs_error()},
+                                {"bias", part.bias()}});
     if (!t.left_out.rows.empty()) {
       table["left_out"] = {{"how", t.left_out.how},
                            {"mean_abs_error", t.left_out.mean_abs_error()},

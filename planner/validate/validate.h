@@ -40,8 +40,11 @@ struct ValidationTable {
   std::vector<PredictedRow> rows;
   std::vector<SkippedRow> skipped;
   std::vector<PeerFigure> peers;
-  LeftOut left_out{};  // of no rows: no constant is fitted on this table, or nobody left parts of it out
+  LeftOut left_out{};     // of no rows: no constant is fitted on this table, or nobody left parts of it out
+  bool in_parts = false;  // the last word of a row's label is a part of the whole (a phase), with figures of its own
 
+  /// In the order in which they first occur; none where the table has no parts.
+  std::vector<ValidationTable> parts() const;
   double mean_abs_error() const;
   double max_abs_error() const;
   double bias() const;  // mean signed error

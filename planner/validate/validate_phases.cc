@@ -11,11 +11,9 @@
 namespace hotbunk {
 namespace {
 
-/// Launches whose lengths no source gives, nor how they spread: what would be predicted of them are the lengths that
-/// somebody makes up.
-constexpr const char* lengths_unknown[] = {"verl-qwen2.5-math-7b-32xh20-async", "verl-qwen2.5-math-7b-32xh20",
-                                           "verl-qwen2.5-math-7b-64xh20", "verl-qwen2.5-math-7b-128xh20",
-                                           "verl-qwen3-30b-a3b-128xh20"};
+/// A launch whose lengths no source gives, nor another row of the same run: what would be predicted of it are the
+/// lengths that somebody makes up.
+constexpr const char* lengths_unknown[] = {"verl-qwen2.5-math-7b-32xh20-async"};
 
 /// Seconds of the phase, or of all; below 0: no such phase.
 double seconds_of_phase(const RlPrice& price, const std::string& phase) {
@@ -44,8 +42,14 @@ TableResult launch_rows(const CsvTable& csv, ValidationContext& context, const s
     const bool plain = !launch.empty() && launch.find_first_of("/\\") == std::string::npos;
     const std::filesystem::path file = launches / (launch + ".yaml");
     std::error_code ignored;
-    if (std::ranges::find(lengths_unknown, launch) != std::end(lengths_unknown)) {
-      cells.refuse("the source gives no prompt and response lengths");
+    // Lengths that no source gives are found from one row of a run, which then says nothing itself; its others are
+    // predicted with them.
+    if (const std::string& found = cells.text("gives"); !found.empty()) {
+      cells.refuse(fmt::format("gives the launch's {}, which no source says", found));
+    } else if (const std::string& beyond = cells.text("beyond"); !beyond.empty()) {
+      cells.refuse(beyond);
+    } else if (std::ranges::find(lengths_unknown, launch) != std::end(lengths_unknown)) {
+      cells.refuse("the source gives no prompt and response lengths, and no other row of this run does");
     } else if (!plain || !std::filesystem::exists(file, ignored)) {
       cells.refuse("no scenario of the launch beside the table");
     } else if (auto scenario = load_scenario(file.string()); !scenario) {
@@ -70,10 +74,14 @@ TableResult validate_rl_phase_seconds(const CsvTable& csv, ValidationContext& co
                      {"rl_phase_seconds",
                       "seconds of a phase",
                       "s",
-                      "the launch's own script as a scenario; prompts a quarter of the longest",
+                      "the launch's own script as a scenario; prompts a quarter of the longest. Where no source gives "
+                      "lengths, the mean response is what one row of the run gives, and the spread that with which the "
+                      "longest response of an iteration is as long as is allowed",
                       {},
                       {},
-                      {}},
+                      {},
+                      {},
+                      true},
                      "phase", "seconds", seconds_of_phase);
 }
 

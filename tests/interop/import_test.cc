@@ -225,6 +225,21 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(a.algorithm.mini_batches == 8);  // 128 prompts x 8 / 128 samples
   CHECK(a.train.engine == TrainEngine::fsdp1);
   CHECK(a.algorithm.name == AlgorithmName::grpo);
+  // Gradients are what DeepSpeed takes under ZeRO, the parameters' dtype; log-probs go sample by sample.
+  CHECK(a.train.precision.grads == DType::bf16);
+  CHECK(a.train.logprob_micro_batch_sequences == 1);
+  // One cap: a prompt may have what its response leaves, and the other way round.
+  CHECK(a.workload.max_tokens == 2048);
+  CHECK(a.workload.prompt_tokens.max == 2047);
+  CHECK(a.workload.response_tokens.max == 2047);
+  CHECK(a.workload.prompt_tokens.mean == 511);    // a quarter
+  CHECK(a.workload.response_tokens.mean == 512);  // a third of the rest
+  const Scenario capped =
+      import_of("openrlhf", words(now + " --data.max_len 8192 --rollout.max_new_tokens 7168")).scenario;
+  CHECK(capped.workload.prompt_tokens.max == 1024);
+  CHECK(capped.workload.response_tokens.max == 7168);
+  const Scenario dynamic = import_of("openrlhf", words(now + " --train.dynamic_batch_enable")).scenario;
+  CHECK(dynamic.train.logprob_micro_batch_sequences == 0);
   const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
   REQUIRE(!uncovered);
   CHECK(uncovered.error()[0].code == "E151");

@@ -177,6 +177,28 @@ TEST_CASE("the next command is narration, and it works") {
   CHECK(hotbunk_command("simulate " + h100).err.find("hotbunk run") == std::string::npos);
 }
 
+TEST_CASE("behind an answer of no the next command has what cures it, and that command says yes") {
+  const fs::path file = work_folder() / "too-large.yaml";
+  std::ofstream(file)
+      << "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb}\n"
+         "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 65536, recompute: none}\n"
+         "rollout: {engine: vllm, layout: {tp: 1, dp: 8}, memory_fraction: 0.6}\n"
+         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 8192, max: 16384}}\n";
+  for (const std::string command : {"explain", "plan --budget 2000"}) {
+    const Result2 no = hotbunk_command(command + " " + file.string());
+    INFO(no.out << no.err);
+    CHECK(no.code == 1);
+    const std::string next = "Next: hotbunk ";
+    const auto at = no.err.find(next);
+    REQUIRE(at != std::string::npos);
+    const std::string line = no.err.substr(at + next.size(), no.err.find('\n', at) - at - next.size());
+    INFO(line);
+    CHECK_THAT(line, Catch::Contains(file.string() + " --set "));
+    CHECK(line.substr(0, line.find(' ')) != command.substr(0, command.find(' ')));
+    CHECK(hotbunk_command(line + (line.starts_with("plan") ? " --budget 2000" : "")).code == 0);
+  }
+}
+
 TEST_CASE("what plans, simulates and executes is asked of the code") {
   const Result2 r = hotbunk_command("doctor --capabilities --json");
   REQUIRE(r.code == 0);
