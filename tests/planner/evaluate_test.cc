@@ -134,6 +134,10 @@ Visits draw_visits(const Scenario& s) {
     v.runs.*n = in(0, 3);
   const std::int64_t parts = s.train.layout.sp ? s.train.layout.tp : 1, whole = s.train.micro_batch_tokens / parts;
   v.runs.trained_tokens = in(0, whole) * parts * (s.train.layout.pp > 1 ? v.runs.micro_batches : 1);
+  // The tokens of a pipeline's micro-batches have room in as many of a scoring pass.
+  if (s.train.layout.pp > 1)
+    for (std::int64_t PlanRuns::*n : {&PlanRuns::reference, &PlanRuns::old_logprobs})
+      if (v.runs.*n > 0) v.runs.*n = std::max(v.runs.*n, v.runs.micro_batches);
   return v;
 }
 
@@ -167,9 +171,12 @@ TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, con
     const auto times = [](std::int64_t n) { return std::vector<Sizes>(static_cast<std::size_t>(n)); };
     if (block == "prefill") return v.prefill;
     if (block == "decode") return v.decode;
-    const auto pass = [&](std::int64_t n) {  // its first micro-batch has all tokens
-      std::vector<Sizes> all(static_cast<std::size_t>(n), packed(0));
-      if (n > 0) all[0] = packed(v.runs.trained_tokens);
+    const auto pass = [&](std::int64_t n) {  // its first micro-batches are full
+      std::vector<Sizes> all;
+      for (std::int64_t i = 0, left = v.runs.trained_tokens; i < n; ++i) {
+        const std::int64_t taken = std::min(left, s.train.micro_batch_tokens);
+        all.push_back(packed(taken)), left -= taken;
+      }
       return all;
     };
     if (phase == "reference") return pass(v.runs.reference);
@@ -467,7 +474,7 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "engine=zero2 engines=false engines=true "
           "family=llama family=mixtral family=qwen2 family=qwen3 family=qwen3_moe few=false few=true from host=false "
           "from host=true "
-          "grads=fp32 host=layers host=none host=optimizer "
+          "grads=bf16 grads=fp32 host=layers host=none host=optimizer "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
           "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
