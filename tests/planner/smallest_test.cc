@@ -37,9 +37,9 @@ struct Fit {
 constexpr double any_time = std::numeric_limits<double>::infinity();
 
 /// Nothing skipped, nothing bounded: every count in turn, each searched once however often it is asked about.
-class Brute {
+class EveryCluster {
  public:
-  Brute(Scenario given, std::int64_t most, bool executes)
+  EveryCluster(Scenario given, std::int64_t most, bool executes)
       : given_(std::move(given)), most_(most), executes_(executes) {}
 
   Fit first(double within = any_time) {
@@ -109,7 +109,7 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
     CHECK(found->exact);
     CHECK(found->most_nodes == c.most);
     CHECK(found->executes == why_not_lowered(s).empty());
-    Brute brute(s, c.most, found->executes);
+    EveryCluster brute(s, c.most, found->executes);
     const Fit expected = brute.first();
     CHECK(Fit{found->nodes, found->gpus} == expected);
     answers.insert(expected.gpus);
@@ -127,7 +127,7 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
     }
     if (expected.gpus == 0) CHECK_FALSE(found->search.reason.empty());
     if (found->executes && found->priced_gpus > 0) {
-      CHECK(Fit{(found->priced_gpus + 1) / 2, found->priced_gpus} == Brute(s, c.most, false).first());
+      CHECK(Fit{(found->priced_gpus + 1) / 2, found->priced_gpus} == EveryCluster(s, c.most, false).first());
       CHECK((found->gpus == 0 || found->priced_gpus < found->gpus));
     }
   }
