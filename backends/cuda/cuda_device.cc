@@ -11,7 +11,6 @@
 #include "backends/cuda/many_tensors.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
-#include "graph/program_order.h"
 #include "runtime/guarded.h"
 #include "trace/capacity.h"
 
@@ -93,11 +92,15 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
                          [&](std::span<const int> ranks, const std::string& name, StreamId id) {
                            return world.communicator(ranks, name, stream(id).launch.stream());
                          });
-  if (world.over_processes() && meets_in_program_order(plan)) launch_order_ = std::make_shared<LaunchOrder>();
+  if (world.over_processes() && world.size() > 1) launch_places_ = launch_places(plan, rank);
+  if (launch_places_) launch_order_ = std::make_shared<LaunchOrder>();
   if (options.check_order) order_.emplace(plan, program_);
 }
 
-CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
+CudaDevice::~CudaDevice() {
+  if (launch_order_) launch_order_->give_up();
+  world_.device_ends(drained_);
+}
 
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
@@ -241,7 +244,25 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
   return {};
 }
 
+void CudaDevice::begin_turns(const Block& block) {
+  const std::size_t phase = static_cast<std::size_t>(record_.where().phase);
+  const std::vector<Block>& blocks = program_.phases[phase];
+  const auto at = static_cast<std::size_t>(&block - blocks.data());
+  HB_CHECK(at < blocks.size(), "block '{}' is none of the phase's", block.name);
+  turns_.places = &(*launch_places_)[phase][at];
+  turns_.asked = 0;
+  turns_.first = launch_order_->reserve(std::ssize(*turns_.places));
+}
+
 Status CudaDevice::play(const Program& program, const Block& block, const Args& args) {
+  if (!launch_order_) return play_ops(program, block, args);
+  begin_turns(block);
+  Status done = play_ops(program, block, args);
+  if (!done) launch_order_->give_up();
+  return done;
+}
+
+Status CudaDevice::play_ops(const Program& program, const Block& block, const Args& args) {
   const auto& where = record_.where();
   // Where every op has a span or its numbers are looked at, each is launched by itself.
   if (!options_.graphs || !plan_.phases[static_cast<std::size_t>(where.phase)].driven || record_.keeps(where) ||
@@ -371,7 +392,9 @@ NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& 
 }
 
 Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
-  auto turn = launch_order_ ? LaunchOrder::draw(launch_order_) : nullptr;
+  std::shared_ptr<LaunchOrder::Turn> turn;
+  if (launch_order_ && meets_others(*op))
+    turn = LaunchOrder::take(launch_order_, turns_.first + turns_.places->at(turns_.asked++));
   return enqueue(id, op, args,
                  [this, phase = record_.where().phase, turn = std::move(turn)](Stream&, const CudaCall& call) {
                    if (turn) turn->await([&] { world_.watch().check("waiting to launch " + call.bound.name()); });
