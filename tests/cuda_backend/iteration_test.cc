@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "graph/bound.h"
 #include "graph/verify.h"
 #include "lowering/lower.h"
 
@@ -133,6 +134,24 @@ TEST_CASE("log-probs of sampled tokens are equal to the bit in rollout and train
     REQUIRE_THAT(it.text(), Catch::Equals(""));
     CHECK_THAT(it.numbers, Catch::Contains("rollout/logprob_gap_max 0x0p+0"));
   }
+}
+
+TEST_CASE("all layers of a rank step in one launch, and their squares are summed in one") {
+  const Job job = job_of({"model.num_hidden_layers=3"});
+  std::int64_t steps = 0, sums = 0;
+  for (const Program& program : job.plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          steps += op->kind == OpKind::adamw, sums += op->kind == OpKind::sum_squares;
+        });
+  CHECK(steps >= 4);  // of what is of no layer, too
+  CHECK(sums >= 4);
+  const Iteration it = run_iteration(job.plan, job.scenario);
+  REQUIRE_THAT(it.text(), Catch::Equals(""));
+  CHECK(it.launches.at("adamw") == 2);
+  CHECK(it.launches.at("sum_squares_partial") == 2);
+  CHECK(it.launches.at("sum_squares_finish") == 2);
 }
 
 TEST_CASE("decode steps are graphs from their second time on, and the numbers are the same to the bit") {
