@@ -4,6 +4,8 @@
 //
 // A block is walked by itself, because it ends for all its ranks or for none: streams are in order, and what is sent in
 // a block is received in it (check_pairs).
+//
+// The same walk says in which order ranks may launch what they meet each other by (program_order.h).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
