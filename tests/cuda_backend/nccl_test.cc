@@ -9,10 +9,12 @@
 #include <numeric>
 #include <thread>
 
+#include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/launch_order.h"
 #include "backends/cuda/nccl_communicator.h"
 #include "graph/program_order.h"
 #include "lowering/lower.h"
+#include "rl/sft_driver.h"
 #include "tests/cuda_backend/iteration.h"
 #include "tests/cuda_backend/processes.h"
 #include "tests/toy_plan.h"
@@ -211,6 +213,33 @@ TEST_CASE("meetings have one order on all ranks: the program's, or the one in wh
     REQUIRE(plan);
     for (Rank r = 0; r < plan->num_ranks(); ++r) CHECK(launch_places(*plan, r));
   }
+}
+
+TEST_CASE("a pipeline over NCCL's double is launched in one order, with the numbers of ranks that are threads") {
+  const Scenario scenario =
+      hotbunk::test::tiny_job({"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=2",
+                               "train.micro_batch_tokens=10", "sync.transport=collective"});
+  const auto plan = lower(scenario);
+  REQUIRE(plan);
+  const hotbunk::test::Iteration threads = hotbunk::test::run_iteration(*plan, scenario);
+  REQUIRE_THAT(threads.text(), Catch::Equals(""));
+  const auto said = in_ranks(2, [&](NcclProcess& p) {
+    std::string numbers;
+    DriverOptions listening;
+    listening.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
+      numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
+    };
+    listening.on_step = [&](const StepMetrics& m) {
+      for (const auto& [name, value] : m.values) numbers += fmt::format("{} {:a}\n", name, value);
+    };
+    auto driver = make_training_driver(*plan, scenario, p.world.rank() == 0 ? listening : DriverOptions{});
+    if (!driver) return render(driver.error());
+    CudaBackend backend(p.world, **driver, {});
+    const auto trace = execute(*plan, backend, **driver, {.local_ranks = {static_cast<Rank>(p.world.rank())}});
+    return trace ? numbers : render(trace.error());
+  });
+  CHECK(said[0] == threads.numbers);
+  CHECK(said[1].empty());
 }
 
 TEST_CASE("launches take their turns, whichever thread comes first, and what is skipped holds up nobody") {
