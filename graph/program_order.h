@@ -15,9 +15,9 @@ bool meets_others(const Op&);
 using LaunchPlaces = std::vector<std::vector<std::vector<std::int32_t>>>;
 
 /// An order of each block's meetings in which ranks that did one after another, with all streams as one, would come to
-/// an end: of this rank. The program's, where that is one. Else, as where one rank of a pipeline sends before it
-/// receives and so does its neighbour, the order in which a walk of all ranks' streams comes by them; it keeps each
-/// stream's and each event's order. None, where that is no such order either.
+/// an end: of this rank. The program's, where that is one. Else, as where one rank sends on one stream before it
+/// receives on another and so does its neighbour, the order in which a walk of all ranks' streams comes by them; it
+/// keeps each stream's and each event's order. None, where that is no such order either.
 std::optional<LaunchPlaces> launch_places(const Plan&, Rank);
 
 }  // namespace hotbunk
