@@ -4,11 +4,14 @@
 //
 // A block is walked by itself, because it ends for all its ranks or for none: streams are in order, and what is sent in
 // a block is received in it (check_pairs).
+//
+// The same walk says in which order ranks may launch what they meet each other by (program_order.h).
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -34,27 +37,18 @@ struct StreamStops {
   std::int32_t num_tickets = 0;
 };
 
-bool meets(const Op& op) { return is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0; }
-
 void append(StreamStops& out, const Program& program, const Block& block) {
   std::map<EventId, std::int32_t> last;
   each_step(
       program, block,
       [&](const BoundOp& op) {
-        if (meets(*op)) out.streams[op->stream].push_back({op});
+        if (meets_others(*op)) out.streams[op->stream].push_back({op});
       },
       [&](const Mark& m) {
         if (m.kind == OpKind::record) last[m.event] = out.num_tickets++;
         if (const auto at = last.find(m.event); at != last.end())  // else: of a block that is over
           out.streams[m.stream].push_back({.op = {}, .records = m.kind == OpKind::record, .ticket = at->second});
       });
-}
-
-/// The same, as if all streams were one.
-void append_as_one(StreamStops& out, const Program& program, const Block& block) {
-  each_op(program, block, [&](const BoundOp& op) {
-    if (meets(*op)) out.streams[lead_stream].push_back({op});
-  });
 }
 
 /// Each rank's group of each family. Plan::group_of looks through them all.
@@ -81,9 +75,12 @@ class Memberships {
 
 class Walk {
  public:
+  /// Called with each op that has met whom it meets, of all ranks in one order.
+  using Passed = std::function<void(Rank, const BoundOp&)>;
   /// The part of each rank; none: it is left out, with all whom it meets.
-  Walk(const Plan& plan, const Memberships& memberships, const std::vector<const StreamStops*>& parts)
-      : plan_(plan), memberships_(memberships) {
+  Walk(const Plan& plan, const Memberships& memberships, const std::vector<const StreamStops*>& parts,
+       Passed passed = {})
+      : plan_(plan), memberships_(memberships), passed_(std::move(passed)) {
     const StreamStops nothing;
     for (Rank r = 0; r < plan.num_ranks(); ++r) {
       const StreamStops& part = parts[static_cast<std::size_t>(r)] ? *parts[static_cast<std::size_t>(r)] : nothing;
@@ -127,6 +124,7 @@ class Walk {
   };
 
   void next(std::size_t q) {
+    if (passed_ && heads_[q].stop().op.op != nullptr) passed_(heads_[q].rank, heads_[q].stop().op);
     ++heads_[q].at, heads_[q].waits = false;
     ready_.push_back(q);
   }
@@ -242,6 +240,7 @@ class Walk {
 
   const Plan& plan_;
   const Memberships& memberships_;
+  const Passed passed_;
   std::vector<Head> heads_;
   std::vector<std::size_t> first_;        // of each rank's heads; one more at the end
   std::vector<std::vector<bool>> fired_;  // [rank][ticket]
@@ -329,24 +328,122 @@ void check_deadlock(const Plan& plan, Faults& faults) {
   }
 }
 
-bool meets_in_program_order(const Plan& plan) {
-  const Memberships memberships(plan);
-  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    std::map<std::string_view, std::vector<StreamStops>> blocks;  // by name, of each program
-    for (std::size_t i = 0; i < plan.programs.size(); ++i)
-      for (const Block& block : plan.programs[i].phases[p]) {
-        auto& parts = blocks[block.name];
-        parts.resize(plan.programs.size());
-        append_as_one(parts[i], plan.programs[i], block);
-      }
-    for (const auto& [name, parts] : blocks) {
-      std::vector<const StreamStops*> of_rank;
-      for (const std::int32_t program : plan.program_of_rank)
-        of_rank.push_back(&parts[static_cast<std::size_t>(program)]);
-      if (!Walk(plan, memberships, of_rank).run().empty()) return false;
+bool meets_others(const Op& op) { return is_communication(op.kind) && op.kind != OpKind::peer_copy && op.group >= 0; }
+
+namespace {
+
+/// Meetings of a rank's part of the blocks of one name, block by block.
+using Meetings = std::vector<std::vector<BoundOp>>;
+
+Meetings meetings_of(const Program& program, std::size_t phase, std::string_view name) {
+  Meetings out;
+  for (const Block& block : program.phases[phase]) {
+    if (block.name != name) continue;
+    out.emplace_back();
+    each_op(program, block, [&](const BoundOp& op) {
+      if (meets_others(*op)) out.back().push_back(op);
+    });
+  }
+  return out;
+}
+
+/// When the ops of one rank were passed, the first is 0. An op is known by its call and itself.
+using Passes = std::map<std::pair<const Call*, const Op*>, std::int32_t>;
+
+std::int32_t pass_of(const Passes& passes, const BoundOp& op) { return passes.at({op.call, op.op}); }
+
+/// Of one rank, one after another: block by block, and in a block in program order, or as they were passed.
+StreamStops one_stream(Meetings blocks, const Passes* passes) {
+  StreamStops out;
+  for (std::vector<BoundOp>& block : blocks) {
+    if (passes) std::ranges::sort(block, {}, [&](const BoundOp& op) { return pass_of(*passes, op); });
+    for (const BoundOp& op : block) out.streams[lead_stream].push_back({op});
+  }
+  return out;
+}
+
+/// The blocks of one name in a phase, on all ranks.
+class NamedBlocks {
+ public:
+  NamedBlocks(const Plan& plan, const Memberships& memberships, std::size_t phase, std::string_view name)
+      : plan_(plan), memberships_(memberships) {
+    for (const Program& program : plan.programs) {
+      meetings_.push_back(meetings_of(program, phase, name));
+      streams_.emplace_back();
+      for (const Block& block : program.phases[phase])
+        if (block.name == name) append(streams_.back(), program, block);
     }
   }
-  return true;
+
+  bool ends_in_program_order() const {
+    std::vector<StreamStops> parts;
+    for (const Meetings& m : meetings_) parts.push_back(one_stream(m, nullptr));
+    return ends([&](std::size_t r) { return &parts[program(r)]; });
+  }
+
+  /// In which order a walk of their streams passes each rank's ops; none: ranks that did so one after another would not
+  /// come to an end.
+  std::optional<std::vector<Passes>> passed() const {
+    std::vector<Passes> out(ranks());
+    const auto note = [&](Rank r, const BoundOp& op) {
+      Passes& passes = out[static_cast<std::size_t>(r)];
+      passes.emplace(std::pair{op.call, op.op}, static_cast<std::int32_t>(passes.size()));
+    };
+    if (!ends([&](std::size_t r) { return &streams_[program(r)]; }, note)) return std::nullopt;
+    std::vector<StreamStops> parts;
+    for (std::size_t r = 0; r < ranks(); ++r) parts.push_back(one_stream(meetings_[program(r)], &out[r]));
+    if (!ends([&](std::size_t r) { return &parts[r]; })) return std::nullopt;
+    return out;
+  }
+
+  const Meetings& meetings(Rank r) const { return meetings_[program(static_cast<std::size_t>(r))]; }
+
+ private:
+  std::size_t ranks() const { return plan_.program_of_rank.size(); }
+  std::size_t program(std::size_t rank) const { return static_cast<std::size_t>(plan_.program_of_rank[rank]); }
+  template <class Part>
+  bool ends(Part&& part, Walk::Passed passed = {}) const {
+    std::vector<const StreamStops*> of_rank;
+    for (std::size_t r = 0; r < ranks(); ++r) of_rank.push_back(part(r));
+    return Walk(plan_, memberships_, of_rank, std::move(passed)).run().empty();
+  }
+
+  const Plan& plan_;
+  const Memberships& memberships_;
+  std::vector<Meetings> meetings_;    // by program
+  std::vector<StreamStops> streams_;  // likewise
+};
+
+}  // namespace
+
+std::optional<LaunchPlaces> launch_places(const Plan& plan, Rank rank) {
+  const Memberships memberships(plan);
+  const Program& own = plan.program(rank);
+  LaunchPlaces out(plan.phases.size());
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    out[p].resize(own.phases[p].size());
+    std::set<std::string_view> names;
+    for (const Program& program : plan.programs)
+      for (const Block& block : program.phases[p]) names.insert(block.name);
+    for (const std::string_view name : names) {
+      const NamedBlocks blocks(plan, memberships, p, name);
+      std::optional<std::vector<Passes>> passes;
+      if (!blocks.ends_in_program_order() && !(passes = blocks.passed())) return std::nullopt;
+      auto meetings = blocks.meetings(rank).begin();
+      for (std::size_t b = 0; b < own.phases[p].size(); ++b) {
+        if (own.phases[p][b].name != name) continue;
+        const std::vector<BoundOp>& ops = *meetings++;
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+          const auto before = [&](const BoundOp& other) {
+            const Passes& mine = (*passes)[static_cast<std::size_t>(rank)];
+            return pass_of(mine, other) < pass_of(mine, ops[i]);
+          };
+          out[p][b].push_back(static_cast<std::int32_t>(passes ? std::ranges::count_if(ops, before) : i));
+        }
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace hotbunk

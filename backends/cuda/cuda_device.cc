@@ -11,7 +11,6 @@
 #include "backends/cuda/many_tensors.h"
 #include "backends/cuda/pinned_arena.h"
 #include "base/check.h"
-#include "graph/program_order.h"
 #include "runtime/guarded.h"
 #include "trace/capacity.h"
 
@@ -49,23 +48,6 @@ std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program
   return arena;
 }
 
-/// OpCalls of bound ops, with what they refer to.
-class BoundCalls {
- public:
-  BoundCalls(const ProgramMemory& memory, std::span<const BoundOp> ops, const Sizes& sizes, const Places& places) {
-    addresses_.reserve(ops.size());
-    for (const BoundOp& op : ops) {
-      addresses_.emplace_back(memory, op);
-      calls_.push_back({addresses_.back(), *op, sizes, places, op});
-    }
-  }
-  std::span<const OpCall> calls() const { return calls_; }
-
- private:
-  std::vector<BoundAddresses> addresses_;
-  std::vector<OpCall> calls_;
-};
-
 }  // namespace
 
 CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::Driver* driver,
@@ -93,11 +75,15 @@ CudaDevice::CudaDevice(const Plan& plan, Rank rank, CudaWorld& world, hotbunk::D
                          [&](std::span<const int> ranks, const std::string& name, StreamId id) {
                            return world.communicator(ranks, name, stream(id).launch.stream());
                          });
-  if (world.over_processes() && meets_in_program_order(plan)) launch_order_ = std::make_shared<LaunchOrder>();
+  if (world.over_processes() && world.size() > 1) launch_places_ = launch_places(plan, rank);
+  if (launch_places_) launch_order_ = std::make_shared<LaunchOrder>();
   if (options.check_order) order_.emplace(plan, program_);
 }
 
-CudaDevice::~CudaDevice() { world_.device_ends(drained_); }
+CudaDevice::~CudaDevice() {
+  if (launch_order_) launch_order_->give_up();
+  world_.device_ends(drained_);
+}
 
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
@@ -241,93 +227,6 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
   return {};
 }
 
-Status CudaDevice::play(const Program& program, const Block& block, const Args& args) {
-  const auto& where = record_.where();
-  // Where every op has a span or its numbers are looked at, each is launched by itself.
-  if (!options_.graphs || !plan_.phases[static_cast<std::size_t>(where.phase)].driven || record_.keeps(where) ||
-      watch_.watching())
-    return Device::play(program, block, args);
-  HB_CHECK(args.times == 1, "this device plays a block once, not {} times together", args.times);
-  Status done;
-  for (const Call& call : block.calls) {
-    const auto [known, first] = graph_runs_.try_emplace(&call);
-    if (first) known->second = graph_runs(program, call);
-    auto run = known->second.begin();
-    const auto runs_end = known->second.end();
-    std::size_t index = 0;
-    std::vector<BoundOp> launches;
-    each_step(
-        program, block, call,
-        [&](const BoundOp& op) {
-          const std::size_t i = index++;
-          if (!done) return;
-          if (run == runs_end || i < run->begin || op->kind == OpKind::alloc || op->kind == OpKind::free) {
-            done = dispatch(*this, op, args);
-            return;
-          }
-          record_.note_enqueued(op->stream);
-          done = check_order(op, args.sizes);
-          launches.push_back(op);
-          if (i + 1 < run->end) return;
-          if (done) enqueue_run(call, *run, std::exchange(launches, {}), args.sizes);
-          ++run;
-        },
-        [&](const Mark& m) {
-          if (done) done = m.kind == OpKind::record ? record(m.stream, m.event) : wait(m.stream, m.event);
-        });
-  }
-  return done;
-}
-
-void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<BoundOp> ops, const Sizes& sizes) {
-  launch_joined();
-  drained_ = false;
-  Stream& s = stream(ops.front()->stream);
-  s.queue->enqueue([this, &s, key = OpGraphs::key_of(call, run, sizes), ops = std::move(ops), sizes] {
-    const auto launch_all = [&] {
-      for (const BoundOp& op : ops) {
-        world_.watch().set_op(op.call->name, op->name);
-        const BoundAddresses addresses(memory_, op);
-        naming(op, [&] {
-          op_launch(op->kind)(
-              {{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()});
-        });
-      }
-    };
-    world_.watch().set_op(ops.front().call->name, ops.front()->name);
-    const NvtxRange range(ops.front().body().name.c_str());
-    s.graphs.run(key, ops.front(), launch_all);
-    for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
-  });
-}
-
-Status CudaDevice::join(StreamId id, const BoundOp& op, const Args& args) {
-  record_.note_enqueued(id);
-  if (auto s = check_order(op, args.sizes); !s) return s;
-  if (!joined_.empty()) {
-    const BoundCalls waiting(memory_, joined_, joined_sizes_, places_), next(memory_, {&op, 1}, args.sizes, places_);
-    if (joined_.front()->stream != id || joined_sizes_ != args.sizes || !joins(waiting.calls(), next.calls().front()))
-      launch_joined();
-  }
-  drained_ = false;
-  joined_.push_back(op);
-  joined_sizes_ = args.sizes;
-  return {};
-}
-
-void CudaDevice::launch_joined() {
-  if (joined_.empty()) return;
-  Stream& s = stream(joined_.front()->stream);
-  s.queue->enqueue([this, &s, ops = std::exchange(joined_, {}), sizes = joined_sizes_] {
-    const BoundOp& first = ops.front();
-    world_.watch().set_op(first.call->name, first->name);
-    const NvtxRange range(first.body().name.c_str());
-    const BoundCalls calls(memory_, ops, sizes, places_);
-    naming(first, [&] { launch_together(calls.calls(), s.launch, s.scratch.address()); });
-    for (std::size_t op = 0; op < ops.size(); ++op) world_.watch().note_finished();
-  });
-}
-
 Status CudaDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
   const OpLaunch launch = op_launch(op->kind);
   HB_CHECK(launch, "no launch for {}", name_of(op->kind));
@@ -371,7 +270,9 @@ NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& 
 }
 
 Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
-  auto turn = launch_order_ ? LaunchOrder::draw(launch_order_) : nullptr;
+  std::shared_ptr<LaunchOrder::Turn> turn;
+  if (launch_order_ && meets_others(*op))
+    turn = LaunchOrder::take(launch_order_, turns_.first + turns_.places->at(turns_.asked++));
   return enqueue(id, op, args,
                  [this, phase = record_.where().phase, turn = std::move(turn)](Stream&, const CudaCall& call) {
                    if (turn) turn->await([&] { world_.watch().check("waiting to launch " + call.bound.name()); });

@@ -20,6 +20,7 @@
 #include "backends/cuda/op_graphs.h"
 #include "backends/cuda/op_launches.h"
 #include "backends/cuda/staging.h"
+#include "graph/program_order.h"
 #include "runtime/access_order.h"
 #include "runtime/device_record.h"
 #include "runtime/number_watch.h"
@@ -68,6 +69,9 @@ class CudaDevice final : public Device {
   Stream& stream(StreamId id) { return *streams_[static_cast<std::size_t>(id)]; }
   void make_streams();
   Status enqueue(StreamId, const BoundOp&, const Args&, Work);
+  Status play_ops(const Program&, const Block&, const Args&);
+  /// Numbers the turns of the block's meetings.
+  void begin_turns(const Block&);
   /// Launches of one run of ops (graph_runs), as a graph from the second time on.
   void enqueue_run(const Call&, const GraphRun&, std::vector<BoundOp>, const Sizes&);
   /// Puts the op with those that wait to be one launch, or launches them first (many_tensors.h).
@@ -111,9 +115,16 @@ class CudaDevice final : public Device {
   DeviceRecord record_;
   std::optional<PlanCommunicators> communicators_;  // made on the streams
   std::optional<NvtxRange> phase_range_;            // from enter() to leave()
-  std::shared_ptr<LaunchOrder> launch_order_;       // of collectives over NCCL
-  std::vector<StreamEvent> issued_;                 // by event: its latest record has been enqueued on the device
-  std::vector<PooledEvent> latest_;                 // likewise: the device's event of that record
+  std::optional<LaunchPlaces> launch_places_;       // of collectives over NCCL, where they have an order
+  std::shared_ptr<LaunchOrder> launch_order_;       // likewise
+  /// Of the block that is played: the number of its first turn, its meetings' places, and how many were asked for.
+  struct BlockTurns {
+    std::int64_t first = 0;
+    const std::vector<std::int32_t>* places = nullptr;
+    std::size_t asked = 0;
+  } turns_;
+  std::vector<StreamEvent> issued_;  // by event: its latest record has been enqueued on the device
+  std::vector<PooledEvent> latest_;  // likewise: the device's event of that record
   std::map<const Call*, std::vector<GraphRun>> graph_runs_;
   std::vector<BoundOp> joined_;  // wait to be one launch, of one stream
   Sizes joined_sizes_;

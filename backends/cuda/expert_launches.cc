@@ -20,8 +20,6 @@ struct Choices {
   std::int64_t all() const { return std::int64_t{tokens} * each; }
 };
 Choices choices(const CudaCall& c, const Tensor& t) { return {extent(c, t, 0), extent(c, t, 1)}; }
-/// Numbers of a row of experts or tokens, its last dimension.
-int width(const CudaCall& c, const Tensor& t) { return extent(c, t, t.rank - 1); }
 
 struct Routing {
   int experts, each, renormalise, sigmoid, groups, taken;

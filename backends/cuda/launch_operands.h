@@ -3,6 +3,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -28,6 +29,9 @@ inline int narrow(std::int64_t n) {
 inline int extent(const CudaCall& c, const Tensor& t, int dim) {
   return narrow(t.shape[static_cast<std::size_t>(dim)].actual(c.sizes));
 }
+/// Rows of a tensor, whatever dimensions they have, and numbers of a row, the last one.
+inline int width(const CudaCall& c, const Tensor& t) { return extent(c, t, t.rank - 1); }
+inline int rows(const CudaCall& c, const Tensor& t) { return narrow(t.elements(c.sizes) / std::max(1, width(c, t))); }
 inline int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
 inline std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
 

@@ -3,11 +3,25 @@
 #include <chrono>
 #include <utility>
 
+#include "base/check.h"
+
 namespace hotbunk::cuda {
 
-std::shared_ptr<LaunchOrder::Turn> LaunchOrder::draw(const std::shared_ptr<LaunchOrder>& order) {
-  const std::lock_guard lock(order->mutex_);
-  return std::make_shared<Turn>(order, order->drawn_++);
+std::int64_t LaunchOrder::reserve(std::int64_t turns) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reserved_, reserved_ + turns);
+}
+
+std::shared_ptr<LaunchOrder::Turn> LaunchOrder::take(const std::shared_ptr<LaunchOrder>& order, std::int64_t number) {
+  return std::make_shared<Turn>(order, number);
+}
+
+void LaunchOrder::give_up() {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+  }
+  changed_.notify_all();
 }
 
 LaunchOrder::Turn::Turn(std::shared_ptr<LaunchOrder> order, std::int64_t number)
@@ -18,6 +32,7 @@ LaunchOrder::Turn::~Turn() { done(); }
 void LaunchOrder::Turn::await(const std::function<void()>& keep_waiting) const {
   std::unique_lock lock(order_->mutex_);
   while (order_->next_ != number_) {
+    if (order_->given_up_) throw RuntimeFailure("what is to be launched before it is not asked for any more");
     order_->changed_.wait_for(lock, std::chrono::milliseconds(100));
     if (order_->next_ == number_) return;
     lock.unlock();
@@ -30,8 +45,8 @@ void LaunchOrder::Turn::done() {
   if (std::exchange(done_, true)) return;
   {
     const std::lock_guard lock(order_->mutex_);
-    order_->given_up_.insert(number_);
-    while (order_->given_up_.erase(order_->next_) == 1) ++order_->next_;
+    order_->over_.insert(number_);
+    while (order_->over_.erase(order_->next_) == 1) ++order_->next_;
   }
   order_->changed_.notify_all();
 }

@@ -149,12 +149,12 @@ void run_merge_heads(const CudaCall& c) { run_heads(c, "merge_heads", in(c, 0));
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
 
 void run_swiglu(const CudaCall& c) {
-  const int T = extent(c, out(c, 0), 0), I = extent(c, out(c, 0), 1);
+  const int T = rows(c, out(c, 0)), I = width(c, out(c, 0));
   c.launch(named("swiglu", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)}, walk_threads,
            at(c, in(c, 0)), at(c, out(c, 0)), T, I);
 }
 void run_swiglu_backward(const CudaCall& c) {
-  const int T = extent(c, in(c, 0), 0), I = extent(c, in(c, 0), 1);
+  const int T = rows(c, in(c, 0)), I = width(c, in(c, 0));
   c.launch(named("swiglu_backward", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)},
            walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), T, I);
 }

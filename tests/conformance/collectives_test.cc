@@ -393,4 +393,35 @@ TEST_CASE("an op that fails comes back from sync, with rank, phase and op, and t
   }
 }
 
+TEST_CASE("meetings on two streams that ranks' programs name in other orders are held all the same") {
+  // Several of them: which thread of a rank is first is luck, and must not matter.
+  const auto program = [](bool crossed) {
+    RankProgram p;
+    const Tensor a = p.tensor("a", DType::f32, {3}), b = p.tensor("b", DType::f32, {3});
+    p.feed(a, streams::gather), p.feed(b, streams::reduce);
+    for (int i = 0; i < 6; ++i)
+      for (const bool second : {false, true}) {
+        const bool is_b = second != (crossed && i % 2 == 0);
+        Op op = collective(OpKind::all_reduce, fmt::format("{} {}", is_b ? "b" : "a", i), is_b ? b : a, is_b ? b : a);
+        op.stream = is_b ? streams::reduce : streams::gather;
+        p.add(op);
+      }
+    p.fetch(a, streams::gather), p.fetch(b, streams::reduce);
+    return p;
+  };
+  const RankProgram straight = program(false);
+  Bytes image(3 * sizeof(float) + 2 * RankProgram::guard, std::byte{0xa5});
+  const std::vector<float> values = {1.0f, -2.0f, 3.0f};
+  std::memcpy(image.data() + RankProgram::guard, values.data(), values.size() * sizeof(float));
+  const Script script{.feeds = {{"feed a", image}, {"feed b", image}}};
+  for (const auto& subject : subjects_of_collectives()) {
+    INFO(subject->name());
+    const Played played = play(*subject, plan_of({straight.program(), program(true).program()}), script);
+    REQUIRE_THAT(played.failure(), Catch::Equals(""));
+    if (!subject->has_values()) continue;
+    for (const char* name : {"fetch a@0", "fetch b@0", "fetch a@1", "fetch b@1"})
+      CHECK(floats_of(played.fetched.at(name)) == std::vector<float>{64.0f, -128.0f, 192.0f});  // doubled six times
+  }
+}
+
 }  // namespace hotbunk::conformance

@@ -587,6 +587,21 @@ void add_experts(std::vector<OpCase>& out, DType x) {
                    return v[3][static_cast<std::size_t>(choice)] *
                           v[0][static_cast<std::size_t>(choice / C * H + i % H)];
                  }});
+  // Between them, over rows of two dimensions.
+  out.push_back({OpKind::swiglu,
+                 {{"gate_up", x, {T, C, 2 * I}, [](std::int64_t i) { return i % (2 * I) < I ? 0.0 : whole(i); }},
+                  to_write("act", x, {T, C, I})},
+                 {0},
+                 {1},
+                 {},
+                 [](const Values&, std::int64_t) { return 0.0; }});
+  out.push_back(
+      {OpKind::swiglu_backward,
+       {{"dact", x, {T, C, I}, whole}, {"gate_up", x, {T, C, 2 * I}, wave}, to_write("dgate_up", x, {T, C, 2 * I})},
+       {0, 1},
+       {2},
+       {},
+       {}});
   out.push_back({OpKind::grouped_linear,
                  {{"x", x, {T, C, H}, whole}, {"w", x, {E * I, H}, whole}, offsets_of, to_write("y", x, {T, C, I})},
                  {0, 1, 2},

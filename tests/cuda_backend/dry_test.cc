@@ -127,11 +127,76 @@ Row measure(const Hot& hot) {
   return r;
 }
 
+/// Of a mixture of experts: two for each token, and as many rows of each expert as a tile has.
+std::vector<Hot> expert_kernels(DType x) {
+  constexpr std::int64_t C = 2, E = 2;
+  const Operand rows{DType::i32, {T, C}, [](std::int64_t i) { return i * 37 % (T * C); }}, weights{DType::f32, {T, C}},
+      offsets{DType::i32, {E + 1}, [](std::int64_t i) { return i * T; }}, tokens{x, {T, H}}, sorted{x, {T, C, H}};
+  return {
+      // Every lane asks for its choices' rows and weights; a token is read once for each of its rows.
+      {"dispatch", OpKind::dispatch, {tokens, rows}, {sorted}, {}, false, 1.05, 4.0},
+      {"combine", OpKind::combine, {sorted, rows, weights}, {tokens}, {}, false, 1.05, 8.0},
+      {"grouped_linear",
+       OpKind::grouped_linear,
+       {sorted, {x, {E * I, H}}, offsets},
+       {{x, {T, C, I}}},
+       {},
+       false,
+       1.05,
+       8.0,
+       1.2,
+       0.70},
+  };
+}
+
+/// Attention in tiles, of one sequence; products over whole tiles, so with masked pairs too.
+std::vector<Hot> tiled_kernels() {
+  constexpr std::int64_t a = 8, k = 2, d = 64, Q = (a + 2 * k) * d, block_tokens = 16, blocks = T / block_tokens;
+  constexpr DType x = DType::bf16;
+  const std::vector<std::pair<Attr, AttrValue>> heads = {{Attr::heads, a}, {Attr::kv_heads, k}, {Attr::head_dim, d}};
+  std::vector<std::pair<Attr, AttrValue>> paged = heads;
+  paged.insert(paged.end(), {{Attr::block_tokens, block_tokens}, {Attr::max_blocks, blocks}});
+  const Operand qkv{x, {T, Q}}, o{x, {T, a * d}}, lse{DType::f32, {T, a}},
+      cu{DType::i32, {2}, [](std::int64_t i) { return i * T; }};
+  return {
+      // Keys and values come once for each tile of queries, from the cache all but the first time.
+      {"attention", OpKind::attention, {qkv, cu}, {o, lse}, heads, false, 1.05, 2.0, 1.2, 0.88},
+      {"paged_attention",
+       OpKind::paged_attention,
+       {qkv,
+        {x, {blocks, 2 * block_tokens, k * d}},
+        cu,
+        {DType::i32, {1, blocks}, [](std::int64_t i) { return i; }},
+        {DType::i32, {1}, [](std::int64_t) { return T; }}},
+       {o},
+       paged,
+       false,
+       1.05,
+       4.0,
+       1.2},
+      // Two launches, of which each reads what both need: dq over keys, dk and dv over queries. Scores and dp are
+      // formed
+      // in both, seven products in place of five. A lane stores one lse or delta of a row's heads.
+      {"attention_backward",
+       OpKind::attention_backward,
+       {o, qkv, o, lse, cu},
+       {qkv},
+       heads,
+       false,
+       1.6,
+       2.0,
+       1.6,
+       0.88},
+      {"take_kv", OpKind::take_kv, {qkv}, {{x, {T, 2 * k * d}}}, heads, false, 1.05},
+      {"merge_qkv", OpKind::merge_qkv, {{DType::f32, {T, a * d}}, {DType::f32, {T, 2 * k * d}}}, {qkv}, heads},
+  };
+}
+
 std::vector<Hot> hot_kernels(DType x) {
   const auto token = [](std::int64_t i) { return i * 37 % V; };
   const Operand tokens{DType::i32, {T}, token}, positions{DType::i32, {T}, [](std::int64_t i) { return i; }};
   const Operand rows{x, {T, H}}, f32_rows{DType::f32, {T, 1}};
-  return {
+  std::vector<Hot> all = {
       {"add", OpKind::add, {rows, rows}, {rows}},
       {"cast", OpKind::cast, {{DType::f32, {T, H}}}, {{DType::bf16, {T, H}}}},
       {"swiglu", OpKind::swiglu, {{x, {T, 2 * I}}}, {{x, {T, I}}}},
@@ -162,6 +227,10 @@ std::vector<Hot> hot_kernels(DType x) {
       // Twice over its rows, the second time from L1: a row is as long as the model is wide, 16 KiB at most.
       {"rms_norm", OpKind::rms_norm, {rows, {x, {H}}}, {rows, {DType::f32, {T}}}, {{Attr::eps, 1e-5}}, false, 1.6, 2.1},
   };
+  for (Hot& hot : expert_kernels(x)) all.push_back(std::move(hot));
+  if (x == DType::bf16)
+    for (Hot& hot : tiled_kernels()) all.push_back(std::move(hot));
+  return all;
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct Iteration {
   std::vector<std::string> findings;  // of the double
   std::string numbers;                // lengths of all samples, losses, rewards: what every schedule must agree on
   std::map<std::string, std::int64_t> calls;
+  std::map<std::string, std::int64_t> launches;  // by kernel, of both ranks
   std::int64_t faults_met = 0;
 
   bool went_well() const;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "graph/bound.h"
 #include "graph/verify.h"
 #include "lowering/lower.h"
 
@@ -74,6 +75,12 @@ TEST_CASE("layouts, dtypes and models of all kinds run on the double without a f
       "num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 4, vocab_size: 19, "
       "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
       "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  // Heads of eight numbers in bf16: attention in tiles.
+  const std::string mixtral =
+      "model={model_type: mixtral, architectures: [MixtralForCausalLM], hidden_size: 16, intermediate_size: 12, "
+      "num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, vocab_size: 17, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2, num_local_experts: 3, num_experts_per_tok: 2}";
   const std::string alone = "rollout.layout.tp=1", two = "rollout.layout.dp=2";
   const std::vector<std::vector<std::string>> variants = {
       {"train.precision.params=bf16", "rollout.dtype=bf16"},
@@ -90,6 +97,12 @@ TEST_CASE("layouts, dtypes and models of all kinds run on the double without a f
       {"train.loss_chunk_tokens=4", "steps=2"},
       {"sync.bucket_mib=1", "sync.verify=false"},
       {"rollout.temperature=0.7", "rollout.top_k=3", "rollout.top_p=0.9"},
+      {mixtral, alone, two},
+      {mixtral, "train.precision.params=bf16", "rollout.dtype=bf16"},
+      {"train.layout.dp=1", "train.layout.cp=2"},
+      {"train.layout.dp=1", "train.layout.cp=2", "train.context_exchange=all-gather", "train.precision.params=bf16",
+       "rollout.dtype=bf16"},
+      {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=2"},
   };
   std::size_t ran = 0;
   for (const auto& sets : variants) {
@@ -110,10 +123,35 @@ TEST_CASE("layouts, dtypes and models of all kinds run on the double without a f
 
 TEST_CASE("log-probs of sampled tokens are equal to the bit in rollout and training (P5)") {
   // One rank per engine: the same kernels over the same rows.
-  const Job job = job_of({"rollout.layout.tp=1", "rollout.layout.dp=2"});
+  const std::vector<std::string> own = {"rollout.layout.tp=1", "rollout.layout.dp=2"};
+  std::vector<std::string> tiled = own;  // heads of eight numbers in bf16
+  for (const char* set :
+       {"model.hidden_size=16", "model.head_dim=8", "train.precision.params=bf16", "rollout.dtype=bf16"})
+    tiled.emplace_back(set);
+  for (const auto& sets : {own, tiled}) {
+    const Job job = job_of(sets);
+    const Iteration it = run_iteration(job.plan, job.scenario);
+    REQUIRE_THAT(it.text(), Catch::Equals(""));
+    CHECK_THAT(it.numbers, Catch::Contains("rollout/logprob_gap_max 0x0p+0"));
+  }
+}
+
+TEST_CASE("all layers of a rank step in one launch, and their squares are summed in one") {
+  const Job job = job_of({"model.num_hidden_layers=3"});
+  std::int64_t steps = 0, sums = 0;
+  for (const Program& program : job.plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          steps += op->kind == OpKind::adamw, sums += op->kind == OpKind::sum_squares;
+        });
+  CHECK(steps >= 4);  // of what is of no layer, too
+  CHECK(sums >= 4);
   const Iteration it = run_iteration(job.plan, job.scenario);
   REQUIRE_THAT(it.text(), Catch::Equals(""));
-  CHECK_THAT(it.numbers, Catch::Contains("rollout/logprob_gap_max 0x0p+0"));
+  CHECK(it.launches.at("adamw") == 2);
+  CHECK(it.launches.at("sum_squares_partial") == 2);
+  CHECK(it.launches.at("sum_squares_finish") == 2);
 }
 
 TEST_CASE("decode steps are graphs from their second time on, and the numbers are the same to the bit") {

@@ -9,10 +9,12 @@
 #include <numeric>
 #include <thread>
 
+#include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/launch_order.h"
 #include "backends/cuda/nccl_communicator.h"
 #include "graph/program_order.h"
 #include "lowering/lower.h"
+#include "rl/sft_driver.h"
 #include "tests/cuda_backend/iteration.h"
 #include "tests/cuda_backend/processes.h"
 #include "tests/toy_plan.h"
@@ -162,31 +164,90 @@ TEST_CASE("two ranks that launch what they share of two communicators in differe
   }));
 }
 
-TEST_CASE("programs whose collectives come in one order have turns, those that only streams disentangle have none") {
+namespace {
+
+/// Places of the only block's meetings, by rank; "none" where there is no order.
+std::string places_of(const Plan& plan) {
+  std::vector<std::string> out;
+  for (Rank r = 0; r < plan.num_ranks(); ++r) {
+    const auto places = launch_places(plan, r);
+    out.push_back(places ? fmt::format("{}", fmt::join((*places)[0][0], " ")) : "none");
+  }
+  return fmt::format("{}", fmt::join(out, " | "));
+}
+
+}  // namespace
+
+TEST_CASE("meetings have one order on all ranks: the program's, or the one in which streams come by them") {
   const auto gather = toy::all_gather("gather", Dim{2}, Dim{4}, 0, streams::gather);
   const auto sum = toy::all_reduce("sum", Dim{4}, 0, streams::reduce);
-  CHECK(meets_in_program_order(toy::plan_of({{gather, sum}, {gather, sum}})));
-  CHECK_FALSE(meets_in_program_order(toy::plan_of({{gather, sum}, {sum, gather}})));
-  const auto to = [](std::int64_t peer) { return toy::transfer(OpKind::send, "to", Dim{4}, peer); };
-  const auto from = [](std::int64_t peer) { return toy::transfer(OpKind::recv, "from", Dim{4}, peer); };
-  CHECK(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {from(0), to(0)}})));
-  CHECK_FALSE(meets_in_program_order(toy::plan_of({{to(1), from(1)}, {to(0), from(0)}})));
-  // What we lower ourselves: all of it but pipelines.
-  for (const std::vector<std::string>& sets : {std::vector<std::string>{},
-                                               {"train.layout.dp=1", "train.layout.tp=2"},
-                                               {"rollout.layout.tp=1", "rollout.layout.dp=2"},
-                                               {"sync.transport=collective"}}) {
+  CHECK(places_of(toy::plan_of({{gather, sum}, {gather, sum}})) == "0 1 | 0 1");
+  // One rank's program has to give way.
+  const std::string crossed = places_of(toy::plan_of({{gather, sum}, {sum, gather}}));
+  CHECK((crossed == "0 1 | 1 0" || crossed == "1 0 | 0 1"));
+  // Of one stream, there is no other order.
+  const auto other_sum = toy::all_reduce("sum", Dim{4}, 0, streams::gather);
+  CHECK(places_of(toy::plan_of({{gather, other_sum}, {other_sum, gather}})).find("none") == std::string::npos);
+  const auto to = [](std::int64_t peer, StreamId s) { return toy::transfer(OpKind::send, "to", Dim{4}, peer, s); };
+  const auto from = [](std::int64_t peer, StreamId s) { return toy::transfer(OpKind::recv, "from", Dim{4}, peer, s); };
+  // A rank sends on one stream and its neighbour on the other, both before they receive.
+  const std::string sends = places_of(toy::plan_of(
+      {{to(1, streams::control), from(1, streams::gather)}, {to(0, streams::gather), from(0, streams::control)}}));
+  CHECK((sends == "0 1 | 1 0" || sends == "1 0 | 0 1"));
+  // What an event puts in order stays so: rank 0 may not send before it has received.
+  const auto first = toy::wait(0, streams::control), then = toy::record(0, streams::gather);
+  CHECK(places_of(toy::plan_of({{from(1, streams::gather), then, first, to(1, streams::control)},
+                                {from(0, streams::control), to(0, streams::gather)}})) == "0 1 | 1 0");
+  // On one stream both would send for ever, if nothing were buffered.
+  CHECK(places_of(toy::plan_of({{to(1, streams::control), from(1, streams::control)},
+                                {to(0, streams::control), from(0, streams::control)}})) == "none | none");
+  // What we lower ourselves: pipelines, too.
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{},
+        {"train.layout.dp=1", "train.layout.tp=2"},
+        {"rollout.layout.tp=1", "rollout.layout.dp=2"},
+        {"sync.transport=collective"},
+        {"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=2"}}) {
+    INFO(fmt::format("{}", fmt::join(sets, " ")));
     const auto plan = lower(hotbunk::test::tiny_job(sets));
     REQUIRE(plan);
-    CHECK(meets_in_program_order(*plan));
+    for (Rank r = 0; r < plan->num_ranks(); ++r) CHECK(launch_places(*plan, r));
   }
+}
+
+TEST_CASE("a pipeline over NCCL's double takes turns, and has the numbers of ranks that are threads") {
+  const Scenario scenario =
+      hotbunk::test::tiny_job({"train.layout.dp=1", "train.layout.pp=2", "model.num_hidden_layers=2",
+                               "train.micro_batch_tokens=5", "sync.transport=collective"});
+  const auto plan = lower(scenario);
+  REQUIRE(plan);
+  const hotbunk::test::Iteration threads = hotbunk::test::run_iteration(*plan, scenario);
+  REQUIRE_THAT(threads.text(), Catch::Equals(""));
+  const auto said = in_ranks(2, [&](NcclProcess& p) {
+    std::string numbers;
+    DriverOptions listening;
+    listening.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
+      numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
+    };
+    listening.on_step = [&](const StepMetrics& m) {
+      for (const auto& [name, value] : m.values) numbers += fmt::format("{} {:a}\n", name, value);
+    };
+    auto driver = make_training_driver(*plan, scenario, p.world.rank() == 0 ? listening : DriverOptions{});
+    if (!driver) return render(driver.error());
+    CudaBackend backend(p.world, **driver, {});
+    const auto trace = execute(*plan, backend, **driver, {.local_ranks = {static_cast<Rank>(p.world.rank())}});
+    return trace ? numbers : render(trace.error());
+  });
+  CHECK(said[0] == threads.numbers);
+  CHECK(said[1].empty());
 }
 
 TEST_CASE("launches take their turns, whichever thread comes first, and what is skipped holds up nobody") {
   for (int round = 0; round < 50; ++round) {
     const auto order = std::make_shared<LaunchOrder>();
     std::vector<std::shared_ptr<LaunchOrder::Turn>> turns;
-    for (int i = 0; i < 6; ++i) turns.push_back(LaunchOrder::draw(order));
+    const std::int64_t numbered = order->reserve(6);
+    for (int i = 0; i < 6; ++i) turns.push_back(LaunchOrder::take(order, numbered + i));
     std::vector<int> launched;  // in turn, so by one thread at a time
     const auto launch = [&](int i) {
       turns[static_cast<std::size_t>(i)]->await([] {});
@@ -203,8 +264,11 @@ TEST_CASE("launches take their turns, whichever thread comes first, and what is 
   }
   // A wait that is given up ends with the reason.
   const auto order = std::make_shared<LaunchOrder>();
-  const auto first = LaunchOrder::draw(order), second = LaunchOrder::draw(order);
+  order->reserve(2);
+  const auto second = LaunchOrder::take(order, 1);
   CHECK_THROWS_WITH(second->await([] { throw RuntimeFailure("rank 1 died"); }), "rank 1 died");
+  order->give_up();  // the first is never asked for
+  CHECK_THROWS_WITH(second->await([] {}), Catch::Contains("not asked for any more"));
 }
 
 TEST_CASE("two ranks on one device are refused, by name, and a machine without NCCL says so") {

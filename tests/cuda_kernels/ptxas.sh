@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # What ptxas makes of every kernel, for each architecture: registers, shared bytes, spills, and how many warps of it an
-# SM of sm_90 holds. Fails where one spills.
+# SM of sm_90a holds. Fails where one spills.
 #   ptxas.sh PTXAS FOLDER_OF_PTX
 #
 # Warps per SM: 65,536 registers, handed out to a warp in pieces of 256, so 32 threads x registers rounded up to 8;
 # 228 KiB of shared memory, 1 KiB of which each block takes for itself; 64 warps and 32 blocks at most (CUDA C++
 # Programming Guide, technical specifications). Blocks are as the backend launches them at most (op_launches.cc): 128
-# threads for products in bf16 and for kernels with a warp per row and head, 32 for products in fp32, else 256.
+# threads for products in bf16, attention in tiles and kernels with a warp per row and head, 32 for products in fp32, else 256.
 set -euo pipefail
-printf '%-36s %8s %8s %8s %14s %8s %10s\n' kernel sm_80 sm_90 sm_100 'shared bytes' threads 'warps/SM'
+printf '%-36s %8s %8s %8s %14s %8s %10s\n' kernel sm_80 sm_90a sm_100 'shared bytes' threads 'warps/SM'
 for file in "$2"/*.ptx; do
-  for arch in sm_80 sm_90 sm_100; do
+  for arch in sm_80 sm_90a sm_100; do
     "$1" -arch=$arch -v "$file" -o /dev/null 2>&1 | sed "s/^/$arch /"
   done
 done | awk '
   function threads_of(k) {
-    if (k ~ /^matmul_.*f32_f32$/ && k !~ /bf16/) return 32
-    if (k ~ /^matmul_|attention|^qk_norm|weight|column_sums|embedding_backward|vocab_log_prob/) return 128
-    if (k ~ /clip_coefficient|_finish/) return 1
+    if (k ~ /matmul_.*f32$/ && k !~ /bf16/) return 32
+    if (k ~ /matmul_|attention|^qk_norm|weight|column_sums|embedding_backward|vocab_log_prob|^route|^grouped_bias/) return 128
+    if (k ~ /clip_coefficient/) return 1
     return 256
   }
   function warps_of(regs, shared, threads,    warps, blocks, limit) {
@@ -38,8 +38,8 @@ done | awk '
   END {
     for (k in names) {
       t = threads_of(k)
-      printf "%-36s %8d %8d %8d %14d %8d %10d\n", k, registers[k, "sm_80"], registers[k, "sm_90"],
-        registers[k, "sm_100"], shared[k], t, warps_of(registers[k, "sm_90"], shared[k], t) | "sort"
+      printf "%-36s %8d %8d %8d %14d %8d %10d\n", k, registers[k, "sm_80"], registers[k, "sm_90a"],
+        registers[k, "sm_100"], shared[k], t, warps_of(registers[k, "sm_90a"], shared[k], t) | "sort"
     }
     close("sort")
     exit bad

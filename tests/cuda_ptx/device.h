@@ -31,7 +31,7 @@ class Arguments {
 };
 
 /// An array in device memory, at an address as round as an allocator gives; gone when it goes. The bytes on both sides
-/// belong to no allocation.
+/// belong to no allocation. What is not written is all ones, NaN as a float, so that no test takes it for a result.
 template <class T>
 class Array {
  public:
@@ -40,7 +40,7 @@ class Array {
     std::copy(values.begin(), values.end(), begin());
   }
   Array(DeviceMemory& memory, std::string name, std::size_t n, bool written = false)
-      : memory_(memory), n_(n), data_(n * sizeof(T) + 3 * guard) {
+      : memory_(memory), n_(n), data_(n * sizeof(T) + 3 * guard, static_cast<std::byte>(written ? 0 : 0xff)) {
     memory_.add(reinterpret_cast<std::uint64_t>(begin()), static_cast<std::int64_t>(n * sizeof(T)), std::move(name),
                 written);
   }
