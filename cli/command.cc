@@ -214,8 +214,7 @@ std::int64_t room_of_folder(std::int64_t ranks, std::int64_t played, std::int64_
   constexpr std::int64_t stay_bytes = 2'500;    // what it does in a step that has rows (trace/kept_steps.h)
   constexpr std::int64_t least = 4'000;
   const std::int64_t rows = played * std::min<std::int64_t>(steps, KeptSteps::of(played).most);
-  return std::max(least,
-                  (folder_bytes - ranks * rank_bytes - played * played_bytes - rows * stay_bytes) / span_bytes);
+  return std::max(least, (folder_bytes - ranks * rank_bytes - played * played_bytes - rows * stay_bytes) / span_bytes);
 }
 
 }  // namespace

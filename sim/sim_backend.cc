@@ -134,7 +134,8 @@ class SimWorld {
     for (const Rank r : classes.players()) {
       memory[static_cast<std::size_t>(r)] = std::make_unique<MemoryBook>(p, r, options.enforce_capacity);
       traffic[static_cast<std::size_t>(r)] = std::make_unique<TrafficBook>(
-          p.groups.size(), KeptSteps::of(std::ssize(classes.players()), options.timeline.last_step), p.most_steps_back(p.role_of(r)));
+          p.groups.size(), KeptSteps::of(std::ssize(classes.players()), options.timeline.last_step),
+          p.most_steps_back(p.role_of(r)));
     }
   }
   SimWorld(const SimWorld&) = delete;

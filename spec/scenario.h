@@ -48,9 +48,7 @@ struct TrainLayout {
   }
   /// Padded sequences fill a micro-batch up to a multiple of this: chunks of all sharers are of one size. What sequence
   /// parallelism adds comes on top where they leave no room for it (in what executes they do).
-  std::int64_t chunk_multiple() const {
-    return cp * std::lcm(cp > 1 ? std::int64_t{2} : std::int64_t{1}, ulysses);
-  }
+  std::int64_t chunk_multiple() const { return cp * std::lcm(cp > 1 ? std::int64_t{2} : std::int64_t{1}, ulysses); }
   /// Tokens of padded sequences that fit micro-batches of so many tokens on each sharer.
   std::int64_t held_by(std::int64_t micro_batch_tokens) const {
     return micro_batch_tokens * sharers() / chunk_multiple() * chunk_multiple();

@@ -59,8 +59,9 @@ class TrafficFold {
 };
 
 /// Learning curves: figures of all steps in rows that a picture cannot tell from all of them. The kept steps have whole
-/// rows; of the others, cut into at most KeptSteps::of_few_ranks pieces of equal length, each figure's lowest and highest value
-/// stay at their steps (the first where several are equal; NaN counts as the highest), so that no spike is lost.
+/// rows; of the others, cut into at most KeptSteps::of_few_ranks pieces of equal length, each figure's lowest and
+/// highest value stay at their steps (the first where several are equal; NaN counts as the highest), so that no spike
+/// is lost.
 class MetricFold {
  public:
   /// Steps in ascending order.

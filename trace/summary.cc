@@ -109,8 +109,10 @@ Json kept_json(const Plan& plan, const Trace& trace, std::int64_t steps) {
     latest = std::max(latest, p.step);
     if (plan.phases[static_cast<std::size_t>(p.phase)].when == When::iteration) kept.insert(p.step);
   }
-  return {
-      {"steps", kept.size()}, {"of", steps}, {"every", KeptSteps::of(trace.num_players()).distance(latest)}, {"metrics", trace.metrics.size()}};
+  return {{"steps", kept.size()},
+          {"of", steps},
+          {"every", KeptSteps::of(trace.num_players()).distance(latest)},
+          {"metrics", trace.metrics.size()}};
 }
 
 Json categories_json(const CategoryBytes& bytes, std::int64_t overhead_bytes) {

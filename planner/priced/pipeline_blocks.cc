@@ -42,8 +42,8 @@ std::int64_t PricedPlanWriter::most_passes() const {
     return std::numeric_limits<std::int64_t>::max();
   // Samples that are alike are dealt evenly to mini-batches, to ranks, and to as few micro-batches as hold them.
   const TrainLayout& l = scenario_.train.layout;
-  const std::int64_t held = std::min(micro_batch_capacity(scenario_) / max_sample_tokens(scenario_),
-                                     max_micro_batch_seqs(scenario_));
+  const std::int64_t held =
+      std::min(micro_batch_capacity(scenario_) / max_sample_tokens(scenario_), max_micro_batch_seqs(scenario_));
   if (held < 1) return std::numeric_limits<std::int64_t>::max();  // a simulation says why
   const std::int64_t of_rank = ceil_div(ceil_div(num_samples(scenario_), scenario_.algorithm.mini_batches), l.dp);
   const std::int64_t most = std::max<std::int64_t>(1, ceil_div(of_rank, held));

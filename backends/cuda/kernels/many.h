@@ -2,7 +2,8 @@
 // see it.
 //
 // A parameter, not memory: it is copied with the launch, so nothing has to be alive or in order for it. 64 tensors are
-// 2.8 KB, of the 4 KB that a kernel's parameters may take on every GPU (CUDA C++ Programming Guide, function parameters).
+// 2.8 KB, of the 4 KB that a kernel's parameters may take on every GPU (CUDA C++ Programming Guide, function
+// parameters).
 #pragma once
 #include <cstdint>
 
