@@ -5,6 +5,8 @@
 //   ipc         each rank casts its part and shows it to its peers, who read exactly the slices they need: no bytes
 //               cross a socket, no rank holds a whole bucket; barriers order writers, readers and the next writers
 //
+// Long for the two, which share the buckets and how rows are packed, gathered, merged with adapters and hashed.
+//
 // Where training's parameters sleep, a bucket's rows come up from their host copy first, and are packed from there.
 //
 // A bucket holds whole rows of padded shards, or of flat units (FSDP1) elements of their shards, whatever parameters

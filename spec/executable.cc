@@ -57,8 +57,6 @@ bool data_ranks_follow(const TrainLayout& t) {
 /// Whether those come right behind tp.
 bool data_ranks_follow_tensor(const TrainLayout& t) { return axes_of(t).find("td") != std::string::npos; }
 
-/// Which ranks may have other experts than their neighbours: tensor-parallel ones, data ranks of one copy of what is
-/// sharded, where it is, or both.
 /// Of the model itself.
 template <class Need>
 void executable_model(const Scenario& s, const Need& need) {
@@ -68,6 +66,8 @@ void executable_model(const Scenario& s, const Need& need) {
        s.model.name, s.model.linear_layers(), s.model.layers);
 }
 
+/// Which ranks may have other experts than their neighbours: tensor-parallel ones, data ranks of one copy of what is
+/// sharded, where it is, or both.
 template <class Need>
 void executable_experts(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
@@ -170,8 +170,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   executable_experts(s, need);
   need(s.train.pipeline_schedule != "zero-bubble" || expert_rounds(s).rounds == 1,
        "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
-       "round's "
-       "rows",
+       "round's rows",
        s.train.expert_capacity);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,

@@ -309,8 +309,8 @@ class RlModel {
            : setting_.engine == RolloutEngine::sglang ? train_.framework().sglang
                                                       : EngineProfile{};
   }
-  /// Tokens that a running sequence holds on average.
   double state_tokens(const RolloutPoint&) const;
+  /// Tokens that a running sequence holds on average.
   double held_tokens() const;
   /// What a weight update of the point has to move, and its price.
   SyncJob sync_job(const SyncSource&, const RolloutPoint&, PlacementMode, double bucket_bytes) const;

@@ -92,10 +92,6 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   b.out().transient_bytes = e * rows * ((model.gated_mlp ? 3.0 : 2.0) * i / etp + 2.0 * h);
 }
 
-}  // namespace
-
-namespace {
-
 /// Of layers of two kinds the mean one, `share` of the second: what a stage's layers take together is exact where it
 /// has the kinds in the model's proportion. The highest moment is that of the kind that needs more.
 LayerCost mean_of(const LayerCost& a, const LayerCost& b, double share) {

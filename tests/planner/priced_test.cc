@@ -399,6 +399,44 @@ TEST_CASE("priced plans play lengths that differ: ranks and stages agree on what
   }
 }
 
+// What random scenarios of other seeds found.
+TEST_CASE(
+    "a pipeline's step takes what its price says: rings behind deferred gradients, odd budgets, one micro-batch") {
+  for (const auto& [training, workload] :
+       {std::pair{
+            "train: {engine: megatron, layout: {dp: 2, tp: 4, pp: 2, cp: 2, sp: true}, pipeline_schedule: "
+            "zero-bubble, micro_batch_tokens: 1220}\ncluster: {gpu: b200-sxm-180gb, nodes: 4, gpus_per_node: 8}\n",
+            "prompt_tokens: {mean: 146, max: 146, distribution: fixed}, response_tokens: {mean: 159, max: 159, "
+            "distribution: fixed}"},
+        // Two of 1,281 are 2,562 tokens, of which tp 4 has 640.5 each.
+        {"train: {engine: megatron, layout: {dp: 2, tp: 4, pp: 4, sp: true}, micro_batch_tokens: 2562, recompute: "
+         "selective}\ncluster: {gpu: b200-sxm-180gb, nodes: 4, gpus_per_node: 8}\n",
+         "prompt_tokens: {mean: 980, max: 980, distribution: fixed}, response_tokens: {mean: 301, max: 301, "
+         "distribution: fixed}"},
+        // A step's eight samples of 1,219 tokens are one micro-batch.
+        {"train: {engine: megatron, layout: {dp: 16, pp: 2}, pipeline_schedule: zero-bubble, micro_batch_tokens: "
+         "39008}\ncluster: {gpu: b200-sxm-180gb, nodes: 4, gpus_per_node: 8}\n",
+         "prompt_tokens: {mean: 843, max: 843, distribution: fixed}, response_tokens: {mean: 376, max: 376, "
+         "distribution: fixed}"}}) {
+    INFO(training);
+    const auto s = load_scenario_text(
+        fmt::format("name: pipeline\nmodel: qwen3-4b\nprofile: verl-megatron\n{}rollout: {{engine: vllm, layout: {{tp: "
+                    "4, dp: 8}}, sleep: true}}\nalgorithm: {{name: grpo, prompts: 128, samples_per_prompt: 8, "
+                    "mini_batches: 2}}\nworkload: {{{}}}\n",
+                    training, workload),
+        "pipeline.yaml");
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    const auto job = priced_job(**pricer);
+    REQUIRE(job.has_value());
+    const double simulated = play(*job, (*pricer)->train().cost()).seconds[static_cast<std::size_t>(RlPhase::train)],
+                 priced = (*pricer)->price((*pricer)->point()).seconds[static_cast<std::size_t>(RlPhase::train)];
+    CAPTURE(simulated, priced);
+    CHECK(std::abs(simulated / priced - 1.0) < 0.02);
+  }
+}
+
 namespace {
 
 /// The 7B on two sets of eight GPUs, so many steps, with so many prompts and these responses.
