@@ -433,7 +433,8 @@ TEST_CASE(
     const double simulated = play(*job, (*pricer)->train().cost()).seconds[static_cast<std::size_t>(RlPhase::train)],
                  priced = (*pricer)->price((*pricer)->point()).seconds[static_cast<std::size_t>(RlPhase::train)];
     CAPTURE(simulated, priced);
-    CHECK(std::abs(simulated / priced - 1.0) < 0.02);
+    CHECK(std::abs(simulated / priced - 1.0) <
+          0.008);  // 0.7 % of the first; a sequence a micro-batch is 1 % of the second
   }
 }
 
