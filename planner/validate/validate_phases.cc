@@ -11,10 +11,6 @@
 namespace hotbunk {
 namespace {
 
-/// A launch whose lengths no source gives, nor another row of the same run: what would be predicted of it are the
-/// lengths that somebody makes up.
-constexpr const char* lengths_unknown[] = {"verl-qwen2.5-math-7b-32xh20-async"};
-
 /// Seconds of the phase, or of all; below 0: no such phase.
 double seconds_of_phase(const RlPrice& price, const std::string& phase) {
   if (phase == "iteration") return price.iteration_seconds;
@@ -48,8 +44,6 @@ TableResult launch_rows(const CsvTable& csv, ValidationContext& context, const s
       cells.refuse(fmt::format("gives the launch's {}, which no source says", found));
     } else if (const std::string& beyond = cells.text("beyond"); !beyond.empty()) {
       cells.refuse(beyond);
-    } else if (std::ranges::find(lengths_unknown, launch) != std::end(lengths_unknown)) {
-      cells.refuse("the source gives no prompt and response lengths, and no other row of this run does");
     } else if (!plain || !std::filesystem::exists(file, ignored)) {
       cells.refuse("no scenario of the launch beside the table");
     } else if (auto scenario = load_scenario(file.string()); !scenario) {
