@@ -42,8 +42,9 @@ std::vector<std::int64_t> cuts_of(const Program& program) {
 
 std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program, CudaWorld& world,
                                         const CudaOptions& options, PeerMemory* peers) {
-  auto arena = std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device),
-                                             cuts_of(program), peers, options.scope);
+  auto arena =
+      std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device), cuts_of(program),
+                                    DeviceArena::Users{peers, options.scope, world.registered_memory()});
   world.local().set_arena(options.scope, world.rank(), arena->base());
   return arena;
 }
