@@ -86,6 +86,7 @@ struct TrainSpec {
   // The same of the passes that only score (old log-probs, the reference's, a critic's values); both 0 = as training's.
   std::int64_t logprob_micro_batch_tokens = 0, logprob_micro_batch_sequences = 0;
   Recompute recompute = Recompute::none;
+  std::string recompute_modules;  // of selective: "layernorm-mlp_act" (spec/recompute_modules.h); "" = the engine's own
   Precision precision;
   Offload offload = Offload::sleep;
   bool reshard_after_forward = true;

@@ -62,6 +62,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
               {"sequences", "of it at most; 0 = as many as its tokens hold. Planned and simulated, not executed"}));
   keys.push_back(
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
+  keys.push_back(
+      steps("train.recompute_modules", HB_FIELD(train.recompute_modules),
+            {"",
+             "of selective, which parts of a layer: some of core_attn, layernorm, mla_up_proj, mlp, mlp_act, "
+             "moe, moe_act, shared_experts; empty = the profile's (ours: layernorm, mlp_act, moe_act)"}));
+  keys.back().only_when_set = true;
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
                                {"", "compute and gathered parameters"}));
   keys.push_back(floating_type(

@@ -17,6 +17,7 @@
 #include "spec/expert_rounds.h"
 #include "spec/frozen.h"
 #include "spec/names.h"
+#include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
 #include "spec/transition_check.h"
 #include "spec/wrapping.h"
@@ -64,6 +65,7 @@ class Validator {
     experts();
     order();
     options();
+    recomputed_modules();
     adapters();
     frozen();
     if (uses_rollout()) rollout();
@@ -405,6 +407,28 @@ class Validator {
                             modules.size() > 8 ? ", …" : ""),
                 "what stands inside attention or an MLP is computed as one matrix"},
                "name modules as the model's parameters do, with * for any text and ? for one character");
+  }
+
+  /// E238: modules of selective recomputation that are none, or where nothing is recomputed by module.
+  void recomputed_modules() {
+    const std::vector<std::string> known(recompute_module_names.begin(), recompute_module_names.end());
+    const auto near = [&](const std::string& found) {
+      const std::string name = nearest_name(found, known);
+      return name.empty() ? "" : "did you mean " + name + "?";
+    };
+    const TrainSpec& t = s_.train;
+    const std::string key = "train.recompute_modules";
+    if (t.recompute_modules.empty()) return;
+    if (t.recompute != Recompute::selective)
+      return report("E238", key,
+                    fmt::format("{} is of train.recompute: selective, not of {}", key, name_of(t.recompute)), {},
+                    fmt::format("set train.recompute to selective, or leave {} out", key));
+    std::istringstream in(t.recompute_modules);
+    std::size_t i = 0;
+    for (std::string module; std::getline(in, module, '-'); ++i)
+      if (!recompute_module(module))
+        report("E238", fmt::format("{}.{}", key, i), fmt::format("no module is called '{}'", module.substr(0, 100)),
+               {fmt::format("some of {}", fmt::join(known, ", "))}, near(module));
   }
 
   /// E232: adapters for matrices that the model does not have, or that nobody makes one for.

@@ -30,6 +30,7 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
+  frame->recompute_modules = recompute_modules(s.train.recompute_modules, frame->recompute_modules);
   // A process on a CPU has no device context and no graphs, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu)
     frame->context_bytes = frame->communicator_bytes = frame->vllm.graph_bytes =

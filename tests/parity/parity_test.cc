@@ -151,6 +151,7 @@ TEST_CASE("and so with Ulysses in training") {
     int rollout_tp;
     const char* transport;
     const char* recompute = "selective";
+    const char* modules = "[]";
   };
   std::vector<Case> cases;
   for (const Way way : {Way{"fsdp2", "dp: 2, ulysses: 2", 2, "ipc"},
@@ -158,7 +159,7 @@ TEST_CASE("and so with Ulysses in training") {
                         {"fsdp2", "dp: 2, ulysses: 2, fsdp: 2", 4, "ipc", "none"},
                         {"zero1", "dp: 2, ulysses: 2", 1, "collective"},
                         {"zero2", "ulysses: 2, tp: 2", 2, "ipc", "full"},
-                        {"ddp", "ulysses: 4", 4, "ipc"},
+                        {"ddp", "ulysses: 4", 4, "ipc", "selective", "[core_attn, mlp]"},
                         {"fsdp2", "ulysses: 2, tp: 2, sp: true", 2, "collective"},
                         {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full"}})
     for (const int tokens : {6, 64}) {
@@ -172,8 +173,9 @@ TEST_CASE("and so with Ulysses in training") {
                 fmt::format("train.pipeline_split={}", staged ? "[2, 1]" : "[]"),
                 fmt::format("sync.transport={}", way.transport), "sync.verify=true",
                 fmt::format("train.micro_batch_tokens={}", tokens), fmt::format("train.recompute={}", way.recompute),
-                "train.loss_chunk_tokens=10", "train.precision.params=bf16", "algorithm.reference=true",
-                "algorithm.mini_batches=2", "checkpoint_every=1"}),
+                fmt::format("train.recompute_modules={}", way.modules), "train.loss_chunk_tokens=10",
+                "train.precision.params=bf16", "algorithm.reference=true", "algorithm.mini_batches=2",
+                "checkpoint_every=1"}),
            {},
            {}});
     }
