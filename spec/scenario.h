@@ -88,6 +88,7 @@ struct TrainSpec {
   Recompute recompute = Recompute::none;
   std::string recompute_modules;  // of selective: "layernorm-mlp_act" (spec/recompute_modules.h); "" = the engine's own
   Precision precision;
+  std::string load = "shards";  // who reads files at the start: "shards", each rank what it has; "rank0", the first
   Offload offload = Offload::sleep;
   bool reshard_after_forward = true;
   std::int64_t reshard_ranks = 0;  // of fsdp2: ranks that then keep a unit among them; 0: all that share it

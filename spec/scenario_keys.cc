@@ -68,6 +68,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
              "of selective, which parts of a layer: some of core_attn, layernorm, mla_up_proj, mlp, mlp_act, "
              "moe, moe_act, shared_experts; empty = the profile's (ours: layernorm, mlp_act, moe_act)"}));
   keys.back().only_when_set = true;
+  keys.push_back(word("train.load", HB_FIELD(train.load), {"shards", "rank0"},
+                      {"",
+                       "who reads the files of a model or checkpoint: shards: each rank its own part; rank0: the first "
+                       "rank, parameter by parameter, which it broadcasts"}));
+  keys.back().only_when_set = true;
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
                                {"", "compute and gathered parameters"}));
   keys.push_back(floating_type(

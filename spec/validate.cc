@@ -65,6 +65,7 @@ class Validator {
     experts();
     order();
     options();
+    load();
     recomputed_modules();
     adapters();
     frozen();
@@ -407,6 +408,14 @@ class Validator {
                             modules.size() > 8 ? ", …" : ""),
                 "what stands inside attention or an MLP is computed as one matrix"},
                "name modules as the model's parameters do, with * for any text and ? for one character");
+  }
+
+  /// E239: what the first rank reads comes over devices.
+  void load() {
+    if (s_.train.load == "rank0" && s_.train.offload == Offload::layerwise)
+      report("E239", "train.load", "under train.offload: layerwise the state of training lies on the host",
+             {"the first rank's broadcast goes from device to device"},
+             "set train.load to shards: each rank reads its own part, unit by unit");
   }
 
   /// E238: modules of selective recomputation that are none, or where nothing is recomputed by module.

@@ -152,16 +152,17 @@ TEST_CASE("and so with Ulysses in training") {
     const char* transport;
     const char* recompute = "selective";
     const char* modules = "[]";
+    const char* load = "shards";
   };
   std::vector<Case> cases;
   for (const Way way : {Way{"fsdp2", "dp: 2, ulysses: 2", 2, "ipc"},
                         {"fsdp2", "dp: 1, ulysses: 4", 2, "collective", "full"},
                         {"fsdp2", "dp: 2, ulysses: 2, fsdp: 2", 4, "ipc", "none"},
-                        {"zero1", "dp: 2, ulysses: 2", 1, "collective"},
+                        {"zero1", "dp: 2, ulysses: 2", 1, "collective", "selective", "[]", "rank0"},
                         {"zero2", "ulysses: 2, tp: 2", 2, "ipc", "full"},
                         {"ddp", "ulysses: 4", 4, "ipc", "selective", "[core_attn, mlp]"},
                         {"fsdp2", "ulysses: 2, tp: 2, sp: true", 2, "collective"},
-                        {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full"}})
+                        {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full", "[]", "rank0"}})
     for (const int tokens : {6, 64}) {
       const bool staged = std::string_view(way.layout).ends_with("pp: 2");
       cases.push_back(
@@ -173,9 +174,9 @@ TEST_CASE("and so with Ulysses in training") {
                 fmt::format("train.pipeline_split={}", staged ? "[2, 1]" : "[]"),
                 fmt::format("sync.transport={}", way.transport), "sync.verify=true",
                 fmt::format("train.micro_batch_tokens={}", tokens), fmt::format("train.recompute={}", way.recompute),
-                fmt::format("train.recompute_modules={}", way.modules), "train.loss_chunk_tokens=10",
-                "train.precision.params=bf16", "algorithm.reference=true", "algorithm.mini_batches=2",
-                "checkpoint_every=1"}),
+                fmt::format("train.recompute_modules={}", way.modules), fmt::format("train.load={}", way.load),
+                "train.loss_chunk_tokens=10", "train.precision.params=bf16", "algorithm.reference=true",
+                "algorithm.mini_batches=2", "checkpoint_every=1"}),
            {},
            {}});
     }
