@@ -69,7 +69,7 @@ class Load {
     if (b_.buffer(id).section != sections::transient) b_.alloc(id, b_.is_on_host(id) ? streams::host : streams::h2d);
     const DType dtype = b_.buffer(id).dtype;
     if (state_.first_rank_reads())  // what no parameter has is padding
-      b_.emit(OpKind::zero, streams::h2d, b_.buffer(id).name + ".zero", {}, {b_.whole(id)});
+      b_.emit(OpKind::zero, streams::h2d, unit.params.front().parameter + said(slot) + ".padding", {}, {b_.whole(id)});
     for (const UnitParam& p : unit.params) {
       const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
       const Tensor place = unit.flat ? b_.whole(id) : b_.view(id, dtype, {fixed(rows), fixed(p.cols)}, at);
@@ -78,8 +78,8 @@ class Load {
       if (whole && state_.mesh().tensor == 1 && !p.over_data) mine.parts = {};
       mine.piece.offset = 0;  // of the view
       if (state_.first_rank_reads()) {
-        const Tensor said = say(p, slot);
-        b_.emit(OpKind::copy_boxes, streams::h2d, b_.buffer(said.buffer).name + ".take", {said}, {place})
+        const Tensor heard = say(p, slot);
+        b_.emit(OpKind::copy_boxes, streams::h2d, p.parameter + said(slot) + ".take", {heard}, {place})
             .moves.push_back({logical(p), mine});
         continue;
       }
@@ -92,20 +92,24 @@ class Load {
     }
   }
 
+  static const char* said(Slot slot) {
+    return slot == Slot::parameter             ? ".said"
+           : slot == Slot::reference_parameter ? ".reference.said"
+           : slot == Slot::first_moment        ? ".exp_avg.said"
+                                               : ".exp_avg_sq.said";
+  }
+
   /// A parameter as the first rank has read it, on all ranks, in fp32. One after another on one stream: beside what
   /// persists there is room for the largest.
   Tensor say(const UnitParam& p, Slot slot) {
-    const char* const suffix = slot == Slot::parameter             ? ".said"
-                               : slot == Slot::reference_parameter ? ".reference.said"
-                               : slot == Slot::first_moment        ? ".exp_avg.said"
-                                                                   : ".exp_avg_sq.said";
-    const Tensor t = b_.transient(p.parameter + suffix, DType::f32, {fixed(p.whole_rows), fixed(p.whole_cols)},
-                                  Category::communication);
+    const std::string name = p.parameter + said(slot);
+    const Tensor t =
+        b_.transient(name, DType::f32, {fixed(p.whole_rows), fixed(p.whole_cols)}, Category::communication);
     Op& op = b_.feed(t, slot);
     op.name = p.parameter;
-    op.moves.push_back({logical(p), on_first_rank(p)});
-    with(b_.communicate(OpKind::broadcast, streams::h2d, Family::world, p.parameter + suffix + ".broadcast", {t}, {t}),
-         Attr::src_rank, std::int64_t{0});
+    op.moves.push_back({logical(p), on_first_rank(p, state_.ranks())});
+    with(b_.communicate(OpKind::broadcast, streams::h2d, Family::world, name + ".broadcast", {t}, {t}), Attr::src_rank,
+         std::int64_t{0});
     return t;
   }
 

@@ -48,9 +48,9 @@ TEST_CASE("what a module of selective recomputation drops is computed again, and
            {"mixtral-tiny", "moe", K::grouped_linear, {K::attention, K::rms_norm}},
            {"mixtral-tiny", "moe", K::grouped_linear, {K::attention}, 1, 2, 2},
            {"mixtral-tiny", "moe_act", K::swiglu, {K::grouped_linear, K::route}},
-           {"deepseek-v3-tiny", "core_attn", K::latent_attention, {K::grouped_linear}},
-           {"deepseek-v3-tiny", "mla_up_proj", K::latent_attention, {K::grouped_linear}},
-           {"deepseek-v3-tiny", "shared_experts", K::linear, {K::grouped_linear, K::latent_attention}},
+           {"deepseek-v3-tiny", "core_attn", K::attention, {K::grouped_linear}},
+           {"deepseek-v3-tiny", "mla_up_proj", K::linear, {K::grouped_linear}},
+           {"deepseek-v3-tiny", "shared_experts", K::linear, {K::grouped_linear, K::attention}},
        }) {
     CAPTURE(way.model, way.modules, way.ulysses, way.tp, way.ep);
     const Golden g = Golden::load(way.model);
