@@ -314,8 +314,6 @@ TEST_CASE("eos_token_id may be a list; the first counts") {
   CHECK(model->eos_token == 5);
 }
 
-}  // namespace hotbunk
-
 TEST_CASE("a DeepSeek or GLM of dense layers alone says so to transformers, whose default is another") {
   for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny"}) {
     const ModelSpec dense = changed(name, {{"first_k_dense_replace", 64}});
@@ -363,3 +361,5 @@ TEST_CASE("gpt-oss's experts are read out of one tensor, gates from even columns
   CHECK(where[expert + "up_proj.bias"] == std::vector<std::int64_t>{5, 7});
   CHECK(where[expert + "down_proj.bias"] == std::vector<std::int64_t>{3, 4, 5});
 }
+
+}  // namespace hotbunk
