@@ -6,9 +6,23 @@
 
 namespace hotbunk {
 
-#define HB_EACH_FAMILY(x)                                                                                       \
-  x(llama) x(qwen2) x(qwen3) x(mistral) x(mixtral) x(qwen3_moe) x(deepseek_v3) x(deepseek_v2) x(gpt2) x(gemma2) \
-      x(gemma3) x(glm4_moe) x(gpt_oss) x(qwen3_5)
+// clang-format off
+#define HB_EACH_FAMILY(x) \
+  x(llama) \
+  x(qwen2) \
+  x(qwen3) \
+  x(mistral) \
+  x(mixtral) \
+  x(qwen3_moe) \
+  x(deepseek_v3) \
+  x(deepseek_v2) \
+  x(gpt2) \
+  x(gemma2) \
+  x(gemma3) \
+  x(glm4_moe) \
+  x(gpt_oss) \
+  x(qwen3_5)
+// clang-format on
 
 #define HB_DECLARED(name) extern const FamilySpec name##_family;
 HB_EACH_FAMILY(HB_DECLARED)
