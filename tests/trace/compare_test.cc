@@ -173,7 +173,7 @@ TEST_CASE("how many rounds of experts' rows had any is shown, and is no differen
   for (Trace* t : {&a, &b}) t->names.insert(t->names.end(), {"round0", "round1"});
   const auto name = [&](std::int32_t round) { return static_cast<std::int32_t>(a.names.size()) - 2 + round; };
   const auto add = [&](Trace& t, Rank rank, std::int32_t round, std::int64_t bytes) {
-    t.spans.push_back({rank, streams::tensor, OpKind::all_to_all, 2, 1, name(round), 0, ms, bytes, 0});
+    t.spans.push_back({rank, streams::tensor, OpKind::all_to_all, 2, 1, name(round), 0, test::ms, bytes, 0});
   };
   // Two exchanges, of which simulated rows fit a round. Measured, rank 1 gets all of the second one's: it alone has
   // rows in the second round of it, which rank 0 plays with it.
