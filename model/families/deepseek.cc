@@ -9,6 +9,8 @@
 namespace hotbunk {
 namespace {
 
+using R = ParamRole;
+
 constexpr LlamaConfig deepseek_config = {.latent = true};
 constexpr std::string_view deepseek_keys[] = {"q_lora_rank",      "kv_lora_rank", "qk_nope_head_dim",
                                               "qk_rope_head_dim", "v_head_dim",   "rope_interleave"};
@@ -50,7 +52,6 @@ void write_deepseek(const ModelSpec& m, bool v2, nlohmann::json& c) {
 }
 
 void put_deepseek_layer(const LayerParameters& p) {
-  using R = ParamRole;
   const ModelSpec& m = p.model();
   const MlaSpec& a = *m.mla;
   const std::int64_t q_rows = m.heads * (a.qk_nope_head_dim + a.qk_rope_head_dim);

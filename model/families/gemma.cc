@@ -7,6 +7,8 @@
 namespace hotbunk {
 namespace {
 
+using R = ParamRole;
+
 constexpr LlamaConfig gemma2_config = {
     .tie_embeddings = true, .head_dim = 256, .geglu = true, .windows = {.any = true, .by_layer = true, .period = 2}};
 constexpr LlamaConfig gemma3_config = {
@@ -51,7 +53,6 @@ void write_gemma(const ModelSpec& m, const LlamaConfig& config, nlohmann::json& 
 }
 
 void put_gemma_layer(const LayerParameters& p) {
-  using R = ParamRole;
   const std::int64_t hidden = p.model().hidden;
   put_attention(p);
   put_mlp(p);

@@ -11,6 +11,8 @@
 namespace hotbunk {
 namespace {
 
+using R = ParamRole;
+
 constexpr LlamaConfig qwen3_5_config = {.head_dim = 256, .qk_norm = true, .rotation = {.part = 0.25}};
 constexpr std::string_view qwen3_5_keys[] = {
     "partial_rotary_factor",  "attn_output_gate",       "full_attention_interval",
@@ -52,7 +54,6 @@ void write_qwen3_5(const ModelSpec& m, nlohmann::json& c) {
 
 /// The convolution has one filter for each channel: (channels, kernel) here, (channels, 1, kernel) in files.
 void put_linear_attention(const LayerParameters& p) {
-  using R = ParamRole;
   const LinearAttentionSpec& a = *p.model().linear;
   const std::int64_t hidden = p.model().hidden;
   p.put("linear_attn.in_proj_qkv.weight", {a.convolved(), hidden}, R::linear_qkv);
