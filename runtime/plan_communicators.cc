@@ -110,35 +110,18 @@ void exchange_rows(Communicator& c, const OpCall& call) {
     return Range{std::clamp(all.begin, came.begin, came.begin + came.size),
                  std::clamp(all.end, came.begin, came.begin + came.size)};
   };
-  // A rank's own rows of a round do not follow one another, as a communicator's parts do.
-  struct Piece {
-    std::int64_t at, bytes;
-  };
-  std::vector<Piece> pieces;
-  std::int64_t together = 0;
+  // A rank's own rows of a round lie where they always do, in as many parts as there are ranks; those that came behind
+  // one another.
+  std::vector<CommPart> here, there;
+  std::int64_t begin = 0;
   for (std::int64_t r = 0; r < rows.ranks(); ++r) {
-    const Range there = rows.at_receiver(me, r), part = in_round(there);
-    pieces.push_back({(rows.at_sender(me, r).begin + part.begin - there.begin) * row_bytes, part.size() * row_bytes});
-    sent.push_back(pieces.back().bytes), received.push_back(in_round(rows.at_receiver(r, me)).size() * row_bytes);
-    together += pieces.back().bytes;
+    const Range at_r = rows.at_receiver(me, r), part = in_round(at_r);
+    here.push_back({(rows.at_sender(me, r).begin + part.begin - at_r.begin) * row_bytes, part.size() * row_bytes});
+    there.push_back({begin, in_round(rows.at_receiver(r, me)).size() * row_bytes});
+    begin += there.back().bytes;
   }
-  std::vector<std::byte> packed(static_cast<std::size_t>(together));
-  std::byte* const mine = call.addresses.address(own);
-  const auto copy_pieces = [&](bool pack) {
-    std::byte* at = packed.data();
-    for (const Piece& p : pieces) {
-      const auto bytes = static_cast<std::size_t>(p.bytes);
-      if (pack && bytes > 0) std::memcpy(at, mine + p.at, bytes);
-      if (!pack && bytes > 0) std::memcpy(mine + p.at, at, bytes);
-      at += bytes;
-    }
-  };
-  if (back) {
-    c.all_to_all_v(call.addresses.address(op.inputs[0]), received, packed.data(), sent, true);
-    return copy_pieces(false);
-  }
-  copy_pieces(true);
-  c.all_to_all_v(packed.data(), sent, call.addresses.address(op.outputs[0]), received);
+  c.all_to_all_v(call.addresses.address(op.inputs[0]), back ? there : here, call.addresses.address(op.outputs[0]),
+                 back ? here : there, back);
 }
 
 }  // namespace

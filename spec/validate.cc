@@ -15,6 +15,7 @@
 
 #include "base/format.h"
 #include "spec/expert_rounds.h"
+#include "spec/family.h"
 #include "spec/frozen.h"
 #include "spec/names.h"
 #include "spec/recompute_modules.h"
@@ -455,11 +456,9 @@ class Validator {
       return;
     }
     const std::string key = "train.lora.targets";
-    if (m.family == ModelFamily::gpt2 || m.mla || m.linear)
+    if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
-                    {m.linear ? "linear attention has other projections than q, k, v and o"
-                     : m.mla  ? "multi-head latent attention has other projections than q, k, v and o"
-                              : "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"},
+                    {std::string(why)},
                     "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
     std::vector<std::string> known;
     for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);
@@ -498,7 +497,7 @@ class Validator {
       return report("E234", key, "FSDP1 has no units of which some parameters train",
                     {"a flat parameter is trained or frozen as a whole"},
                     "set train.engine to fsdp2, ddp, zero1 or zero2");
-    if (m.family == ModelFamily::gpt2 || m.mla)
+    if (m.layer_norm || m.mla)
       return report("E234", key, fmt::format("{} is trained as a whole", m.name),
                     {m.mla ? "the gradients of latent attention's norm and expansion come with those of what they take"
                            : "LayerNorm's gradients of weight and bias come with those of what it takes"},

@@ -347,18 +347,16 @@ void NcclCommunicator::do_broadcast(const Call& call, std::byte* data, std::int6
   });
 }
 
-void NcclCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                                     std::byte* recv, std::span<const std::int64_t> recv_bytes) {
+void NcclCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,
+                                     std::byte* recv, std::span<const CommPart> recv_parts) {
   agree(call);
   std::vector<Part> to, from;
-  std::int64_t sent = 0, received = 0;
-  for (std::size_t r = 0; r < send_bytes.size(); ++r) {
-    to.push_back({const_cast<std::byte*>(send) + sent, send_bytes[r]});
-    from.push_back({recv + received, recv_bytes[r]});
-    sent += send_bytes[r], received += recv_bytes[r];
+  for (std::size_t r = 0; r < send_parts.size(); ++r) {
+    to.push_back({const_cast<std::byte*>(send) + send_parts[r].begin, send_parts[r].bytes});
+    from.push_back({recv + recv_parts[r].begin, recv_parts[r].bytes});
   }
   const auto me = static_cast<std::size_t>(rank());
-  copy(from[me].data, to[me].data, recv_bytes[me]);
+  copy(from[me].data, to[me].data, recv_parts[me].bytes);
   exchange(describe(call), to, from);
 }
 

@@ -223,7 +223,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.links =
       plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())
            : link_bytes(s.rl(), out.point, train, sampled ? s.rl().price_rollout(out.point) : RolloutPrice{}, sampled);
-  out.notes = without_effect(s.scenario());
+  out.notes = without_effect(s.scenario(), plan.has_value());
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
   if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
   for (const auto& [name, point] : neighbours(s, out.point)) {
