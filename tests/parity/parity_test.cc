@@ -371,7 +371,7 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
         {"tp: 2, cp: 2, dp: 1", {latents, "train.precision.params=bf16"}},
         {"tp: 2, cp: 2, ep: 2, dp: 1", {sinks, "train.layout={dp: 1, cp: 2, ulysses: 2}"}}}) {
     std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
-                                     "rollout.kv_cache_tokens=32"};
+                                     "rollout.kv_cache_tokens=32", way.sets.empty() ? "steps=2" : "steps=1"};
     sets.insert(sets.end(), way.sets.begin(), way.sets.end());
     cases.push_back(
         {fmt::format("engines of {}, {}", way.engines, fmt::join(way.sets, " ")), tiny_scenario(4, 1, sets)});
@@ -384,7 +384,7 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
         {"tp: 4, attention_dp: 4, dp: 1",
          {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}}}) {
     std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
-                                     "rollout.kv_cache_tokens=80"};
+                                     "rollout.kv_cache_tokens=80", way.sets.empty() ? "steps=2" : "steps=1"};
     sets.insert(sets.end(), way.sets.begin(), way.sets.end());
     cases.push_back(
         {fmt::format("engines of {}, {}", way.engines, fmt::join(way.sets, " ")), tiny_scenario(4, 1, sets)});
