@@ -196,11 +196,15 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer_or_auto(
       "rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks,
       {"ranks",
-       "context parallel of one engine: ranks that prompts, under vllm a sequence's cache too, are spread over"}));
+       "context parallel of one engine: ranks that a sequence's cache (hotbunk), prompts (sglang) or both (vllm) are "
+       "spread over"}));
   keys.push_back(integer_or_auto("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks,
                                  {"ranks", "pipeline stages of one engine"}));
-  keys.push_back(integer("rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
-                         {"", "attention data parallel inside an engine; divides tp"}));
+  keys.push_back(integer(
+      "rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
+      {"",
+       "attention data parallel inside an engine: groups of its ranks with sequences of their own; divides tp, of "
+       "hotbunk 1 or tp"}));
   keys.push_back(
       choice("rollout.layout.order", HB_FIELD(rollout.layout.order),
              {"", "ranks of one engine: contiguous (0 1), strided (0 2) or what moves the fewest bytes in a sync"}));

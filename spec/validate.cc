@@ -17,6 +17,7 @@
 #include "spec/expert_rounds.h"
 #include "spec/family.h"
 #include "spec/frozen.h"
+#include "spec/kv_blocks.h"
 #include "spec/names.h"
 #include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
@@ -615,11 +616,11 @@ class Validator {
       report("E217", "rollout.max_prefill_tokens", "the longest prompt does not fit a prefill step",
              {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
              fmt::format("set rollout.max_prefill_tokens to {:.0f}", prompt.max));
-    const int64_t pool = s_.rollout.kv_cache_tokens;
-    const int64_t whole_blocks = pool / s_.rollout.block_tokens * s_.rollout.block_tokens;
-    if (pool > 0 && longest > static_cast<double>(whole_blocks))
+    const int64_t pool = pool_share(s_.rollout);
+    const int64_t span = block_span(s_.rollout), whole_blocks = pool / span * span;
+    if (s_.rollout.kv_cache_tokens > 0 && longest > static_cast<double>(whole_blocks))
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
-             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
+             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, span)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
   }
 

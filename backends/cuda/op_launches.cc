@@ -367,6 +367,8 @@ std::string why_unsupported(const Op& op) {
   for (const Attr a : {Attr::window, Attr::softcap, Attr::scale, Attr::offset, Attr::factor, Attr::rope_amplitude,
                        Attr::value_dim, Attr::rope_dim, Attr::rope_first})
     if (op.has(a) && !(a == Attr::factor && is_route)) return fmt::format("its kernels know no {}", name_of(a));
+  if ((op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention) && op.has(Attr::ranks))
+    return "its kernels know no sequences that ranks hold in parts";
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)
     return "a product of fp32 operands is fp32";

@@ -47,6 +47,8 @@ TEST_CASE("windows, caps, norms around 1 and scaled cosines are refused, not com
                 OpKind::geglu, OpKind::geglu_backward, OpKind::softcap, OpKind::log_prob_backward});
   CHECK(refused({"model.model_type=gemma2", "model.architectures=[Gemma2ForCausalLM]", "model.sliding_window=5"}) ==
         gemma);
+  CHECK(refused({"rollout.layout={tp: 1, cp: 2, dp: 2}"}) ==
+        Kinds{OpKind::kv_write, OpKind::paged_attention, OpKind::attention_sinks});
   // Its MLP's inner width is n_inner, and its sizes are spelled otherwise than the demo's.
   CHECK(refused({"model={model_type: gpt2, n_embd: 32, n_layer: 2, n_head: 4, n_inner: 64, n_positions: 64, "
                  "vocab_size: 16, bos_token_id: 1, eos_token_id: 2}"}) ==

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "backends/cpu_gloo/kernels/attention_step.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -19,7 +20,7 @@ struct PoolView {
   const P* data;
   std::int64_t block_size, kv_heads, d, dv;
   const P* block(std::int64_t number) const { return data + number * block_size * kv_heads * (d + dv); }
-  /// Position p of the sequence whose blocks these are.
+  /// Token p that it holds of the sequence whose blocks these are.
   const P* key_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
     return block(blocks[p / block_size]) + (p % block_size * kv_heads + head) * d;
   }
@@ -28,7 +29,7 @@ struct PoolView {
   }
 };
 
-/// Positions [p0, p0 + n) of one sequence and kv head as tiles; p0 is a multiple of kBlock.
+/// Tokens [p0, p0 + n) of one sequence and kv head as tiles; p0 is a multiple of kBlock.
 template <class P>
 void pack_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
                std::int64_t kv_head, float* k_t, float* v) {
@@ -37,6 +38,11 @@ void pack_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t
   for (std::int64_t p = 0; p < n; ++p)
     pack_rows(pool.value_at(blocks, p0 + p, kv_head), 0, 1, pool.dv, 1.0f, v + p * dp, dp);
 }
+
+/// Tokens [begin, end) of those that a pool holds of a sequence.
+struct Tokens {
+  std::int64_t begin = 0, end = 0;
+};
 
 struct Call {
   ConstMatrix qkv;
@@ -50,31 +56,61 @@ struct Call {
   }
   std::int64_t group() const { return shape.num_heads / shape.num_kv_heads; }
   const std::int32_t* blocks(std::int64_t sequence) const { return paged.block_table + sequence * paged.max_blocks; }
+  /// Of the tokens that the pool holds, those that a query at this position sees.
+  Tokens seen(std::int64_t position) const {
+    return {paged.share.held(scores.first_seen(position)), paged.share.held(position + 1)};
+  }
 };
+
+/// Heads [head, head + heads) of one kv head's group in a row of qkv, of keys that they all see: a tile's queries are
+/// heads. tiles(p0): the block of keys from token p0 on, packed, and its values.
+template <class E, class Tiles>
+void attend_heads(const Call& call, std::int64_t at, std::int64_t head, std::int64_t heads, const Tokens& seen,
+                  std::int64_t d, std::int64_t dv, const AttentionTile& t, Tiles&& tiles) {
+  E* out = row<E>(call.o, at) + head * dv;
+  if (seen.begin >= seen.end) {
+    std::fill_n(out, heads * dv, E{});
+    for (std::int64_t h = 0; h < heads; ++h) call.put_lse(at, head + h, -std::numeric_limits<float>::infinity());
+    return;
+  }
+  pack_rows(row<E>(call.qkv, at) + head * d, d, heads, d, call.scores.scale, t.q, d);
+  const std::int64_t start = seen.begin / kBlock * kBlock;
+  for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
+    const auto [k_t, v] = tiles(p0);
+    attend_block(t, heads, d, k_t, v, {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap, p0 == start);
+  }
+  for (std::int64_t h = 0; h < heads; ++h) {
+    unpack_rows(t.o + h * t.dp, t.dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);
+    call.put_lse(at, head + h, t.state.max[h] + std::log(t.state.sum[h]));
+  }
+}
 
 /// The heads [first, first + heads) of one kv head's group at the last position of a sequence: a tile's queries are
 /// heads, so that keys and values are packed once for all of them.
 template <class E, class P>
 void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head, std::int64_t first,
                  std::int64_t heads, const AttentionTile& t) {
-  const std::int64_t d = pool.d, dv = pool.dv, dp = t.dp, head = kv_head * call.group() + first;
   const std::int64_t context = call.paged.context_len[s];
-  E* out = row<E>(call.o, s) + head * dv;
-  if (context <= 0) {
-    std::fill_n(out, heads * dv, E{});
-    for (std::int64_t h = 0; h < heads; ++h) call.put_lse(s, head + h, -std::numeric_limits<float>::infinity());
-    return;
-  }
-  pack_rows(row<E>(call.qkv, s) + head * d, d, heads, d, call.scores.scale, t.q, d);
-  const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
-  for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
-    pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
-    attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
-  }
-  for (std::int64_t h = 0; h < heads; ++h) {
-    unpack_rows(t.o + h * dp, dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);
-    call.put_lse(s, head + h, t.state.max[h] + std::log(t.state.sum[h]));
-  }
+  const Tokens seen = context > 0 ? call.seen(context - 1) : Tokens{};
+  attend_heads<E>(call, s, kv_head * call.group() + first, heads, seen, pool.d, pool.dv, t, [&](std::int64_t p0) {
+    pack_keys(pool, call.blocks(s), p0, std::min(kBlock, seen.end - p0), kv_head, t.k_t, t.v);
+    return std::pair(t.k_t, t.v);
+  });
+}
+
+/// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s, of which this pool holds a
+/// part: how many keys a row sees more than the one before it depends on both, so each row is a tile of its own.
+template <class E, class P>
+void prefill_part(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t begin, std::int64_t end,
+                  std::int64_t kv_head, const AttentionTile& t) {
+  const std::int64_t first_position = call.paged.context_len[s] - (end - begin), group = call.group();
+  HB_CHECK(first_position >= 0, "{} new tokens, but {} in the pool", end - begin, call.paged.context_len[s]);
+  pack_keys(pool, call.blocks(s), 0, call.paged.share.held(call.paged.context_len[s]), kv_head, t.k_t, t.v);
+  for (std::int64_t r = begin; r < end; ++r)
+    for (std::int64_t first = 0; first < group; first += kBlock)
+      attend_heads<E>(call, r, kv_head * group + first, std::min(kBlock, group - first),
+                      call.seen(first_position + r - begin), pool.d, pool.dv, t,
+                      [&](std::int64_t p0) { return std::pair(t.k_t + p0 * pool.d, t.v + p0 * t.dp); });
 }
 
 /// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s.
@@ -128,6 +164,14 @@ void run_tasks(KernelContext& ctx, const Call& call, const KvPool& pool, std::in
 }
 
 }  // namespace
+
+std::vector<std::int32_t> held_slots(const std::int32_t* slots, std::int64_t T, KeyShare share) {
+  // A block begins at a multiple of the ranks, so that a slot's place is its position's.
+  std::vector<std::int32_t> out(slots, slots + T);
+  for (std::int32_t& slot : out)
+    if (slot >= 0) slot = slot % share.ranks == share.place ? static_cast<std::int32_t>(slot / share.ranks) : -1;
+  return out;
+}
 
 void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, std::int64_t T, HeadShape shape,
               const KvPool& pool) {
@@ -190,7 +234,9 @@ void paged_prefill_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shap
               const std::int64_t s = i / shape.num_kv_heads;
               const std::int64_t begin = cu_seqlens[static_cast<std::size_t>(s)];
               const std::int64_t end = cu_seqlens[static_cast<std::size_t>(s) + 1];
-              if (begin < end) prefill_task<E>(call, view, s, begin, end, i % shape.num_kv_heads, t);
+              if (begin < end && paged.share.ranks > 1)
+                prefill_part<E>(call, view, s, begin, end, i % shape.num_kv_heads, t);
+              else if (begin < end) prefill_task<E>(call, view, s, begin, end, i % shape.num_kv_heads, t);
             });
 }
 
