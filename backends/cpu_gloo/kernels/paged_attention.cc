@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "backends/cpu_gloo/kernels/attention_step.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -38,6 +39,77 @@ void pack_keys(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t
     pack_rows(pool.value_at(blocks, p0 + p, kv_head), 0, 1, pool.dv, 1.0f, v + p * dp, dp);
 }
 
+/// Up to here so many query heads of a kv head read keys and values where they lie; more have them packed once.
+constexpr std::int64_t kHeadsInPlace = 4;
+
+/// s[H][kBlock] = q[H][d] · keys, n of them from position p0: kLanes keys at a time are turned in registers. What
+/// stands behind them up to a whole vector means nothing.
+template <int H, class P>
+void score_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+                    std::int64_t kv_head, const float* q, float* s) {
+  const P* keys[kBlock];
+  for (std::int64_t p = 0; p < n; ++p) keys[p] = pool.key_at(blocks, p0 + p, kv_head);
+  for (std::int64_t p = n; p < round_up(n, kLanes); ++p) keys[p] = keys[n - 1];
+  for (std::int64_t p = 0; p < n; p += kLanes) {
+    for (std::int64_t i = p + kLanes; i < std::min(p + 2 * kLanes, n); ++i) prefetch_row(keys[i], pool.d);
+    Vf acc[H] = {};
+    for (std::int64_t c = 0; c < pool.d; c += kLanes) {
+      Vf k_t[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[p + i] + c);
+      transpose(k_t);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i)
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) acc[h] += splat(q[h * pool.d + c + i]) * k_t[i];
+    }
+    for (int h = 0; h < H; ++h) store(s + h * kBlock + p, acc[h]);
+  }
+}
+
+/// o[H][dv] (+)= s[H][kBlock] · the values of n positions from p0.
+template <int H, class P>
+void sum_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+                  std::int64_t kv_head, const float* s, float* o, bool accumulate) {
+  constexpr int kVectors = H == 1 ? 8 : 2;  // of a value, per pass
+  const P* values[kBlock];
+  for (std::int64_t p = 0; p < n; ++p) values[p] = pool.value_at(blocks, p0 + p, kv_head);
+  const auto pass = [&]<int NV>(std::int64_t c, std::integral_constant<int, NV>) HB_FORCE_INLINE {
+    Vf acc[H][NV];
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[h][v] = accumulate ? load(o + h * pool.dv + c + v * kLanes) : Vf{};
+    for (std::int64_t p = 0; p < n; ++p) {
+      Vf value[NV];
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) value[v] = load(values[p] + c + v * kLanes);
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+        const Vf weight = splat(s[h * kBlock + p]);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[h][v] += weight * value[v];
+      }
+    }
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) store(o + h * pool.dv + c + v * kLanes, acc[h][v]);
+  };
+  for (std::int64_t p = 0; p < std::min(n, kPrefetchRows); ++p) prefetch_row(values[p], pool.dv);
+  std::int64_t c = 0;
+  for (; c + kVectors * kLanes <= pool.dv; c += kVectors * kLanes) pass(c, std::integral_constant<int, kVectors>{});
+  for (; c < pool.dv; c += kLanes) pass(c, std::integral_constant<int, 1>{});
+}
+
+/// One block for H query heads, which t.q holds: attend_block without tiles of keys and values.
+template <int H, class P>
+void attend_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+                     std::int64_t kv_head, const AttentionTile& t, const SeenKeys& seen, float softcap, bool first) {
+  if (first) t.state.reset();
+  score_in_place<H>(pool, blocks, p0, n, kv_head, t.q, t.s);
+  weigh_scores(t, 0, H, round_up(n, kLanes), seen, softcap, first);
+  sum_in_place<H>(pool, blocks, p0, n, kv_head, t.s, t.o, !first);
+}
+
 struct Call {
   ConstMatrix qkv;
   HeadShape shape;
@@ -53,7 +125,7 @@ struct Call {
 };
 
 /// The heads [first, first + heads) of one kv head's group at the last position of a sequence: a tile's queries are
-/// heads, so that keys and values are packed once for all of them.
+/// heads, so that keys and values are packed once for all of them, where they are at all.
 template <class E, class P>
 void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head, std::int64_t first,
                  std::int64_t heads, const AttentionTile& t) {
@@ -67,9 +139,20 @@ void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std:
   }
   pack_rows(row<E>(call.qkv, s) + head * d, d, heads, d, call.scores.scale, t.q, d);
   const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
+  const bool in_place = heads <= kHeadsInPlace && d % kLanes == 0 && dv % kLanes == 0;
   for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
-    pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
-    attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
+    const std::int64_t n = std::min(kBlock, context - p0);
+    const SeenKeys seen = seen_keys(call.scores, context - 1, p0, 0);
+    const auto attend = [&]<int H>(std::integral_constant<int, H>) {
+      attend_in_place<H>(pool, call.blocks(s), p0, n, kv_head, t, seen, call.scores.softcap, p0 == start);
+    };
+    if (!in_place) {
+      pack_keys(pool, call.blocks(s), p0, n, kv_head, t.k_t, t.v);
+      attend_block(t, heads, d, t.k_t, t.v, seen, call.scores.softcap, p0 == start);
+    } else if (heads == 1) attend(std::integral_constant<int, 1>{});
+    else if (heads == 2) attend(std::integral_constant<int, 2>{});
+    else if (heads == 3) attend(std::integral_constant<int, 3>{});
+    else attend(std::integral_constant<int, kHeadsInPlace>{});
   }
   for (std::int64_t h = 0; h < heads; ++h) {
     unpack_rows(t.o + h * dp, dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);

@@ -24,6 +24,7 @@ constexpr int kVecs = kQuads;               // vectors of a panel
 constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
+constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are interleaved once, not for every block
 constexpr std::int64_t kBlockRows = 128;          // weight rows of such a block, at most
 
 /// Four floats in every quad of a vector.
@@ -147,6 +148,22 @@ struct Operands {
   }
 };
 
+/// Rows of x in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
+struct Groups {
+  std::int64_t tokens, count;
+  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
+  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
+};
+
+/// All rows of x, group behind group: T·whole_vectors(K) floats.
+template <class W, class Y>
+void interleave(const Operands<W, Y>& o, const Groups& groups, float* to) {
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t t0 = groups.first(g);
+    interleave(o.x + t0 * o.ldx, o.ldx, groups.first(g + 1) - t0, o.K, to + t0 * whole_vectors(o.K));
+  }
+}
+
 // --- few rows of x: weights straight from memory --------------------------------------------------------------------
 
 /// kLanes columns of kQuads weight rows from w: vector q holds quad q of each row.
@@ -235,13 +252,6 @@ constexpr int kStreamRows = 8;                     // weight rows whose results 
 constexpr int kFewTokens = 2;                      // one tile for all of them
 constexpr int kSomeTokens = kLanes == 16 ? 8 : 4;  // per tile of two vectors
 
-/// Rows of x in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
-struct Groups {
-  std::int64_t tokens, count;
-  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
-  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
-};
-
 /// `rows` weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved one behind
 /// the other.
 template <int NV, int TB, class W, class Y>
@@ -264,11 +274,7 @@ void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, std::
   const float* x = room;
   if constexpr (sizeof(W) == sizeof(float))
     if (T == 1 && o.K % kLanes == 0) x = o.x;
-  if (x == room)
-    for (std::int64_t g = 0; g < groups.count; ++g) {
-      const std::int64_t t0 = groups.first(g);
-      interleave(o.x + t0 * o.ldx, o.ldx, groups.first(g + 1) - t0, o.K, room + t0 * whole_vectors(o.K));
-    }
+  if (x == room) interleave(o, groups, room);
   std::int64_t n = begin;
   for (; n + kStreamRows <= end; n += kStreamRows)
     if (T <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
@@ -328,16 +334,16 @@ void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::
   if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums);
 }
 
-/// Weight rows [n0, n0 + rows) times all T rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels;
-/// `x`: kPanelTokens·whole_vectors(K) floats.
+/// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
+/// `all`: the groups interleaved, where they are `kept`; else room for one.
 template <class W, class Y>
-void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, std::int64_t T, float* block,
-                   float* x) {
+void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, float* block,
+                   float* all, bool kept) {
   arrange(o.w + n0 * o.ldw, o.ldw, rows, o.K, block);
-  const Groups groups(T, kPanelTokens);
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-    interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
+    float* x = kept ? all + t0 * whole_vectors(o.K) : all;
+    if (!kept) interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
     float sums[kPanelTokens][kBlockRows] = {};
     for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
@@ -355,19 +361,21 @@ std::int64_t block_rows(std::int64_t K) {
 
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
-  const bool few = T <= kSkinnyRows;
+  const bool few = T <= kSkinnyRows, kept = T <= kKeptTokens;
   const std::int64_t step = block_rows(o.K), block = few ? 0 : step * whole_vectors(o.K);
-  const std::int64_t share = block + std::min<std::int64_t>(T, few ? kSkinnyRows : kPanelTokens) * whole_vectors(o.K);
+  const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
   auto* scratch = static_cast<float*>(
       ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
   const std::int64_t unit = few ? kStreamRows : kPanelRows, units = (N + unit - 1) / unit;
   parallel_for(ctx, units, rows_grain(unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
                [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
                  const std::int64_t last = std::min(N, end * unit);
-                 float* room = scratch + thread * share;
+                 float *room = scratch + thread * share, *x = room + block;
                  if (few) return stream(o, begin * unit, last, T, room);
+                 const Groups groups(T, kPanelTokens);
+                 if (kept) interleave(o, groups, x);  // each thread for itself: less than waiting for one another
                  for (std::int64_t n = begin * unit; n < last; n += step)
-                   block_of_rows(o, n, std::min(step, last - n), T, room, room + block);
+                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept);
                });
 }
 
