@@ -100,14 +100,28 @@ void sum_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int6
   for (; c < pool.dv; c += kLanes) pass(c, std::integral_constant<int, 1>{});
 }
 
-/// One block for H query heads, which t.q holds: attend_block without tiles of keys and values.
+/// One block for H query heads, which stand in the tile from row r0 on: attend_block without tiles of keys and values.
 template <int H, class P>
 void attend_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-                     std::int64_t kv_head, const AttentionTile& t, const SeenKeys& seen, float softcap, bool first) {
-  if (first) t.state.reset();
-  score_in_place<H>(pool, blocks, p0, n, kv_head, t.q, t.s);
-  weigh_scores(t, 0, H, round_up(n, kLanes), seen, softcap, first);
-  sum_in_place<H>(pool, blocks, p0, n, kv_head, t.s, t.o, !first);
+                     std::int64_t kv_head, const AttentionTile& t, std::int64_t r0, const SeenKeys& seen, float softcap,
+                     bool first) {
+  float *s = t.s + r0 * kBlock, *o = t.o + r0 * t.dp;
+  score_in_place<H>(pool, blocks, p0, n, kv_head, t.q + r0 * pool.d, s);
+  weigh_scores(t, r0, H, round_up(n, kLanes), seen, softcap, first);
+  sum_in_place<H>(pool, blocks, p0, n, kv_head, s, o, !first);
+}
+
+/// Asks for a share of the keys and values of positions [p0, p0 + n), of kv heads that lie side by side: whole rows, in
+/// the order of the memory. What one head reads of them are pieces a row apart.
+template <class P>
+void ask_for_rows(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
+                  std::int64_t kv_head, std::int64_t heads, std::int64_t share) {
+  constexpr std::int64_t kLine = 64 / sizeof(P);
+  for (std::int64_t p = p0 + n * share / heads; p < p0 + n * (share + 1) / heads; ++p) {
+    const P *keys = pool.key_at(blocks, p, kv_head), *values = pool.value_at(blocks, p, kv_head);
+    for (std::int64_t c = 0; c < heads * pool.d; c += kLine) __builtin_prefetch(keys + c, 0, 2);
+    for (std::int64_t c = 0; c < heads * pool.dv; c += kLine) __builtin_prefetch(values + c, 0, 2);
+  }
 }
 
 struct Call {
@@ -124,40 +138,72 @@ struct Call {
   const std::int32_t* blocks(std::int64_t sequence) const { return paged.block_table + sequence * paged.max_blocks; }
 };
 
+template <class E>
+void put_outputs(const Call& call, std::int64_t s, std::int64_t head, std::int64_t heads, const AttentionTile& t,
+                 std::int64_t r0) {
+  const std::int64_t dv = call.shape.dv();
+  E* out = row<E>(call.o, s) + head * dv;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    const std::int64_t r = r0 + h;
+    unpack_rows(t.o + r * t.dp, t.dp, 1, dv, 1.0f / t.state.sum[r], out + h * dv, dv);
+    call.put_lse(s, head + h, t.state.max[r] + std::log(t.state.sum[r]));
+  }
+}
+
+/// Heads [head, head + heads) of a sequence that has no context.
+template <class E>
+void put_nothing(const Call& call, std::int64_t s, std::int64_t head, std::int64_t heads) {
+  const std::int64_t dv = call.shape.dv();
+  std::fill_n(row<E>(call.o, s) + head * dv, heads * dv, E{});
+  for (std::int64_t h = 0; h < heads; ++h) call.put_lse(s, head + h, -std::numeric_limits<float>::infinity());
+}
+
 /// The heads [first, first + heads) of one kv head's group at the last position of a sequence: a tile's queries are
-/// heads, so that keys and values are packed once for all of them, where they are at all.
+/// heads, so that keys and values are packed once for all of them.
 template <class E, class P>
 void decode_task(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head, std::int64_t first,
                  std::int64_t heads, const AttentionTile& t) {
-  const std::int64_t d = pool.d, dv = pool.dv, dp = t.dp, head = kv_head * call.group() + first;
-  const std::int64_t context = call.paged.context_len[s];
-  E* out = row<E>(call.o, s) + head * dv;
-  if (context <= 0) {
-    std::fill_n(out, heads * dv, E{});
-    for (std::int64_t h = 0; h < heads; ++h) call.put_lse(s, head + h, -std::numeric_limits<float>::infinity());
-    return;
-  }
+  const std::int64_t d = pool.d, head = kv_head * call.group() + first, context = call.paged.context_len[s];
+  if (context <= 0) return put_nothing<E>(call, s, head, heads);
   pack_rows(row<E>(call.qkv, s) + head * d, d, heads, d, call.scores.scale, t.q, d);
   const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
-  const bool in_place = heads <= kHeadsInPlace && d % kLanes == 0 && dv % kLanes == 0;
   for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
-    const std::int64_t n = std::min(kBlock, context - p0);
+    pack_keys(pool, call.blocks(s), p0, std::min(kBlock, context - p0), kv_head, t.k_t, t.v);
+    attend_block(t, heads, d, t.k_t, t.v, seen_keys(call.scores, context - 1, p0, 0), call.scores.softcap, p0 == start);
+  }
+  put_outputs<E>(call, s, head, heads, t, 0);
+}
+
+/// Kv heads [kv_head, kv_head + kv_heads) with groups of H at the last position of a sequence, block by block for all
+/// of them; each has kLanes rows of the tile.
+template <int H, class E, class P>
+void decode_in_place(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head,
+                     std::int64_t kv_heads, const AttentionTile& t) {
+  static_assert(kHeadsInPlace <= kLanes);
+  const std::int64_t d = pool.d, context = call.paged.context_len[s];
+  if (context <= 0) return put_nothing<E>(call, s, kv_head * H, kv_heads * H);
+  for (std::int64_t i = 0; i < kv_heads; ++i)
+    pack_rows(row<E>(call.qkv, s) + (kv_head + i) * H * d, d, H, d, call.scores.scale, t.q + i * kLanes * d, d);
+  t.state.reset();
+  const std::int64_t start = call.scores.first_seen(context - 1) / kBlock * kBlock;
+  for (std::int64_t p0 = start; p0 < context; p0 += kBlock) {
+    const std::int64_t next = std::min(p0 + kBlock, context);
     const SeenKeys seen = seen_keys(call.scores, context - 1, p0, 0);
-    const auto attend = [&]<int H>(std::integral_constant<int, H>) {
-      attend_in_place<H>(pool, call.blocks(s), p0, n, kv_head, t, seen, call.scores.softcap, p0 == start);
-    };
-    if (!in_place) {
-      pack_keys(pool, call.blocks(s), p0, n, kv_head, t.k_t, t.v);
-      attend_block(t, heads, d, t.k_t, t.v, seen, call.scores.softcap, p0 == start);
-    } else if (heads == 1) attend(std::integral_constant<int, 1>{});
-    else if (heads == 2) attend(std::integral_constant<int, 2>{});
-    else if (heads == 3) attend(std::integral_constant<int, 3>{});
-    else attend(std::integral_constant<int, kHeadsInPlace>{});
+    for (std::int64_t i = 0; i < kv_heads; ++i) {
+      ask_for_rows(pool, call.blocks(s), next, std::min(kBlock, context - next), kv_head, kv_heads, i);
+      attend_in_place<H>(pool, call.blocks(s), p0, next - p0, kv_head + i, t, i * kLanes, seen, call.scores.softcap,
+                         p0 == start);
+    }
   }
-  for (std::int64_t h = 0; h < heads; ++h) {
-    unpack_rows(t.o + h * dp, dp, 1, dv, 1.0f / t.state.sum[h], out + h * dv, dv);
-    call.put_lse(s, head + h, t.state.max[h] + std::log(t.state.sum[h]));
-  }
+  for (std::int64_t i = 0; i < kv_heads; ++i) put_outputs<E>(call, s, (kv_head + i) * H, H, t, i * kLanes);
+}
+
+/// Kv heads of a sequence that one task takes: as many as leave each thread two tasks.
+std::int64_t heads_of_task(std::int64_t sequences, std::int64_t kv_heads, std::int64_t threads) {
+  std::int64_t together = 1;
+  for (std::int64_t n = 2; n <= std::min(kv_heads, kBlock / kLanes); ++n)
+    if (kv_heads % n == 0 && sequences * (kv_heads / n) >= 2 * threads) together = n;
+  return together;
 }
 
 /// All query heads of one kv head for rows [begin, end) of qkv, the last of sequence s.
@@ -245,13 +291,26 @@ void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape
   check_call(call);
   std::int64_t longest = 0;
   for (std::int64_t s = 0; s < S; ++s) longest = std::max<std::int64_t>(longest, paged.context_len[s]);
-  const std::int64_t tiles = (call.group() + kBlock - 1) / kBlock;  // of query heads, per kv head
-  const bool worth_team = S * longest * shape.num_heads * shape.head_dim > 65536;
-  run_tasks(ctx, call, pool, S * shape.num_kv_heads * tiles, kBlock, worth_team,
+  const std::int64_t group = call.group(), d = shape.head_dim, kv_heads = shape.num_kv_heads;
+  const bool worth_team = S * longest * shape.num_heads * d > 65536;
+  if (group <= kHeadsInPlace && d % kLanes == 0 && shape.dv() % kLanes == 0) {
+    const std::int64_t together = heads_of_task(S, kv_heads, ctx.num_threads()), tasks = kv_heads / together;
+    const auto run = [&]<int H>(std::integral_constant<int, H>) {
+      run_tasks(ctx, call, pool, S * tasks, kBlock, worth_team,
+                [&]<class E>(E, const auto& view, std::int64_t i, const AttentionTile& t) {
+                  decode_in_place<H, E>(call, view, i / tasks, i % tasks * together, together, t);
+                });
+    };
+    if (group == 1) return run(std::integral_constant<int, 1>{});
+    if (group == 2) return run(std::integral_constant<int, 2>{});
+    if (group == 3) return run(std::integral_constant<int, 3>{});
+    return run(std::integral_constant<int, kHeadsInPlace>{});
+  }
+  const std::int64_t tiles = (group + kBlock - 1) / kBlock;  // of query heads, per kv head
+  run_tasks(ctx, call, pool, S * kv_heads * tiles, kBlock, worth_team,
             [&]<class E>(E, const auto& view, std::int64_t i, const AttentionTile& t) {
               const std::int64_t first = i % tiles * kBlock, pair = i / tiles;
-              decode_task<E>(call, view, pair / shape.num_kv_heads, pair % shape.num_kv_heads, first,
-                             std::min(kBlock, call.group() - first), t);
+              decode_task<E>(call, view, pair / kv_heads, pair % kv_heads, first, std::min(kBlock, group - first), t);
             });
 }
 
