@@ -57,11 +57,12 @@ void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
 /// What all ranks of a group have said of the rows that they send to one another's experts (graph/catalogue.h).
 class SentRows {
  public:
-  SentRows(const OpCall& call, const Tensor& sent)
+  SentRows(const OpCall& call, const Tensor& sent, const RowAccess& access)
       : ranks_(sent.shape[0].size),
         experts_(sent.shape[1].size - 1),
         offsets_(static_cast<std::size_t>(ranks_ * (experts_ + 1))) {
-    std::memcpy(offsets_.data(), call.addresses.address(sent), offsets_.size() * sizeof(std::int32_t));
+    const std::size_t bytes = offsets_.size() * sizeof(std::int32_t);
+    std::memcpy(offsets_.data(), access.read(call.addresses.address(sent), static_cast<std::int64_t>(bytes)), bytes);
   }
   std::int64_t ranks() const { return ranks_; }
 
@@ -88,12 +89,12 @@ class SentRows {
 };
 
 /// Rows of experts, to the ranks that have these or back: all of them, or those of the round whose rows `came` has.
-void exchange_rows(Communicator& c, const OpCall& call) {
+void exchange_rows(Communicator& c, const OpCall& call, const RowAccess& access) {
   const Op& op = call.op;
   const Tensor& own = own_tokens_rows(op);
   const bool back = &own != &op.inputs[0];
   const Dim& came = (back ? op.inputs[0] : op.outputs[0]).shape[0];
-  const SentRows rows(call, op.inputs[1]);
+  const SentRows rows(call, op.inputs[1], access);
   HB_CHECK(rows.ranks() == c.size(), "counts of {} ranks over {}", rows.ranks(), c.size());
   const std::int64_t row_bytes = own.shape[2].size * size_of(own.dtype), me = c.rank();
   std::vector<std::int64_t> sent, received;
@@ -122,23 +123,32 @@ void exchange_rows(Communicator& c, const OpCall& call) {
     sent.push_back(pieces.back().bytes), received.push_back(in_round(rows.at_receiver(r, me)).size() * row_bytes);
     together += pieces.back().bytes;
   }
-  std::vector<std::byte> packed(static_cast<std::size_t>(together));
-  std::byte* const mine = call.addresses.address(own);
+  std::byte *const packed = access.room(together), *const mine = call.addresses.address(own);
   const auto copy_pieces = [&](bool pack) {
-    std::byte* at = packed.data();
+    std::byte* at = packed;
     for (const Piece& p : pieces) {
-      const auto bytes = static_cast<std::size_t>(p.bytes);
-      if (pack && bytes > 0) std::memcpy(at, mine + p.at, bytes);
-      if (!pack && bytes > 0) std::memcpy(mine + p.at, at, bytes);
-      at += bytes;
+      if (p.bytes > 0) access.copy(pack ? at : mine + p.at, pack ? mine + p.at : at, p.bytes);
+      at += p.bytes;
     }
   };
   if (back) {
-    c.all_to_all_v(call.addresses.address(op.inputs[0]), received, packed.data(), sent, true);
+    c.all_to_all_v(call.addresses.address(op.inputs[0]), received, packed, sent, true);
     return copy_pieces(false);
   }
   copy_pieces(true);
-  c.all_to_all_v(packed.data(), sent, call.addresses.address(op.outputs[0]), received);
+  c.all_to_all_v(packed, sent, call.addresses.address(op.outputs[0]), received);
+}
+
+/// Of tensors in the host's memory.
+RowAccess host_rows(std::vector<std::byte>& room) {
+  return {.read = [](const std::byte* from, std::int64_t) { return from; },
+          .copy = [](std::byte* to, const std::byte* from,
+                     std::int64_t bytes) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); },
+          .room =
+              [&room](std::int64_t bytes) {
+                room.resize(static_cast<std::size_t>(bytes));
+                return room.data();
+              }};
 }
 
 }  // namespace
@@ -185,7 +195,7 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
   return *it->second;
 }
 
-void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
+void PlanCommunicators::collective(const OpCall& call, std::int16_t phase, const RowAccess* rows) {
   const auto& [memory, op, sizes, places, bound] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
@@ -204,7 +214,10 @@ void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
     case OpKind::all_to_all: {
-      if (is_routed(op)) return exchange_rows(c, call);
+      if (is_routed(op)) {
+        std::vector<std::byte> room;
+        return exchange_rows(c, call, rows != nullptr ? *rows : host_rows(room));
+      }
       const std::int64_t bytes = op.inputs[0].bytes(sizes);
       HB_CHECK(bytes == op.outputs[0].bytes(sizes) && bytes % c.size() == 0, "all_to_all '{}' of {} B to {} B over {}",
                bound.name(), bytes, op.outputs[0].bytes(sizes), c.size());

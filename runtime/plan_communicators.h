@@ -18,6 +18,16 @@ namespace hotbunk {
 /// Whether some rank reads another one's memory in place (peer_copy).
 bool reads_peers(const Plan&);
 
+/// How the rows of experts are reached where they lie: by the host itself, or, on a device, behind what its stream has
+/// done so far.
+struct RowAccess {
+  /// `bytes` from there, to be read by the host; they last until the next call.
+  std::function<const std::byte*(const std::byte* from, std::int64_t bytes)> read;
+  std::function<void(std::byte* to, const std::byte* from, std::int64_t bytes)> copy;
+  /// Memory for rows that are sent together; it lasts until the next call.
+  std::function<std::byte*(std::int64_t bytes)> room;
+};
+
 class PlanCommunicators {
  public:
   /// Makes the communicator of these world ranks, in group order, for one stream.
@@ -32,8 +42,9 @@ class PlanCommunicators {
   /// time. `scope` begins their names; span_steps: TrafficFold.
   PlanCommunicators(const Plan&, Rank, std::int32_t span_steps, const std::string& scope, const Make&);
 
-  /// Both run on the thread of op.stream; the traffic is counted under the phase.
-  void collective(const OpCall&, std::int16_t phase);
+  /// Both run on the thread of op.stream; the traffic is counted under the phase. `rows`: where tensors are not the
+  /// host's.
+  void collective(const OpCall&, std::int16_t phase, const RowAccess* rows = nullptr);
   /// Strided reads of peers' memory: the same-named buffer of each peer, wherever its own program put it. Returns the
   /// bytes that came from others.
   std::int64_t peer_copy(const OpCall&, std::int16_t phase, const PeerAddress&, const CopyBox&);

@@ -13,6 +13,7 @@
 #include "base/parallel.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
+#include "planner/answers/plan_answer.h"
 #include "planner/answers/promising.h"
 #include "planner/answers/stated_error.h"
 #include "spec/names.h"

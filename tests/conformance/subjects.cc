@@ -103,13 +103,6 @@ class CpuGloo final : public Subject {
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
-  bool lacks(OpKind kind) const override {
-    if (kind >= OpKind::take_kv && kind <= OpKind::context_attention_backward) return false;
-    return kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward;
-  }
-  bool lacks(Attr attr) const override {
-    return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;
-  }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,
