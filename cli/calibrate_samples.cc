@@ -7,6 +7,8 @@
 
 #include "base/json.h"
 #include "cli/output.h"
+#include "cli/streams.h"
+#include "cli/streams.h"
 #include "trace/text_table.h"
 
 namespace hotbunk {

@@ -163,9 +163,10 @@ void run_rms_norm(const CudaCall& c) {
 }
 void run_rms_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
-  // The weight's gradient first: dx may be dy.
-  c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
+  // The weight's gradient first: dx may be dy. A frozen weight has none.
+  if (c.op.outputs.size() > 1)
+    c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
+             at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
   c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
            at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, offset(c), flag(c, Attr::residual));
 }
@@ -178,9 +179,10 @@ void run_qk_norm(const CudaCall& c) {
 void run_qk_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0);
   const Heads h = heads(c);
-  c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
-           flag(c, Attr::accumulate));
+  if (c.op.outputs.size() > 1)  // else the weights are frozen
+    c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
+             at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
+             flag(c, Attr::accumulate));
   c.launch(named("qk_norm_backward", in(c, 1).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads,
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T,
            h.a, h.k, h.d, offset(c));

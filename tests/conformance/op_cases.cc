@@ -233,6 +233,28 @@ void add_norms(std::vector<OpCase>& out, DType x) {
                  {4, 5},
                  {},
                  {}});
+  // Of a frozen weight there is no gradient.
+  out.push_back({OpKind::rms_norm_backward,
+                 {{"dy", x, {T, H}, wave},
+                  {"x", x, {T, H}, whole},
+                  {"w", x, {H}, one},
+                  {"rstd", DType::f32, {T}, one},
+                  to_write("dx", x, {T, H})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {},
+                 {}});
+  out.push_back({OpKind::qk_norm_backward,
+                 {{"dy", x, {T, Q}, wave},
+                  {"x", x, {T, Q}, whole},
+                  {"qw", x, {d}, one},
+                  {"kw", x, {d}, one},
+                  {"rstd", DType::f32, {T, a + k}, one},
+                  to_write("dx", x, {T, Q})},
+                 {0, 1, 2, 3, 4},
+                 {5},
+                 heads(),
+                 {}});
   // By w + 1.
   out.push_back(
       {OpKind::rms_norm,

@@ -13,7 +13,8 @@ const char* const shorter =
     "--set steps=1 --set model.num_hidden_layers=2 --set cluster.ranks_per_device=2 --set train.layout.dp=2 "
     "--set train.layout.tp=1 --set train.layout.sp=false --set train.micro_batch_tokens=24 --set rollout.layout.tp=2 "
     "--set rollout.layout.dp=1 --set rollout.max_running_requests=4 --set rollout.max_prefill_tokens=20 "
-    "--set algorithm.prompts=2 --set algorithm.samples_per_prompt=2 --set workload.response_tokens.mean=3 "
+    "--set task.digits=2 --set workload.prompt_tokens.mean=4 --set workload.prompt_tokens.max=4 --set "
+    "algorithm.prompts=2 --set algorithm.samples_per_prompt=2 --set workload.response_tokens.mean=3 "
     "--set workload.response_tokens.max=3 --samples-every 1 --json";
 
 }  // namespace
@@ -34,6 +35,7 @@ TEST_CASE(
     const Ended cpu = folder.run(fmt::format("cpu-{}", f.file), options),
                 fake = folder.run(fmt::format("fake-{}", f.file), options + " --backend cuda-fake");
     INFO(cpu.err << fake.err);
+    UNSCOPED_INFO(fmt::format("{:.1f} and {:.1f} s", cpu.seconds, fake.seconds));
     REQUIRE(cpu.code == 0);
     REQUIRE(fake.code == 0);
     CHECK(json_from<Json>(fake.out)["equal"] == true);  // P1, P2

@@ -70,7 +70,7 @@ TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refus
   CHECK(cuda::why_unsupported(attention(DType::bf16, 256, 64)).empty());
   CHECK_THAT(cuda::why_unsupported(attention(DType::bf16, 64, 264)),
              Catch::Contains("heads of 256 numbers at most, not 264"));
-  CHECK_THAT(cuda::why_unsupported(attention(DType::f16, 64, 64)), Catch::Contains("fp32 and bf16, not f16"));
+  CHECK_THAT(cuda::why_unsupported(attention(DType::f16, 64, 64)), Catch::Contains("fp32 and bf16, not fp16"));
   Op mixed = attention(DType::bf16, 64, 64);
   mixed.outputs[0].dtype = DType::f32;
   CHECK_THAT(cuda::why_unsupported(mixed), Catch::Contains("several dtypes, its kernels of one (bf16)"));
