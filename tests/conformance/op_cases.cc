@@ -837,6 +837,20 @@ void add_latent(std::vector<OpCase>& out, DType x) {
                  {6},
                  latent({{Attr::block_tokens, block_tokens}}),
                  {}});
+  // Of contexts so long that a backend which makes keys and values of them may take one sequence after another.
+  constexpr std::int64_t far = 100000;
+  out.push_back({OpKind::latent_attention,
+                 {{"q", x, {T, a * d}, wave},
+                  pool,
+                  {"w", x, {of_kv, r}, wave},
+                  {"cu_seqlens", DType::i32, {S + 1}, offsets},
+                  {"tables", DType::i32, {S, far}, [](std::int64_t i) { return static_cast<double>(i % blocks); }},
+                  {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 6.0; }},
+                  to_write("o", x, {T, a * v})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6},
+                 latent({{Attr::block_tokens, block_tokens}}),
+                 {}});
 }
 
 void add_loss_and_optimizer(std::vector<OpCase>& out) {
