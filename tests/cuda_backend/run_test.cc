@@ -175,5 +175,6 @@ TEST_CASE("what a backend has not is refused before anything runs") {
   refused("--backend cuda-fake --fake-fault cuLaunchKernel", 2, "E708");
   refused("--fake-fault cuLaunchKernel:1", 2, "E707");
   refused("--backend cuda-fake --transport shm", 2, "E707");
-  refused("--backend cuda-fake --set model.head_dim=264", 2, "heads of 256 numbers at most, not 264");
+  refused("--backend cuda-fake --set model.head_dim=264 --set cluster.device_memory_mib=64", 2,
+          "heads of 256 numbers at most, not 264");
 }
