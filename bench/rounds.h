@@ -19,6 +19,9 @@
 
 namespace hotbunk::bench {
 
+/// Of every program that decodes: contexts of 128 to 384 tokens. A prefill is of longer prompts.
+constexpr int prompt_tokens = 128, new_tokens = 257, steps_per_round = 16, prefill_tokens = 512;
+
 class Rounds {
  public:
   /// The warm-up is over: says so and waits for the first turn.

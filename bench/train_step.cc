@@ -1,6 +1,6 @@
-// One optimizer step of the 46M model: 8 sequences of 512 tokens, one rank, AdamW with the global norm clipped. What
-// runs is the lowered plan with the driver of a user's SFT run.
-//   bench_train_step [--dtype fp32|bf16] [--threads 2] [--profile 1]
+// One optimizer step of the 46M model: 8 sequences of 512 tokens, AdamW with the global norm clipped. What runs is the
+// lowered plan with the driver of a user's SFT run. Ranks share the sequences (FSDP) and are processes of this host.
+//   bench_train_step [--dtype fp32|bf16] [--ranks 1] [--threads 2, of a rank] [--profile 1]
 // Speaks the turns of bench/rounds.h, a step each. With --profile 1: five steps, then seconds by kind of op, on stderr.
 #include <unistd.h>
 
@@ -11,11 +11,13 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "backends/cpu_gloo/cpu_world.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "bench/rounds.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
+#include "runtime/launch.h"
 
 namespace hotbunk::bench {
 namespace {
@@ -23,24 +25,24 @@ namespace {
 constexpr std::int64_t num_sequences = 8, sequence_tokens = 512;
 constexpr std::int32_t warm_up_steps = 2, profiled_steps = 5;
 
-Scenario scenario(DType dtype) {
+Scenario scenario(DType dtype, int ranks) {
   Scenario s;
   s.name = "train-step";
   s.model = llama_46m();
   s.cluster.gpu.is_cpu = true;
-  s.cluster.gpus_per_node = 1;
+  s.cluster.gpus_per_node = ranks;
   s.cluster.device_memory_bytes = std::int64_t{6} << 30;
   s.cluster.host_memory_bytes = std::int64_t{1} << 30;
-  s.train.layout.dp = 1;
+  s.train.layout.dp = ranks;
   s.train.precision.params = dtype;
-  s.train.micro_batch_tokens = num_sequences * sequence_tokens;
+  s.train.micro_batch_tokens = num_sequences * sequence_tokens / ranks;
   s.algorithm.name = AlgorithmName::sft;
   s.algorithm.prompts = num_sequences;
   s.optimizer.lr = 1e-4;
   return s;
 }
 
-/// The data file of the run; it goes as soon as it has been read.
+/// The data file of the run; main removes it.
 std::string write_data() {
   std::string lines;
   for (std::int64_t i = 0; i < num_sequences; ++i)
@@ -68,23 +70,29 @@ void print_profile(const std::vector<TimedOp>& timings) {
                  100.0 * s / total);
 }
 
-void run(DType dtype, int threads, bool profile) {
-  Scenario s = scenario(dtype);
-  s.task.data = write_data();
-  s.steps = profile ? profiled_steps : std::numeric_limits<std::int32_t>::max() - 1;
+struct Settings {
+  DType dtype;
+  int ranks, threads;
+  bool profile;
+};
+
+/// One rank; rank 0 speaks.
+void run(const Settings& o, const std::string& data, CpuWorld& world) {
+  Scenario s = scenario(o.dtype, o.ranks);
+  s.task.data = data;
+  s.steps = o.profile ? profiled_steps : std::numeric_limits<std::int32_t>::max() - 1;
+  const bool profile = o.profile && world.rank() == 0;
   const Plan plan = value_or_exit(lower(s));
   Rounds rounds;
   DriverOptions options;
-  if (!profile)
+  if (!o.profile && world.rank() == 0)
     options.on_step = [&](const StepMetrics& m) {
       if (m.step > warm_up_steps) rounds.done(num_sequences * sequence_tokens);
       if (m.step == warm_up_steps) rounds.ready();
     };
   const auto driver = value_or_exit(SftDriver::create(plan, s, options));
-  std::filesystem::remove(s.task.data);
-  CpuWorld world;
   CpuOptions cpu;
-  cpu.compute_threads = threads;
+  cpu.compute_threads = o.threads;
   cpu.span_steps = profile ? profiled_steps : 0;
   CpuBackend backend(world, *driver, cpu);
   struct Profiled final : Backend {  // timings go when the trace is taken
@@ -100,14 +108,31 @@ void run(DType dtype, int threads, bool profile) {
     }
   } profiled(backend);
   value_or_exit(execute(plan, profile ? static_cast<Backend&>(profiled) : backend, *driver,
-                        {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {0}}));
+                        {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {world.rank()}}));
+  world.leave();
 }
 
 }  // namespace
 }  // namespace hotbunk::bench
 
 int main(int argc, char** argv) {
+  using namespace hotbunk;
   using namespace hotbunk::bench;
-  run(option(argc, argv, "--dtype", "fp32") == "bf16" ? hotbunk::DType::bf16 : hotbunk::DType::f32,
-      std::stoi(option(argc, argv, "--threads", "2")), option(argc, argv, "--profile", "0") == "1");
+  const Settings o{option(argc, argv, "--dtype", "fp32") == "bf16" ? DType::bf16 : DType::f32,
+                   std::stoi(option(argc, argv, "--ranks", "1")), std::stoi(option(argc, argv, "--threads", "2")),
+                   option(argc, argv, "--profile", "0") == "1"};
+  const std::string data = write_data();
+  int failed = 0;
+  if (o.ranks == 1) {
+    CpuWorld world;
+    run(o, data, world);
+  } else {
+    failed = fork_ranks(o.ranks, [&](const LaunchEnv& env) {
+               CpuWorld world(env);
+               run(o, data, world);
+               return 0;
+             }).exit_code;
+  }
+  std::filesystem::remove(data);
+  return failed;
 }

@@ -20,7 +20,6 @@
 #include "runtime/gather.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
-#include "trace/summary.h"
 #include "trace/trace_json.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"

@@ -8,7 +8,6 @@
 #include "base/json.h"
 #include "cli/output.h"
 #include "cli/streams.h"
-#include "cli/streams.h"
 #include "trace/text_table.h"
 
 namespace hotbunk {

@@ -78,8 +78,8 @@ std::vector<Question> questions() {
   ask("optimizer.cpu_fraction", "0.5", {"train.engine=zero1", "optimizer.cpu_fraction=0.5"});
   ask_each<RolloutEngine>(out, "rollout.engine");
   ask("rollout.layout.pp", "2", {"rollout.layout.pp=2", "rollout.layout.dp=2"});
-  ask("rollout.layout.cp", "2", {"rollout.layout.cp=2", "rollout.layout.dp=2", "rollout.engine=vllm"});
-  ask("rollout.layout.attention_dp", "2", {"rollout.layout.attention_dp=2", "rollout.engine=sglang"});
+  ask("rollout.layout.cp", "2", {"rollout.layout.cp=2", "rollout.layout.dp=2"});
+  ask("rollout.layout.attention_dp", "4", {"rollout.layout.attention_dp=4"});
   ask("rollout.layout.ep", "4", {"model=qwen3-30b-a3b", "rollout.layout.ep=4"});
   ask("rollout.dtype", "fp8", {"rollout.dtype=fp8", "rollout.engine=sglang"});
   ask_each<SyncMode>(out, "sync.mode");

@@ -82,8 +82,12 @@ class Seats {
 
   Json engine(std::int64_t r) const {
     const EngineSeat seat = engine_seat(s_.rollout.layout, in_engines(r));
+    const RolloutLayout& l = s_.rollout.layout;
     Json out = {{"engine", seat.engine}, {"place", seat.place}};
-    add_heads(out, s_.rollout.layout.tp, seat.place % s_.rollout.layout.tp);
+    if (l.cp > 1) out["cp"] = seat.place / l.tp % l.cp;
+    const std::int64_t sharers = l.tp / l.attention_dp;
+    if (l.attention_dp > 1) out["attention_dp"] = seat.place % l.tp / sharers;
+    add_heads(out, sharers, seat.place % sharers);
     std::int64_t elements = 0;
     for (const ParamSpec& p : parameters_of(s_.model)) elements += of_engine(p, r).elements();
     out["parameters"] = elements;
@@ -170,8 +174,11 @@ std::string table_of(const Json& ranks) {
     }
     if (r.contains("engine")) {
       const Json& e = r["engine"];
-      row.insert(row.end(), {fmt::format("{}.{}", e["engine"].get<std::int64_t>(), e["place"].get<std::int64_t>()),
-                             cell(e, "heads"), cell(e, "kv_heads"), format_count(e["parameters"].get<std::int64_t>())});
+      std::string seat = fmt::format("{}.{}", e["engine"].get<std::int64_t>(), e["place"].get<std::int64_t>());
+      for (const char* axis : {"cp", "attention_dp"})
+        if (e.contains(axis)) seat += fmt::format(" {} {}", axis, e[axis].get<std::int64_t>());
+      row.insert(row.end(),
+                 {seat, cell(e, "heads"), cell(e, "kv_heads"), format_count(e["parameters"].get<std::int64_t>())});
     } else {
       row.insert(row.end(), 4, "-");
     }

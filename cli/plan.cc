@@ -23,6 +23,7 @@
 #include "graph/print.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/headline.h"
+#include "planner/answers/levers.h"
 #include "planner/answers/lint.h"
 #include "planner/answers/stated_error.h"
 #include "spec/catalog.h"
@@ -178,6 +179,7 @@ int price(const PlanArguments& o, const Scenario& scenario, const std::vector<st
     if (auto s = write_plan_page(o.html, **pricer, e, *choices, reasons); !s) return report_errors(s.error());
   for (const std::string& why : reasons)
     fmt::print(stderr, "note: {}not lowered to a plan: {}\n", e.unpriced ? "" : "priced, ", printable(why));
+  for (const std::string& what : without_effect(scenario, false)) fmt::print(stderr, "note: {}\n", printable(what));
   if (e.unpriced) return report_errors({*e.unpriced});
   // A row that does not fit is not looked into, but changed: by what was tried, else to a layout that fits, else to
   // more GPUs.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "layout/train_mesh.h"
@@ -24,7 +26,7 @@ T checked(Result<T> result) {
 }
 
 SchedulerConfig scheduler_config(const Scenario& s, std::int64_t num_kv_blocks) {
-  return {s.rollout.max_running_requests, prefill_budget(s), s.rollout.block_tokens, num_kv_blocks};
+  return {slots_of_group(s), ceil_div(prefill_budget(s), attention_groups(s)), block_span(s.rollout), num_kv_blocks};
 }
 
 double mean(const std::vector<std::int64_t>& values) {
@@ -95,6 +97,7 @@ IterationDriver::IterationDriver(const Plan& plan, const Scenario& scenario)
     : plan_(plan),
       scenario_(scenario),
       num_kv_blocks_(kv_blocks_of(plan)),
+      groups_(attention_groups(scenario)),
       cursors_(static_cast<std::size_t>(plan.num_ranks())) {
   for (const PhaseInfo& phase : plan.phases) roles_.push_back(role_of_phase(phase.name));
   const Mesh mesh = train_mesh(scenario.train.layout);
@@ -140,6 +143,11 @@ std::int64_t IterationDriver::place_of(Rank r) const {
   return engine_seat(scenario_.rollout.layout, r - first_engine_rank_).place;
 }
 
+std::int64_t IterationDriver::group_of(Rank r) const {
+  const RolloutLayout& l = scenario_.rollout.layout;
+  return engine_of(r) * groups_ + place_of(r) * groups_ / (l.tp * l.cp * l.pp);
+}
+
 IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {
   auto& slot = iterations_[step];
   if (!slot) {
@@ -160,7 +168,7 @@ Scheduler IterationDriver::make_scheduler(std::span<const std::int64_t> samples,
 
 std::vector<std::vector<std::int64_t>> IterationDriver::samples_of_engines(
     std::span<const std::int64_t> prompt_tokens) const {
-  return route_samples(prompt_tokens, scenario_.algorithm.samples_per_prompt, scenario_.rollout.layout.dp);
+  return route_samples(prompt_tokens, scenario_.algorithm.samples_per_prompt, scenario_.rollout.layout.dp * groups_);
 }
 
 void IterationDriver::start_rollout(Iteration& it) {
@@ -172,30 +180,59 @@ void IterationDriver::start_rollout(Iteration& it) {
   HB_CHECK(lengths.prompt_tokens.size() == lengths.response_tokens.size(), "{} prompts, {} caps",
            lengths.prompt_tokens.size(), lengths.response_tokens.size());
   for (const auto& samples : samples_of_engines(prompts))
-    it.engines.push_back({make_scheduler(samples, lengths), {}, {}, false});
+    it.engines.push_back({make_scheduler(samples, lengths), {}, {}, {}, false, false});
 }
 
 std::optional<Args> IterationDriver::rollout_decision(Iteration& it, Rank rank, std::int64_t index) {
   if (it.engines.empty()) start_rollout(it);
-  const std::int64_t number = engine_of(rank);
-  Engine& engine = it.engines[static_cast<std::size_t>(number)];
-  while (!engine.done && static_cast<std::int64_t>(engine.decisions.size()) <= index) {
-    if (engine.open) {
-      engine.scheduler.completed(*engine.open, ended(it, number, *engine.open, engine.decisions.back()));
-      engine.open.reset();
-    }
-    engine.open = engine.scheduler.next(most_decode_steps());
-    engine.done = !engine.open;
-    if (engine.done) break;
-    engine.decisions.push_back({.block = engine.open->prefill ? 0 : 1,
-                                .step = it.step,
-                                .sizes = engine.open->sizes,
-                                .times = engine.open->times,
-                                .pairs_per_time = engine.open->sizes.seqs,
-                                .payload = rollout_payload(it, number, *engine.open)});
-  }
-  if (static_cast<std::int64_t>(engine.decisions.size()) <= index) return std::nullopt;
+  const std::int64_t number = group_of(rank);
+  const Engine& engine = it.engines[static_cast<std::size_t>(number)];
+  while (!engine.done && std::ssize(engine.decisions) <= index) next_step(it, number / groups_ * groups_);
+  if (std::ssize(engine.decisions) <= index) return std::nullopt;
   return engine.decisions[static_cast<std::size_t>(index)];
+}
+
+/// The next step of the engine whose groups begin with this one. They step together: where one prefills, those that
+/// would decode wait, with nothing of their own in the step; all have room for what the one with most has.
+void IterationDriver::next_step(Iteration& it, std::int64_t first) {
+  const auto groups = std::span(it.engines).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(groups_));
+  bool any = false, prefill = false;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    Engine& g = groups[i];
+    if (std::exchange(g.runs, false)) {
+      g.scheduler.completed(*g.open, ended(it, first + static_cast<std::int64_t>(i), *g.open, g.taken));
+      g.open.reset();
+    }
+    if (!g.open) g.open = g.scheduler.next(groups_ > 1 ? 1 : most_decode_steps());
+    any = any || g.open, prefill = prefill || (g.open && g.open->prefill);
+  }
+  std::int64_t tokens = 0, seqs = 0;
+  for (Engine& g : groups) {
+    g.done = !any, g.runs = g.open && g.open->prefill == prefill;
+    if (g.runs) tokens = std::max(tokens, g.open->sizes.tokens), seqs = std::max(seqs, g.open->sizes.seqs);
+  }
+  if (!any) return;
+  ScheduledStep nothing;
+  nothing.prefill = prefill;
+  std::vector<std::shared_ptr<Payload>> payloads;
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    payloads.push_back(
+        rollout_payload(it, first + static_cast<std::int64_t>(i), groups[i].runs ? *groups[i].open : nothing));
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const ScheduledStep& own = groups[i].runs ? *groups[i].open : nothing;
+    Args args{.block = prefill ? 0 : 1,
+              .step = it.step,
+              .sizes = own.sizes,
+              .times = own.times,
+              .pairs_per_time = own.sizes.seqs,
+              .payload = payloads[i]};
+    groups[i].taken = args;
+    if (groups_ > 1) {
+      args.sizes.tokens = groups_ * tokens, args.sizes.seqs = seqs, args.sizes[sequence_extent] = tokens;
+      args.payload = joint_payload(payloads, i, seqs);
+    }
+    groups[i].decisions.push_back(std::move(args));
+  }
 }
 
 std::vector<MiniBatch> IterationDriver::mini_batches_of(const SampleLengths& lengths, const Scenario& cut) const {

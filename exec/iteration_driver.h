@@ -77,22 +77,25 @@ class IterationDriver : public Driver {
   /// The iteration that ends the run early, or -1.
   std::int32_t end_step() const { return end_step_; }
 
-  /// Where a rank stands in the rollout.
+  /// Where a rank stands in the rollout. Groups are numbered through all engines (lowering/sample_rows.h:
+  /// attention_groups); where an engine is one, they are the engines.
   std::int64_t engine_of(Rank) const;
   std::int64_t place_of(Rank) const;
+  std::int64_t group_of(Rank) const;
 
  protected:
-  /// One engine's rollout of one iteration.
+  /// The rollout of one iteration by one group of an engine's ranks.
   struct Engine {
     Scheduler scheduler;
-    std::optional<ScheduledStep> open;  // the step that the last decision was about
-    std::vector<Args> decisions;        // the same for all ranks of the engine
-    bool done = false;
+    std::optional<ScheduledStep> open;  // its next step, or the one that the last decision was about
+    Args taken;                         // that decision, if it was, with what this group alone has of it
+    std::vector<Args> decisions;        // the same for all ranks of the group
+    bool done = false, runs = false;    // runs: the last decision was about `open`
   };
   /// One iteration, shared by the ranks of this process.
   struct Iteration {
     std::int32_t step = 0;
-    std::vector<Engine> engines;  // empty until the rollout
+    std::vector<Engine> engines;  // by group; empty until the rollout
     std::optional<std::vector<MiniBatch>> batches;
     std::optional<std::vector<MiniBatch>> scored;  // where passes that only score have micro-batches of their own
   };
@@ -128,12 +131,13 @@ class IterationDriver : public Driver {
 
   /// How many decode steps a decision may stand for.
   virtual std::int64_t most_decode_steps() const { return 1; }
-  /// The samples of each engine, in an iteration with these prompts.
+  /// The samples of each group, in an iteration with these prompts.
   std::vector<std::vector<std::int64_t>> samples_of_engines(std::span<const std::int64_t> prompt_tokens) const;
   /// What is trained of samples of these lengths, in order.
   std::vector<MiniBatch> mini_batches_of(const SampleLengths& lengths) const {
     return mini_batches_of(lengths, scenario_);
   }
+  std::int64_t groups_per_engine() const { return groups_; }
   Rank first_engine_rank() const { return first_engine_rank_; }
   Rank num_train_ranks() const { return static_cast<Rank>(shares_.size()); }
 
@@ -141,8 +145,15 @@ class IterationDriver : public Driver {
   virtual std::vector<std::int64_t> prompt_tokens(std::int32_t step) = 0;  // per prompt, before the rollout
   virtual std::vector<std::int64_t> response_caps(std::int32_t step) = 0;  // per sample, before the rollout
   virtual SampleLengths sample_lengths(std::int32_t step) = 0;             // after the exchange
-  virtual std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t /*engine*/, const ScheduledStep&) {
+  /// Of a group's step, or of one without chunks, which others of its engine take.
+  virtual std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t /*group*/, const ScheduledStep&) {
     return {};
+  }
+  /// What the ranks of group `own` have of a step that all of an engine's groups take, who learn what each samples, of
+  /// so many slots.
+  virtual std::shared_ptr<Payload> joint_payload(const std::vector<std::shared_ptr<Payload>>& all, std::size_t own,
+                                                 std::int64_t /*seqs*/) {
+    return all[own];
   }
   /// Which of the step's sampled tokens ended their sequence; empty: none.
   virtual std::vector<std::uint8_t> ended(Iteration&, std::int64_t, const ScheduledStep&, const Args&) { return {}; }
@@ -166,6 +177,7 @@ class IterationDriver : public Driver {
     std::int64_t index = 0;
   };
   std::optional<Args> rollout_decision(Iteration&, Rank, std::int64_t index);
+  void next_step(Iteration&, std::int64_t first);
   std::optional<Args> micro_decision(Iteration&, Rank, std::int16_t phase, std::int64_t index);
   /// The same, where a pipeline has its messages in blocks of their own.
   std::optional<Args> stage_decision(Iteration&, Rank, std::int16_t phase, std::int64_t index);
@@ -193,6 +205,7 @@ class IterationDriver : public Driver {
   const Plan& plan_;
   const Scenario scenario_;
   std::int64_t num_kv_blocks_ = 0;
+  std::int64_t groups_ = 1;          // of an engine
   std::vector<PhaseRole> roles_;     // by phase
   std::vector<Cursor> cursors_;      // by rank
   std::vector<std::size_t> shares_;  // by rank that trains: of the layout's dp shares of the samples, its own

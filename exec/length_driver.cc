@@ -48,14 +48,23 @@ std::vector<std::int32_t> LengthDriver::rank_classes(std::int32_t first, std::in
     Numbers<std::vector<std::int64_t>> data;  // 0: none
     data({});
     std::vector<std::int32_t> of_engine, of_share(static_cast<std::size_t>(scenario().train.layout.dp));
-    if (rolls_out)
-      for (const auto& samples : samples_of_engines(prompt_tokens(step))) {
-        std::vector<std::int64_t> tokens;
-        for (const std::int64_t i : samples)
+    if (rolls_out) {
+      const auto groups = samples_of_engines(prompt_tokens(step));
+      const auto add = [&](std::size_t group, std::vector<std::int64_t>& tokens) {
+        for (const std::int64_t i : groups[group])
           for (const auto* all : {&drawn.prompt_tokens, &drawn.response_tokens})
             tokens.push_back((*all)[static_cast<std::size_t>(i)]);
+      };
+      const auto each = static_cast<std::size_t>(groups_per_engine());
+      for (std::size_t group = 0; group < groups.size(); ++group) {
+        std::vector<std::int64_t> tokens;
+        add(group, tokens);
+        // Groups of an engine step together.
+        for (std::size_t other = group / each * each; each > 1 && other < (group / each + 1) * each; ++other)
+          tokens.push_back(-1), add(other, tokens);
         of_engine.push_back(data(std::move(tokens)));
       }
+    }
     const std::vector<MiniBatch> batches = mini_batches_of(drawn);
     for (std::size_t share = 0; share < of_share.size(); ++share) {
       std::vector<std::int64_t> sizes;
@@ -69,7 +78,7 @@ std::vector<std::int32_t> LengthDriver::rank_classes(std::int32_t first, std::in
     for (Rank r = 0; r < plan().num_ranks(); ++r) {
       const bool engine = rolls_out && r >= first_engine_rank(), trains = r < num_train_ranks();
       std::int32_t& mine = classes[static_cast<std::size_t>(r)];
-      mine = finer({mine, engine ? of_engine.at(static_cast<std::size_t>(engine_of(r))) : 0,
+      mine = finer({mine, engine ? of_engine.at(static_cast<std::size_t>(group_of(r))) : 0,
                     trains ? of_share.at(share_of(r)) : 0});
     }
   }

@@ -7,6 +7,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/rounding.h"
+
 namespace hotbunk {
 namespace {
 
@@ -118,7 +120,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::latent_heads, 3, 3, 1, 1, FlopRule::none, 0},
     {OpKind::latent_heads_backward, 1, 1, 3, 3, FlopRule::none, 0},
     {OpKind::latent_write, 3, 3, 1, 1, FlopRule::none, 0},
-    {OpKind::latent_attention, 6, 6, 1, 1, FlopRule::latent_attention, 0},
+    {OpKind::latent_attention, 6, 6, 1, 2, FlopRule::latent_attention, 0},
     {OpKind::attention_sinks, 3, 3, 2, 2, FlopRule::per_element, 1},
     {OpKind::attention_sinks_backward, 4, 4, 1, 1, FlopRule::none, 0},
     {OpKind::clamped_swiglu, 1, 1, 1, 1, FlopRule::per_element, 8},
@@ -154,8 +156,8 @@ double head_width(const Op& op, bool backward) {
 /// Tokens in the pool that an engine's attention reads: every sequence's context once. A decode step sees one query per
 /// sequence, so the visible pairs are the context; for a prefill chunk pairs / tokens is the mean context of a query.
 std::int64_t context_tokens(const Op& op, const Sizes& s) {
-  const std::int64_t pairs = attention_pairs(op, s);
-  return s.tokens <= s.seqs || s.tokens == 0 ? pairs : pairs / s.tokens * s.seqs;
+  const std::int64_t pairs = attention_pairs(op, s), queries = op.inputs[0].shape[0].actual(s);
+  return queries <= s.seqs || queries == 0 ? pairs : pairs / queries * s.seqs;
 }
 
 /// Bytes of the K and V rows that paged attention reads.
@@ -397,8 +399,27 @@ bool is_latent(OpKind k) {
   }
 }
 
+/// Attended rows, their log-sum-exps, and the same of every rank's part of the keys.
+std::string check_parts(const Op& op) {
+  const Tensor &o = op.inputs[0], &lse = op.inputs[1], &parts = op.inputs[2];
+  const bool fits = op.group >= 0 && o.rank == 2 && lse.rank == 2 && o.shape[0] == lse.shape[0] &&
+                    lse.shape[1].size > 0 && o.shape[1].size % lse.shape[1].size == 0 &&
+                    parts.shape[0].extent == fixed_extent && parts.shape[1] == lse.shape[0] &&
+                    parts.shape[2] == lse.shape[1] && parts.dtype == DType::f32 && op.outputs[0] == o &&
+                    op.outputs[1] == lse;
+  return fits ? "" : "needs attended rows, and a log-sum-exp of each rank of its group for each of their heads";
+}
+
+/// Keys and values of a sequence that the ranks of a group hold in parts.
+std::string check_held(const Op& op) {
+  const std::int64_t ranks = op.integer(Attr::ranks, 1);
+  if (ranks < 1) return fmt::format("has {} ranks", ranks);
+  return op.has(Attr::ranks) && op.group < 0 ? "has no group" : "";
+}
+
 /// Attended rows, their log-sum-exps, and a sink for each head of all ranks that share them.
 std::string check_sinks(const Op& op) {
+  if (op.kind == OpKind::attention_sinks && op.inputs[2].rank == 3) return check_parts(op);
   const bool backward = op.kind == OpKind::attention_sinks_backward;
   const Tensor &o = op.inputs[backward ? 1 : 0], &lse = op.inputs[backward ? 2 : 1],
                &sinks = op.inputs[backward ? 3 : 2];
@@ -594,6 +615,12 @@ std::string check_prices(const Op& op) {
 
 namespace {
 
+/// Whether it writes to an engine's pool, or attends to what that has.
+bool holds_keys(OpKind k) {
+  return k == OpKind::kv_write || k == OpKind::paged_attention || k == OpKind::latent_write ||
+         k == OpKind::latent_attention;
+}
+
 bool is_context_attention(OpKind k) {
   return k == OpKind::context_attention || k == OpKind::context_attention_backward;
 }
@@ -615,7 +642,8 @@ std::int64_t attention_pairs(const Op& op, const Sizes& s) {
   const bool backward = op.kind == OpKind::attention_backward || op.kind == OpKind::context_attention_backward;
   const auto queries = [&] { return op.inputs[backward ? 1 : 0].shape[0].actual(s); };
   const std::int64_t pairs = is_context_attention(op.kind) ? context_pairs(op, queries(), s) : s.attention_pairs;
-  return op.has(Attr::window) ? std::min(pairs, queries() * op.integer(Attr::window)) : pairs;
+  const std::int64_t seen = op.has(Attr::window) ? std::min(pairs, queries() * op.integer(Attr::window)) : pairs;
+  return holds_keys(op.kind) ? ceil_div(seen, op.integer(Attr::ranks, 1)) : seen;
 }
 
 ContextParts context_parts(const Op& op, const Places& places) {
@@ -708,10 +736,11 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::kv_write: {
       const std::int64_t row =
           2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[0].dtype);
-      return 2 * row * s.tokens + op.inputs[1].bytes(s);
+      return 2 * row * ceil_div(op.inputs[0].shape[0].actual(s), op.integer(Attr::ranks, 1)) + op.inputs[1].bytes(s);
     }
     case OpKind::latent_write:
-      return 2 * (op.inputs[0].bytes(s) + op.inputs[1].bytes(s)) + op.inputs[2].bytes(s);
+      return 2 * ceil_div(op.inputs[0].bytes(s) + op.inputs[1].bytes(s), op.integer(Attr::ranks, 1)) +
+             op.inputs[2].bytes(s);
     case OpKind::latent_attention:
       return op.inputs[0].bytes(s) + op.outputs[0].bytes(s) + op.inputs[2].bytes(s) +
              context_tokens(op, s) * op.inputs[1].shape[2].size * size_of(op.inputs[1].dtype);
@@ -843,6 +872,8 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
+  if (holds_keys(op.kind))
+    if (auto bad = check_held(op); !bad.empty()) return bad;
   if (is_latent(op.kind)) return check_latent(op);
   if (op.kind == OpKind::attention_sinks || op.kind == OpKind::attention_sinks_backward) return check_sinks(op);
   if (op.kind == OpKind::clamped_swiglu || op.kind == OpKind::clamped_swiglu_backward) return check_clamped(op);

@@ -48,6 +48,9 @@
 //                                                scores, in the place of 1/sqrt(d); softcap: c tanh(score / c)
 //   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
 //   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d]           block_tokens, heads, …
+//                                                ranks: of op.group hold a sequence in parts, as do latent_write and what attends;
+//                                                token p lies at the place p mod ranks, and slots and tables are of blocks of
+//                                                ranks block_tokens
 //   paged_attention    x[T,Q], pool, cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,ad], (lse[T,a])
 //   swiglu             gate_up[T,2I] -> act[T,I]
 //   swiglu_backward    dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]
@@ -123,10 +126,12 @@
 //                                                other v its value; Q = a (2d + v)       heads, head_dim: d, value_dim: v, rope_dim: t
 //   latent_heads_backward  dx[T,Q] -> dq[T,ad], dkv[T,a(d-t+v)], ds[T,t]   ds: summed over heads, fp32
 //   latent_write       c[T,r], s[T,t], kv_slots[T] -> pool[blocks, block_tokens, r+t]     block_tokens
-//   latent_attention   q[T,ad], pool, w[a(d-t+v),r], cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,av]   w makes keys and values
+//   latent_attention   q[T,ad], pool, w[a(d-t+v),r], cu_seqlens[S+1], tables[S,max_blocks], lengths[S] -> o[T,av], (lse[T,a])   w makes keys and values
 //                                                of what the pool keeps, for each sequence anew   block_tokens, heads, …, scale
 //   attention_sinks    o[T,ad], lse[T,a], sinks[W a] -> o, lse   in place: as if softmax had counted one more score of each
 //                                                head, with a value of zeros. W: 1, or ranks of op.group, of which each has a heads
+//                                                of lses[W,T,a]: those of all ranks' keys, of which this one's are at its place: o becomes
+//                                                what its keys are of attention over all, lse that of all
 //   attention_sinks_backward  do[T,ad], o[T,ad], lse[T,a], sinks[W a] -> dsinks[W a]   of o and lse behind that; zeros of others' heads   accumulate
 //   clamped_swiglu     gate_up[T,2I] -> act[T,I]   g = min(gate, limit): g sigmoid(alpha g) (clamp(up, ±limit) + 1)   limit, alpha
 //   clamped_swiglu_backward  dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]                    limit, alpha

@@ -1,13 +1,14 @@
 #include "interop/export.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
 
 #include "interop/import.h"
-#include "interop/rules.h"
+#include "interop/rule_parts.h"
 #include "spec/scenario_keys.h"
 
 namespace hotbunk {
@@ -114,6 +115,7 @@ class Exporter {
     if (table_.form == LaunchForm::hydra)
       return quoted(fmt::format("{}{}={}", key.find(".override_") == std::string::npos ? "" : "++", key, value));
     if (value == "true") return "--" + key;
+    if (value.starts_with('[')) return fmt::format("--{} {}", key, fmt::join(rules::listed(value), " "));
     return fmt::format("--{} {}", key, quoted(value));
   }
 

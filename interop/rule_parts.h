@@ -1,5 +1,8 @@
 // The rules' functions, for rules*.cc only.
 #pragma once
+#include <string>
+#include <vector>
+
 #include "interop/rules.h"
 
 namespace hotbunk::rules {
@@ -30,6 +33,9 @@ void read_loss(RuleInput&);
 void write_loss(RuleOutput&);
 void read_staleness(RuleInput&);
 void write_staleness(RuleOutput&);
+
+/// "[a, 'b']", "a b" and "a,b" as a, b.
+std::vector<std::string> listed(std::string text);
 
 /// Ranks of training that one data rank has: tp x cp x pp x ulysses.
 double train_factor(const RuleInput&);

@@ -38,16 +38,6 @@ const std::vector<BridgeModule>& bridge_modules() {
   return all;
 }
 
-/// "[a, 'b']", "a b" and "a,b" as a, b.
-std::vector<std::string> listed(std::string text) {
-  for (char& c : text)
-    if (std::string_view("[](),'\"").find(c) != std::string_view::npos) c = ' ';
-  std::istringstream in(text);
-  std::vector<std::string> out;
-  for (std::string word; in >> word;) out.push_back(word);
-  return out;
-}
-
 /// As train.lora.targets has them: in their order of a layer, all-linear where there are all.
 std::string targets_of(const std::vector<std::string>& matrices) {
   std::vector<std::string> out;

@@ -2,13 +2,38 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "interop/rule_parts.h"
 #include "spec/names.h"
 #include "spec/transition.h"
 
 namespace hotbunk::rules {
 
-void read_recompute(RuleInput& in) {
+std::vector<std::string> listed(std::string text) {
+  for (char& c : text)
+    if (std::string_view("[](),'\"").find(c) != std::string_view::npos) c = ' ';
+  std::istringstream in(text);
+  std::vector<std::string> out;
+  for (std::string word; in >> word;) out.push_back(word);
+  return out;
+}
+
+namespace {
+
+/// Of selective recomputation, by Megatron-core's names, which are ours.
+void read_recompute_modules(RuleInput& in) {
+  const RoleValue* const modules = in.find("recompute_modules");
+  if (modules == nullptr || in.scenario_text("train.recompute") != "selective") return;
+  in.set("train.recompute_modules", fmt::format("[{}]", fmt::join(listed(modules->value), ", ")), modules->said,
+         modules->where);
+}
+
+void read_recompute_kind(RuleInput& in) {
   const RoleValue* const granularity = in.find("recompute_granularity");
   if (in.find("checkpointing") != nullptr && !in.is_true("checkpointing"))
     return in.set("train.recompute", "none", in.said("checkpointing"), in.where("checkpointing"));
@@ -22,10 +47,21 @@ void read_recompute(RuleInput& in) {
   else in.set("train.recompute", "none", "nothing asks for it");
 }
 
+}  // namespace
+
+void read_recompute(RuleInput& in) {
+  read_recompute_kind(in);
+  read_recompute_modules(in);
+}
+
 void write_recompute(RuleOutput& out) {
   const Recompute r = out.scenario.train.recompute;
   out.give("checkpointing", r != Recompute::none);
   if (r != Recompute::none) out.give("recompute_granularity", std::string(name_of(r)));
+  if (std::string modules = out.scenario.train.recompute_modules; !modules.empty()) {
+    std::ranges::replace(modules, '-', ',');
+    out.give("recompute_modules", fmt::format("[{}]", modules));
+  }
 }
 
 void read_offload(RuleInput& in) {

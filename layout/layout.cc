@@ -1,6 +1,7 @@
 #include "layout/layout.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 
@@ -31,6 +32,13 @@ bool has_expert(const Layout& layout, const ModelSpec& model, const ParamSpec& p
   return experts.begin <= parameter.expert && parameter.expert < experts.end;
 }
 
+bool is_of_mlp(ParamRole role) {
+  using R = ParamRole;
+  constexpr std::array roles = {R::gate_proj, R::up_proj,     R::up_bias,   R::down_proj,
+                                R::down_bias, R::shared_gate, R::shared_up, R::shared_down};
+  return std::ranges::find(roles, role) != roles.end();
+}
+
 }  // namespace
 
 Layout fsdp_layout(std::int64_t shard, std::int64_t replicas) {
@@ -48,7 +56,9 @@ Layout rollout_layout(const EngineAxes& engine, std::int64_t engines, EngineOrde
 }
 
 Rectangle slice_of(const Layout& layout, const ModelSpec& model, const ParamSpec& parameter, std::int64_t rank) {
-  const Mesh& mesh = parameter.expert >= 0 ? layout.expert : layout.dense;
+  const Mesh& mesh = parameter.expert >= 0                     ? layout.expert
+                     : layout.mlp && is_of_mlp(parameter.role) ? *layout.mlp
+                                                               : layout.dense;
   TensorPlacement placement = tensor_parallel(parameter, model, layout.vocab_multiple);
   std::erase_if(placement, [&](const AxisPlacement& axis) { return !mesh.has(axis.axis); });
   if (mesh.has("fsdp")) placement.push_back({"fsdp", Placement::shard(0)});

@@ -1,6 +1,7 @@
 // Layout: the complete answer to "who holds what" of a model's weights.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct Layout {
   Mesh dense, expert;
   std::vector<StageChunk> stages;
   std::int64_t vocab_multiple = 1;  // see tensor_parallel
+  std::optional<Mesh> mlp = {};     // of dense MLPs, where it is another: attention data parallelism of an engine
 };
 
 /// FSDP2 over `shard` consecutive ranks, repeated `replicas` times (HSDP; 1 = plain FSDP).

@@ -18,7 +18,7 @@ class RolloutRank {
         cut_(cut),
         tp_(cut.tp),
         rank_(rank),
-        heads_(heads_of_rank(model, cut.tp, rank)),
+        heads_(cut.whole_attention ? heads_of_rank(model, 1, 0) : heads_of_rank(model, cut.tp, rank)),
         parameters_(model) {}
 
   std::vector<LocalWeight> weights() {
@@ -47,12 +47,13 @@ class RolloutRank {
           packed_heads(prefix + "qkv_bias", layer, 1, {ParamRole::q_bias, ParamRole::k_bias, ParamRole::v_bias}));
     }
     if (model_.attention_sinks)
-      weights_.push_back(row_slice(prefix + "sinks", layer, ParamRole::sinks, 1, heads_.query));
+      weights_.push_back(row_slice(prefix + "sinks", layer, ParamRole::sinks, 1, heads_.query, cut_.whole_attention));
     if (parameters_.find(layer, ParamRole::q_norm)) {
       replicate(prefix + "q_norm", layer, ParamRole::q_norm);
       replicate(prefix + "k_norm", layer, ParamRole::k_norm);
     }
-    weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query, model_.value_dim())));
+    weights_.push_back(column_slice(prefix + "o", layer, ParamRole::o_proj, rows_of(heads_.query, model_.value_dim()),
+                                    cut_.whole_attention));
     if (model_.o_bias) replicate(prefix + "o_bias", layer, ParamRole::o_bias);
     if (model_.output_norms) replicate(prefix + "attention_out_norm", layer, ParamRole::attention_out_norm);
     norm(prefix + "post_norm", layer, ParamRole::post_norm, ParamRole::post_norm_bias);
@@ -82,7 +83,8 @@ class RolloutRank {
       weights_.push_back(WeightBuilder(prefix + name, layer, p.shape[1]).add(p, {0, p.shape[0]}).build());
     };
     const auto of_heads = [&](const char* name, ParamRole role, std::int64_t cols, std::int64_t of_one) {
-      weights_.push_back(row_slice(prefix + name, layer, role, cols, rows_of(heads_.query, of_one)));
+      weights_.push_back(
+          row_slice(prefix + name, layer, role, cols, rows_of(heads_.query, of_one), cut_.whole_attention));
     };
     if (a.q_lora_rank > 0) {
       whole("q_a", ParamRole::q_a_proj);
@@ -168,25 +170,32 @@ class RolloutRank {
   };
   LocalWeight packed_heads(std::string name, int layer, std::int64_t cols, HeadRoles roles) const {
     return WeightBuilder(std::move(name), layer, cols)
-        .add(parameters_.at(layer, roles.query), rows_of(heads_.query), 0, down_by(rows_of(heads_.query)))
+        .add(parameters_.at(layer, roles.query), rows_of(heads_.query), 0, of_heads(down_by(rows_of(heads_.query))))
         .add(parameters_.at(layer, roles.key), rows_of(heads_.key_value), 0, key_value_step())
         .add(parameters_.at(layer, roles.value), rows_of(heads_.key_value), 0, key_value_step())
         .build();
   }
 
-  LocalWeight column_slice(std::string name, int layer, ParamRole role, Range columns) const {
+  /// `same`: on every rank.
+  LocalWeight column_slice(std::string name, int layer, ParamRole role, Range columns, bool same = false) const {
+    const Step step = same ? Step{} : Step{.cols = columns.size()};
     return WeightBuilder(std::move(name), layer, columns.size())
-        .add(parameters_.at(layer, role), {0, model_.hidden}, columns.begin, {.cols = columns.size()})
+        .add(parameters_.at(layer, role), {0, model_.hidden}, columns.begin, step)
         .build();
   }
 
-  LocalWeight row_slice(std::string name, int layer, ParamRole role, std::int64_t cols, Range rows) const {
-    return WeightBuilder(std::move(name), layer, cols).add(parameters_.at(layer, role), rows, 0, down_by(rows)).build();
+  LocalWeight row_slice(std::string name, int layer, ParamRole role, std::int64_t cols, Range rows,
+                        bool same = false) const {
+    return WeightBuilder(std::move(name), layer, cols)
+        .add(parameters_.at(layer, role), rows, 0, same ? Step{} : down_by(rows))
+        .build();
   }
 
   /// Of the vocabulary's rows, or the positions'.
   LocalWeight table_slice(std::string name, ParamRole role) const {
     const ParamSpec& table = parameters_.at(-1, role);
+    if (cut_.whole_attention)
+      return WeightBuilder(std::move(name), -1, model_.hidden).add(table, {0, table.shape[0]}).build();
     const std::int64_t rows = ceil_div(table.shape[0], tp_);
     return WeightBuilder(std::move(name), -1, model_.hidden)
         .add(table, chunk_range(table.shape[0], tp_, rank_), 0, {.rows = rows})
@@ -206,7 +215,9 @@ class RolloutRank {
   }
 
   static Step down_by(Range rows) { return {.rows = rows.size()}; }
+  Step of_heads(Step step) const { return cut_.whole_attention ? Step{} : step; }
   Step key_value_step() const {
+    if (cut_.whole_attention) return {};
     return {.rows = rows_of(heads_.key_value).size(), .repeat = std::max<std::int64_t>(1, tp_ / model_.kv_heads)};
   }
   Range rows_of(Range heads) const { return rows_of(heads, model_.head_dim); }
@@ -229,11 +240,12 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
   return {query, {head, head + 1}};
 }
 
-std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts) {
+std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts, bool whole_attention) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
   if (model.mlp_bias && (model.gated_mlp || model.moe)) return fmt::format("{} has biases in a gated MLP", model.name);
-  if (model.heads % tp) return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
-  if (!model.mla && model.kv_heads % tp && tp % model.kv_heads) {
+  if (!whole_attention && model.heads % tp)
+    return fmt::format("{} attention heads do not divide over tp {}", model.heads, tp);
+  if (!whole_attention && !model.mla && model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);
   }
   if (model.moe && whole_experts && model.moe->experts % tp)
@@ -249,7 +261,7 @@ std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool who
 }
 
 std::vector<LocalWeight> rollout_weights(const ModelSpec& model, const EngineCut& cut, std::int64_t tp_rank) {
-  const std::string reason = why_not_rollout_tp(model, cut.tp, cut.experts > 1);
+  const std::string reason = why_not_rollout_tp(model, cut.tp, cut.experts > 1, cut.whole_attention);
   HB_CHECK(reason.empty(), "{}", reason);
   HB_CHECK(tp_rank >= 0 && tp_rank < cut.tp, "tp rank {} of {}", tp_rank, cut.tp);
   HB_CHECK(cut.experts == 1 || cut.experts == cut.tp, "experts over {} of {} ranks", cut.experts, cut.tp);

@@ -73,19 +73,24 @@ HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank
 
 /// How an engine's ranks share a model: over so many tensor-parallel ones, whole experts over all of these (1: each has
 /// columns of every expert), and of its pipeline's stages this one. No layers and both ends: all of the model.
+/// `whole_attention`: each rank has all of what is no MLP and no expert, and uses it for sequences of its own.
 struct EngineCut {
   std::int64_t tp = 1, experts = 1;
   StagePart stage = {};
+  bool whole_attention = false;
   bool has_layer(std::int64_t layer) const { return stage.layers.empty() || stage.has_layer(layer); }
   friend bool operator<(const EngineCut& a, const EngineCut& b) {
-    return std::tie(a.tp, a.experts, a.stage) < std::tie(b.tp, b.experts, b.stage);
+    return std::tie(a.tp, a.experts, a.stage, a.whole_attention) <
+           std::tie(b.tp, b.experts, b.stage, b.whole_attention);
   }
 };
 
 /// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
 ///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; latent attention has no KV
-///   heads. Of an expert columns have to divide, or with `whole_experts` their number.
-std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false);
+///   heads. Of an expert columns have to divide, or with `whole_experts` their number; heads do not with
+///   `whole_attention`.
+std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false,
+                               bool whole_attention = false);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
 /// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are

@@ -110,7 +110,7 @@ Result<std::vector<StageChunk>> engine_stages(const Scenario& s) {
 
 std::vector<EngineCut> engine_cuts(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep}};
+  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep, .whole_attention = l.attention_dp > 1}};
   const auto stages = engine_stages(s);
   HB_CHECK(stages.has_value(), "{} layers in {} stages of an engine", s.model.layers, l.pp);
   std::vector<EngineCut> out;
@@ -127,7 +127,8 @@ Result<Layout> engine_layout(const Scenario& s) {
   if (!stages) return tl::unexpected(stages.error());
   const EngineOrder order = l.order == RankOrder::strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout({l.tp, l.cp, std::move(*stages)}, l.dp, order);
-  // Of the ranks that share a layer, attention_dp groups have all of its attention each, and ep groups other experts.
+  // Of the ranks that share a layer, attention_dp groups have all of its attention each, and ep groups other experts;
+  // its MLP they all share.
   const auto split = [](const Mesh& mesh, const char* inner, const char* outer, std::int64_t outer_size) {
     std::vector<MeshAxis> axes;
     for (const MeshAxis& axis : mesh.axes())
@@ -136,6 +137,7 @@ Result<Layout> engine_layout(const Scenario& s) {
     return Mesh(std::move(axes));
   };
   out.expert = split(out.dense, "etp", "ep", l.ep);
+  if (l.attention_dp > 1) out.mlp = out.dense;
   out.dense = split(out.dense, "tp", "attention_dp", l.attention_dp);
   return out;
 }

@@ -46,9 +46,11 @@ namespace hotbunk {
 ///   expert_replicas  the ranks that hold the same shard of the same experts
 /// and where engines have a pipeline:
 ///   engine_stages    the ranks of one place in all stages of an engine, stage by stage
-///   engines          all ranks of an engine, stage by stage
+///   engines          all ranks of an engine, stage by stage; with context parallelism too
 /// and where units are resharded to a smaller mesh after forward:
 ///   reshard          neighbours among the ranks of fsdp that keep a unit among them until its backward
+/// and where engines have context parallelism:
+///   engine_context   the ranks of one tensor-parallel place of a stage, of which each holds its part of every sequence
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -69,7 +71,8 @@ enum class Family : GroupId {
   expert_replicas = 16,
   engine_stages = 17,
   engines = 18,
-  reshard = 19
+  reshard = 19,
+  engine_context = 20
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }

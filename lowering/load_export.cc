@@ -7,30 +7,15 @@
 
 namespace hotbunk {
 
-void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
-  b.begin_block(phase, "load");
-  b.map(sections::train_params);
-  b.map(sections::train_optimizer);
-  b.map(sections::train_reference);
-  b.map(sections::host_resident);
-  const auto load = [&](const ShardedUnit& unit, BufferId id, Slot slot, bool whole = false) {
-    if (b.buffer(id).section != sections::transient) b.alloc(id, b.is_on_host(id) ? streams::host : streams::h2d);
-    const DType dtype = b.buffer(id).dtype;
-    for (const UnitParam& p : unit.params) {
-      const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
-      // Where a parameter lies in a flat unit's shard is each rank's own matter: the first one clears what is padding.
-      const bool shares = unit.flat ? &p != &unit.params.front() : !p.has_place();
-      Op& op = b.feed(unit.flat ? b.whole(id) : b.view(id, dtype, {fixed(rows), fixed(p.cols)}, at), slot);
-      op.name = p.parameter;
-      if (shares) with(op, Attr::accumulate, std::int64_t{1});  // beside what is there
-      Side mine = shards_of(unit, p, whole ? 1 : state.shards(), state.mesh(), Holds::mine);
-      if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
-      if (whole && state.mesh().tensor == 1 && !p.over_data) mine.parts = {};
-      mine.piece.offset = 0;  // of the view
-      op.moves.push_back({logical(p), mine});
-    }
-  };
-  for (const UnitState& u : state.units()) {
+namespace {
+
+/// The parts of training's state that are read before the first iteration.
+class Load {
+ public:
+  Load(ProgramBuilder& b, const TrainState& state) : b_(b), state_(state) {}
+
+  /// A unit of this stage.
+  void own(const UnitState& u) {
     std::vector<Input> inputs;
     for (const BufferId id : {u.shard, u.reference, u.exp_avg, u.exp_avg_sq})
       if (id >= 0) inputs.emplace_back(id);
@@ -39,30 +24,113 @@ void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) 
       if (u.is_split() && p.on_host)
         for (const BufferId id : {p.shard, p.exp_avg, p.exp_avg_sq}) inputs.emplace_back(id);
     const std::string name = parameters_prefix(u.unit);
-    b.call("load.unit", u.unit.kind, name, std::move(inputs), [&] {
-      const auto load_split = [&](StateTensor what, Slot slot, DType dtype, const char* suffix) {
-        const std::string staged = name + "loaded" + suffix;
-        const Tensor t = b.transient(staged, dtype, {fixed(u.unit.shard_elements)}, Category::communication);
-        load(u.unit, t.buffer, slot);
-        state.put_parts(b, u, what, t, staged);
+    b_.call("load.unit", u.unit.kind, name, std::move(inputs), [&] { load_unit(u, name); });
+  }
+
+  /// A unit of another stage, of which the first rank says what this stage does not keep: all ranks hear all of it.
+  void others(const ShardedUnit& unit, std::int64_t stage) {
+    b_.call(fmt::format("load.heard.{}", stage), unit.kind, parameters_prefix(unit), {}, [&] {
+      const auto hear = [&](Slot slot) {
+        for (const UnitParam& p : unit.params) say(p, slot);
       };
-      if (u.publishes()) b.alloc(u.whole, streams::gather);
-      const Precision& precision = state.precision();
-      if (u.is_split() && u.publishes()) {
-        load_split(StateTensor::shard, Slot::parameter, precision.master, "");
-      } else {
-        load(u.unit, u.shard, Slot::parameter, state.shards_of(u.unit) < state.shards());
-        if (u.is_split()) state.put_parts(b, u, StateTensor::shard, b.whole(u.shard), name + "loaded");
-      }
-      if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
-      if (u.is_split()) {
-        load_split(StateTensor::exp_avg, Slot::first_moment, precision.moments, ".exp_avg");
-        load_split(StateTensor::exp_avg_sq, Slot::second_moment, precision.moments, ".exp_avg_sq");
-        return;
-      }
-      if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
-      if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+      hear(Slot::parameter);
+      if (state_.has_reference()) hear(Slot::reference_parameter);
+      if (state_.trains(unit)) hear(Slot::first_moment), hear(Slot::second_moment);
     });
+  }
+
+ private:
+  void load_unit(const UnitState& u, const std::string& name) {
+    const auto load_split = [&](StateTensor what, Slot slot, DType dtype, const char* suffix) {
+      const std::string staged = name + "loaded" + suffix;
+      const Tensor t = b_.transient(staged, dtype, {fixed(u.unit.shard_elements)}, Category::communication);
+      load(u.unit, t.buffer, slot);
+      state_.put_parts(b_, u, what, t, staged);
+    };
+    if (u.publishes()) b_.alloc(u.whole, streams::gather);
+    const Precision& precision = state_.precision();
+    if (u.is_split() && u.publishes()) {
+      load_split(StateTensor::shard, Slot::parameter, precision.master, "");
+    } else {
+      load(u.unit, u.shard, Slot::parameter, state_.shards_of(u.unit) < state_.shards());
+      if (u.is_split()) state_.put_parts(b_, u, StateTensor::shard, b_.whole(u.shard), name + "loaded");
+    }
+    if (u.reference >= 0) load(u.unit, u.reference, Slot::reference_parameter, u.whole >= 0);
+    if (u.is_split()) {
+      load_split(StateTensor::exp_avg, Slot::first_moment, precision.moments, ".exp_avg");
+      load_split(StateTensor::exp_avg_sq, Slot::second_moment, precision.moments, ".exp_avg_sq");
+      return;
+    }
+    if (u.exp_avg >= 0) load(u.unit, u.exp_avg, Slot::first_moment);
+    if (u.exp_avg_sq >= 0) load(u.unit, u.exp_avg_sq, Slot::second_moment);
+  }
+
+  void load(const ShardedUnit& unit, BufferId id, Slot slot, bool whole = false) {
+    if (b_.buffer(id).section != sections::transient) b_.alloc(id, b_.is_on_host(id) ? streams::host : streams::h2d);
+    const DType dtype = b_.buffer(id).dtype;
+    if (state_.first_rank_reads())  // what no parameter has is padding
+      b_.emit(OpKind::zero, streams::h2d, unit.params.front().parameter + said(slot) + ".padding", {}, {b_.whole(id)});
+    for (const UnitParam& p : unit.params) {
+      const std::int64_t rows = whole ? p.rows : p.padded_rows, at = whole ? p.full_offset : p.shard_offset;
+      const Tensor place = unit.flat ? b_.whole(id) : b_.view(id, dtype, {fixed(rows), fixed(p.cols)}, at);
+      Side mine = shards_of(unit, p, whole ? 1 : state_.shards(), state_.mesh(), Holds::mine);
+      if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
+      if (whole && state_.mesh().tensor == 1 && !p.over_data) mine.parts = {};
+      mine.piece.offset = 0;  // of the view
+      if (state_.first_rank_reads()) {
+        const Tensor heard = say(p, slot);
+        b_.emit(OpKind::copy_boxes, streams::h2d, p.parameter + said(slot) + ".take", {heard}, {place})
+            .moves.push_back({logical(p), mine});
+        continue;
+      }
+      // Where a parameter lies in a flat unit's shard is each rank's own matter: the first one clears what is padding.
+      const bool shares = unit.flat ? &p != &unit.params.front() : !p.has_place();
+      Op& op = b_.feed(place, slot);
+      op.name = p.parameter;
+      if (shares) with(op, Attr::accumulate, std::int64_t{1});  // beside what is there
+      op.moves.push_back({logical(p), mine});
+    }
+  }
+
+  static const char* said(Slot slot) {
+    return slot == Slot::parameter             ? ".said"
+           : slot == Slot::reference_parameter ? ".reference.said"
+           : slot == Slot::first_moment        ? ".exp_avg.said"
+                                               : ".exp_avg_sq.said";
+  }
+
+  /// A parameter as the first rank has read it, on all ranks, in fp32. One after another on one stream: beside what
+  /// persists there is room for the largest.
+  Tensor say(const UnitParam& p, Slot slot) {
+    const std::string name = p.parameter + said(slot);
+    const Tensor t =
+        b_.transient(name, DType::f32, {fixed(p.whole_rows), fixed(p.whole_cols)}, Category::communication);
+    Op& op = b_.feed(t, slot);
+    op.name = p.parameter;
+    op.moves.push_back({logical(p), on_first_rank(p, state_.ranks())});
+    with(b_.communicate(OpKind::broadcast, streams::h2d, Family::world, name + ".broadcast", {t}, {t}), Attr::src_rank,
+         std::int64_t{0});
+    return t;
+  }
+
+  ProgramBuilder& b_;
+  const TrainState& state_;
+};
+
+}  // namespace
+
+void lower_load(ProgramBuilder& b, const TrainState& state, std::int32_t phase) {
+  b.begin_block(phase, "load");
+  b.map(sections::train_params);
+  b.map(sections::train_optimizer);
+  b.map(sections::train_reference);
+  b.map(sections::host_resident);
+  Load load(b, state);
+  for (std::int64_t stage = 0; stage < state.mesh().stages; ++stage) {
+    if (stage == state.stage())
+      for (const UnitState& u : state.units()) load.own(u);
+    else if (state.first_rank_reads())
+      for (std::size_t u = 0; u < state.units_of(stage).size(); ++u) load.others(state.exported_unit(stage, u), stage);
   }
   state.publish(b, "load.");
 }

@@ -51,7 +51,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::reshard) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::engine_context) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 /// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
@@ -120,10 +120,13 @@ void add_engines(Families& all, const RolloutLayout& l) {
         return static_cast<Rank>(rank_of_seat(l, {e, first + i * step}));
       }));
     };
-    for (std::int64_t stage = 0; stage < l.pp; ++stage) add(Family::tp, l.tp, stage * l.tp, 1);
-    if (l.pp == 1) continue;
-    for (std::int64_t t = 0; t < l.tp; ++t) add(Family::engine_stages, l.pp, t, l.tp);
-    add(Family::engines, l.tp * l.pp, 0, 1);
+    const std::int64_t of_stage = l.tp * l.cp;
+    for (std::int64_t first = 0; first < of_stage * l.pp; first += l.tp) add(Family::tp, l.tp, first, 1);
+    if (of_stage * l.pp > l.tp) add(Family::engines, of_stage * l.pp, 0, 1);
+    for (std::int64_t place = 0; l.pp > 1 && place < of_stage; ++place)
+      add(Family::engine_stages, l.pp, place, of_stage);
+    for (std::int64_t stage = 0; l.cp > 1 && stage < l.pp; ++stage)
+      for (std::int64_t t = 0; t < l.tp; ++t) add(Family::engine_context, l.cp, stage * of_stage + t, l.tp);
   }
 }
 
@@ -148,7 +151,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "expert_replicas",
                                 "engine_stages",
                                 "engines",
-                                "reshard"};
+                                "reshard",
+                                "engine_context"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
@@ -167,7 +171,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = s.train.reshard_ranks > 0            ? Family::reshard
+  const Family last = engines && s.rollout.layout.cp > 1   ? Family::engine_context
+                      : s.train.reshard_ranks > 0          ? Family::reshard
                       : engines && s.rollout.layout.pp > 1 ? Family::engines
                       : mesh.expert_data > 1               ? Family::expert_replicas
                       : s.train.layout.cp > 1              ? Family::context
@@ -242,8 +247,8 @@ std::int64_t weight_bytes_of(const Scenario& s, const std::vector<LocalWeight>& 
 
 std::optional<std::int64_t> kv_pool_blocks(const Scenario& s, std::int64_t weight_bytes, std::int64_t layers) {
   const std::int64_t longest = max_blocks_per_seq(s);
-  const std::int64_t useful = s.rollout.max_running_requests * longest;
-  if (s.rollout.kv_cache_tokens > 0) return s.rollout.kv_cache_tokens / s.rollout.block_tokens;
+  const std::int64_t useful = slots_of_group(s) * longest;
+  if (s.rollout.kv_cache_tokens > 0) return pool_share(s.rollout) / block_span(s.rollout);
   if (s.cluster.device_memory_bytes <= 0) return useful;
   const auto pool =
       static_cast<std::int64_t>(s.rollout.memory_fraction * static_cast<double>(s.cluster.device_memory_bytes)) -
@@ -296,7 +301,9 @@ bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::slee
 std::string why_not_lowered(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
   if (s.algorithm.name == AlgorithmName::sft) return "";
-  if (std::string why = why_not_rollout_tp(s.model, s.rollout.layout.tp, s.rollout.layout.ep > 1); !why.empty())
+  if (std::string why =
+          why_not_rollout_tp(s.model, s.rollout.layout.tp, s.rollout.layout.ep > 1, s.rollout.layout.attention_dp > 1);
+      !why.empty())
     return why;
   return kv_pool_blocks(s) ? "" : "rollout.memory_fraction leaves no room for one sequence's KV cache";
 }
@@ -341,7 +348,8 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.groups = group_families(s, mesh, engines);
   // All up to the last that the plan may use.
   const bool experts = mesh.expert_data > 1, ulysses = s.train.layout.ulysses > 1 || experts;
-  if (s.train.layout.sp || mesh.stages > 1 || ulysses || s.train.layout.sharers() > 1)
+  const bool apart = engines && attention_groups(s) > 1;
+  if (s.train.layout.sp || mesh.stages > 1 || ulysses || s.train.layout.sharers() > 1 || apart)
     plan.extents.push_back({"sequence"});
   if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
   if (ulysses) plan.extents.push_back({"gathered"});
@@ -357,7 +365,7 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   const Mesh train = train_mesh(s.train.layout);
   std::vector<Stages> programs;  // one for each stage of the trainer's pipeline that some stage of an engine's meets
   for (std::int64_t r = 0; r < world; ++r) {
-    const std::int64_t place = serves ? engine_seat(s.rollout.layout, r).place / s.rollout.layout.tp : 0;
+    const std::int64_t place = serves ? engine_stage(s.rollout.layout, r) : 0;
     programs.push_back({train.coordinate(r, "pp"), place});
   }
   std::vector<Stages> distinct = programs;

@@ -183,21 +183,25 @@ PackedModel::Stream PackedModel::layer_forward(const WholeUnit& w, int layer, co
     at(values, l.in.h) = in.h, at(values, l.in.z) = in.z;
     Emits emits(*this, w, nullptr, layer_name(layer));
     emit_forward(l.forward, sharding, emits, values);
-    return WentForward{{at(values, l.out.h), at(values, l.out.z)},
-                       only(values, kept_values(l.forward, sharding, scenario_.train.recompute, l.x))};
+    return WentForward{{at(values, l.out.h), at(values, l.out.z)}, only(values, kept_between(l, sharding))};
   });
   kept = std::move(went.kept);
   return went.out;
 }
 
+std::vector<ValueId> PackedModel::kept_between(const DecoderLayer& l, const TensorSharding& sharding) const {
+  const TrainSpec& t = scenario_.train;
+  return kept_values(l.forward, sharding, t.recompute, recompute_modules(t.recompute_modules, elementwise_modules),
+                     l.x);
+}
+
 void PackedModel::recompute(const WholeUnit& w, int layer, Values& kept) {
-  const Recompute which = scenario_.train.recompute;
-  if (which == Recompute::none) return;
+  if (scenario_.train.recompute == Recompute::none) return;
   const TensorSharding sharding = sharding_of(layer);
   const DecoderLayer& l = layer_at(layer);
   const std::vector<ValueId> reads = read_by_backward(l.forward, sharding);
   kept = b_.call(prefix_ + "layer.recompute", variant_of(w, layer), layer_name(layer),
-                 inputs_of(w.inputs(), kept, kept_values(l.forward, sharding, which, l.x)), [&] {
+                 inputs_of(w.inputs(), kept, kept_between(l, sharding)), [&] {
                    Values values = kept;
                    Emits emits(*this, w, nullptr, layer_name(layer), ".recomputed");
                    emit_forward(l.forward, sharding, emits, values, &reads);

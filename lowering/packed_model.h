@@ -90,6 +90,8 @@ class PackedModel {
            static_cast<std::int64_t>(layers_.sort_of(layer));
   }
   std::string layer_name(int layer) const;
+  /// What of a layer stands until its backward.
+  std::vector<ValueId> kept_between(const DecoderLayer&, const TensorSharding&) const;
 
   const Scenario& scenario_;
   ModelSpec model_;

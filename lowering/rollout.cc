@@ -21,6 +21,10 @@ EngineSeat engine_seat(const RolloutLayout& l, std::int64_t rank) {
   return {rank / each, rank % each};
 }
 
+std::int64_t engine_stage(const RolloutLayout& l, std::int64_t rank) {
+  return engine_seat(l, rank).place / (l.tp * l.cp);
+}
+
 std::int64_t rank_of_seat(const RolloutLayout& l, EngineSeat seat) {
   return l.order == RankOrder::strided ? seat.place * l.dp + seat.engine
                                        : seat.engine * l.tp * l.cp * l.pp + seat.place;
@@ -33,7 +37,8 @@ Range engine_stage_layers(const Scenario& s, std::int64_t stage) {
 
 std::int64_t kv_row_elements(const Scenario& s) {
   if (s.model.mla) return s.model.mla->kept_dim();
-  return 2 * heads_of_rank(s.model, s.rollout.layout.tp, 0).key_value.size() * s.model.head_dim;  // as on every rank
+  const std::int64_t sharers = s.rollout.layout.tp / s.rollout.layout.attention_dp;
+  return 2 * heads_of_rank(s.model, sharers, 0).key_value.size() * s.model.head_dim;  // as on every rank
 }
 
 std::int64_t kv_block_bytes(const Scenario& s, std::int64_t layers) {
@@ -100,6 +105,9 @@ std::string weight_of(const Weight& w) {
 /// One engine step over T tokens of S sequences, of a stage of the engine's pipeline: the stream comes from the stage
 /// before and goes to the next one, and all stages learn what the last one samples. Collectives and messages run on the
 /// compute stream, as rollout engines do: nothing in a step could overlap with them.
+/// With attention data parallelism a rank's T tokens of S sequences are its own, and as many on every rank: each
+/// attends to its own, the MLP is that of all ranks' tokens, gathered before it and each rank's sums scattered behind
+/// it, and all ranks learn what each samples.
 class EngineStepLowering {
  public:
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
@@ -109,7 +117,8 @@ class EngineStepLowering {
         b_(b),
         r_(r),
         prefix_(std::move(prefix)),
-        T_(tokens(max_tokens)),
+        groups_(attention_groups(s)),
+        T_(groups_ > 1 ? Dim{max_tokens, sequence_extent, 0} : tokens(max_tokens)),
         S_(seqs(max_seqs)),
         tp_(s.rollout.layout.tp) {}
 
@@ -155,44 +164,85 @@ class EngineStepLowering {
     Tensor ids() override { return step_.ids_; }
     Tensor positions() override { return step_.positions_; }
     Tensor attend(const TensorSharding& s, const ForwardOp& op, const Tensor& qkv, const Tensor& attended) override {
-      const std::int64_t block = step_.s_.rollout.block_tokens;
-      with(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s),
-           Attr::block_tokens, block);
-      const Tensor lse =
-          op.weights.empty() ? Tensor{} : make("attention.lse", DType::f32, {s.tokens, fixed(s.heads())});
+      of_pool(with_heads(emit(OpKind::kv_write, streams::compute, "kv_write", {qkv, step_.kv_slots_}, {*pool_}), s));
+      const bool wants_sums = !op.weights.empty() || step_.holds_part();
+      const Tensor lse = wants_sums ? make_sums("attention.lse", s) : Tensor{};
       Op& a = emit(OpKind::paged_attention, streams::compute, op.name,
                    {qkv, *pool_, step_.cu_seqlens_, step_.tables_, step_.lengths_}, {attended});
-      with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
-      if (op.weights.empty()) return {};
+      with_attrs(of_pool(with_heads(a, s)), op);
+      if (!wants_sums) return {};
       a.outputs.push_back(lse);
-      return lse;
+      add_parts(s, op, attended, lse);
+      return op.weights.empty() ? Tensor{} : lse;
     }
     bool attend_latents(const TensorSharding& s, const ForwardOp& op, const LatentInputs& in,
                         const Tensor& attended) override {
-      const std::int64_t block = step_.s_.rollout.block_tokens;
-      with(emit(OpKind::latent_write, streams::compute, "kv_write", {in.latent, in.shared_key, step_.kv_slots_},
-                {*pool_}),
-           Attr::block_tokens, block);
+      of_pool(emit(OpKind::latent_write, streams::compute, "kv_write", {in.latent, in.shared_key, step_.kv_slots_},
+                   {*pool_}));
+      const Tensor lse = step_.holds_part() ? make_sums("attention.lse", s) : Tensor{};
       Op& a = emit(OpKind::latent_attention, streams::compute, op.name,
                    {in.queries, *pool_, weight(op.weights[0]), step_.cu_seqlens_, step_.tables_, step_.lengths_},
                    {attended});
-      with_attrs(with(with_heads(a, s), Attr::block_tokens, block), op);
+      with_attrs(of_pool(with_heads(a, s)), op);
+      if (!step_.holds_part()) return true;
+      a.outputs.push_back(lse);
+      add_parts(s, op, attended, lse);
       return true;
     }
 
    private:
+    /// Of an op that writes to the pool or reads it; of which each context-parallel rank has a part.
+    Op& of_pool(Op& op) const {
+      with(op, Attr::block_tokens, step_.s_.rollout.block_tokens);
+      if (!step_.holds_part()) return op;
+      op.group = static_cast<GroupId>(Family::engine_context);
+      return with(op, Attr::ranks, step_.s_.rollout.layout.cp);
+    }
+    Tensor make_sums(const std::string& name, const TensorSharding& s) {
+      return make(name, DType::f32, {s.tokens, fixed(s.heads())});
+    }
+    /// A context-parallel rank has attended to the keys that it holds, with all of its heads. Once it knows everyone's
+    /// log-sum-exps it knows what its part weighs, and the parts add up.
+    void add_parts(const TensorSharding& s, const ForwardOp& op, const Tensor& attended, const Tensor& lse) {
+      if (!step_.holds_part()) return;
+      const auto context = static_cast<GroupId>(Family::engine_context);
+      const Tensor all =
+          step_.make(at_ + "attention.all_lse", {fixed(step_.s_.rollout.layout.cp), s.tokens, fixed(s.heads())},
+                     DType::f32, Category::communication);
+      emit(OpKind::all_gather, streams::compute, op.name + ".lse.all_gather", {lse}, {all}).group = context;
+      emit(OpKind::attention_sinks, streams::compute, op.name + ".part", {attended, lse, all}, {attended, lse}).group =
+          context;
+      emit(OpKind::all_reduce, streams::compute, op.name + ".all_reduce", {attended}, {attended}).group = context;
+    }
+
     EngineStepLowering& step_;
     std::string at_;
     const Tensor* pool_;
   };
 
+  /// Whether the engine's ranks hold parts of every sequence.
+  bool holds_part() const { return s_.rollout.layout.cp > 1; }
+
   TensorSharding sharding(Dim rows) const {
     return {m_,
             s_.rollout.dtype,
             rows,
+            {.ranks = sharers(),
+             .group = static_cast<GroupId>(Family::tp),
+             .stream = streams::compute,
+             .expert_ranks = groups_ > 1 ? 1 : s_.rollout.layout.ep}};
+  }
+  /// Ranks that share attention, the vocabulary and each sequence.
+  std::int64_t sharers() const { return tp_ / groups_; }
+  /// Of the tokens of all groups, of which a rank's stream has its own.
+  TensorSharding of_all() const {
+    return {m_,
+            s_.rollout.dtype,
+            tokens(groups_ * T_.size),
             {.ranks = tp_,
              .group = static_cast<GroupId>(Family::tp),
              .stream = streams::compute,
+             .tokens = sequence_extent,
              .expert_ranks = s_.rollout.layout.ep}};
   }
 
@@ -254,7 +304,13 @@ class EngineStepLowering {
     const auto value = [&](ValueId id) -> Tensor& { return values[static_cast<std::size_t>(id)]; };
     value(l.in.h) = in[0], value(l.in.z) = in[1];
     Emits emits(*this, at, &pool);
-    emit_forward(l.forward, sharding(T_), emits, values);
+    if (groups_ == 1) {
+      emit_forward(l.forward, sharding(T_), emits, values);
+    } else {
+      const std::vector<ValueId> up_to_norm = {l.out.h}, behind = {l.out.z};
+      emit_forward(l.forward, sharding(T_), emits, values, &up_to_norm);
+      emit_forward(l.forward, of_all(), emits, values, &behind);
+    }
     return {value(l.out.h), value(l.out.z)};
   }
 
@@ -276,8 +332,14 @@ class EngineStepLowering {
     };
     if (s_.rollout.layout.pp > 1)
       to_all_stages(found.ids, "sampled_ids.all_stages"), to_all_stages(found.logps, "sampled_logps.all_stages");
-    b_.fetch(found.ids, Slot::sampled_ids);
-    b_.fetch(found.logps, Slot::sampled_logps);
+    b_.fetch(of_all_groups(found.ids, "sampled_ids"), Slot::sampled_ids);
+    b_.fetch(of_all_groups(found.logps, "sampled_logps"), Slot::sampled_logps);
+  }
+  Tensor of_all_groups(const Tensor& own, const std::string& name) {
+    if (groups_ == 1) return own;
+    const Tensor all = make("all_" + name, {fixed(groups_), S_}, own.dtype, Category::communication);
+    b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + name + ".all_gather", {own}, {all});
+    return all;
   }
 
   /// Final norm and head on each sequence's last row only.
@@ -301,7 +363,7 @@ class EngineStepLowering {
     op(OpKind::linear, "lm_head", {normed, r_.matrix(b_, head)}, {logits});
     if (m_.logit_softcap > 0.0)
       with(op(OpKind::softcap, "logits.softcap", {logits}, {logits}), Attr::softcap, m_.logit_softcap);
-    if (tp_ > 1) {
+    if (sharers() > 1) {
       const Tensor all = make("all_logits", {fixed(tp_), S_, fixed(V)}, DType::f32, Category::communication);
       b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + "logits.all_gather", {logits}, {all});
       logits = all;
@@ -310,9 +372,10 @@ class EngineStepLowering {
     }
     const Samples found = make_samples();
     Op& o = op(OpKind::sample, "sample", {logits, uniforms_}, {found.ids, found.logps});
-    with(with(with(with(with(o, Attr::vocab, m_.vocab), Attr::tp, tp_), Attr::temperature, s_.rollout.temperature),
-              Attr::top_k, s_.rollout.top_k),
-         Attr::top_p, s_.rollout.top_p);
+    with(
+        with(with(with(with(o, Attr::vocab, m_.vocab), Attr::tp, sharers()), Attr::temperature, s_.rollout.temperature),
+             Attr::top_k, s_.rollout.top_k),
+        Attr::top_p, s_.rollout.top_p);
     return found;
   }
 
@@ -321,6 +384,7 @@ class EngineStepLowering {
   ProgramBuilder& b_;
   const RolloutState& r_;
   std::string prefix_;
+  std::int64_t groups_ = 1;
   Dim T_, S_;
   std::int64_t tp_;
   Tensor ids_, positions_, cu_seqlens_, kv_slots_, tables_, lengths_, last_rows_, uniforms_;
@@ -329,7 +393,7 @@ class EngineStepLowering {
 }  // namespace
 
 void lower_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
-  const std::int64_t slots = s.rollout.max_running_requests, prefill = s.rollout.max_prefill_tokens;
+  const std::int64_t slots = slots_of_group(s), prefill = prefill_of_group(s);
   b.begin_block(phase, "prefill");
   EngineStepLowering(s, b, r, "rollout.prefill.", prefill, std::min(slots, prefill)).lower();
   b.begin_block(phase, "decode");

@@ -12,11 +12,14 @@
 
 namespace hotbunk {
 
-/// Which engine a rank serves, and its place there: tensor-parallel rank by rank, stage by stage.
+/// Which engine a rank serves, and its place there: tensor-parallel ranks are neighbours, those of context parallelism
+/// lie tp apart, stages tp x cp.
 struct EngineSeat {
   std::int64_t engine = 0, place = 0;
 };
 EngineSeat engine_seat(const RolloutLayout&, std::int64_t rank);
+/// The stage of its engine's pipeline that a rank serves.
+std::int64_t engine_stage(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
 std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 

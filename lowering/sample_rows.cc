@@ -2,7 +2,14 @@
 
 #include <algorithm>
 
+#include "spec/validate.h"
+
 namespace hotbunk {
+
+std::int64_t attention_groups(const Scenario& s) {
+  const std::int64_t groups = s.rollout.layout.attention_dp;
+  return groups > 1 && unsupported_to_execute(s).empty() ? groups : 1;
+}
 
 std::int64_t most_micro_batches(const Scenario& s) {
   const TrainLayout& l = s.train.layout;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "layout/shard.h"
+#include "spec/kv_blocks.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -31,11 +32,25 @@ inline std::int64_t num_samples(const Scenario& s) {
 inline constexpr std::int64_t row_header_ints = 3;
 inline std::int64_t row_ints(const Scenario& s) { return row_header_ints + max_sample_tokens(s); }
 
-/// Samples that the router gives one engine at most, and rows that one rank contributes at most: the finished samples
-/// of an engine are dealt round-robin over its ranks.
-inline std::int64_t samples_per_engine(const Scenario& s) { return ceil_div(num_samples(s), s.rollout.layout.dp); }
+/// Groups of ranks of an engine that is lowered, each with sequences of its own (rollout.layout.attention_dp): a
+/// scheduler, a pool and its share of slots and prefills. Of others one.
+std::int64_t attention_groups(const Scenario&);
+/// Sequences that a group decodes together, and tokens of its prefill step.
+inline std::int64_t slots_of_group(const Scenario& s) {
+  return ceil_div(s.rollout.max_running_requests, attention_groups(s));
+}
+inline std::int64_t prefill_of_group(const Scenario& s) {
+  return ceil_div(s.rollout.max_prefill_tokens, attention_groups(s));
+}
+
+/// Samples that the router gives one group at most, and rows that one rank contributes at most: the finished samples of
+/// a group are dealt round-robin over its ranks.
+inline std::int64_t samples_per_group(const Scenario& s) {
+  return ceil_div(num_samples(s), s.rollout.layout.dp * attention_groups(s));
+}
 inline std::int64_t rows_per_rank(const Scenario& s) {
-  return ceil_div(samples_per_engine(s), s.rollout.layout.tp * s.rollout.layout.pp);
+  const RolloutLayout& l = s.rollout.layout;
+  return ceil_div(samples_per_group(s), l.tp * l.cp * l.pp / attention_groups(s));
 }
 
 /// Sequences that one training micro-batch holds at most: the capacity of its cu_seqlens.
@@ -68,7 +83,7 @@ std::int64_t most_micro_batches(const Scenario&);
 
 /// Blocks of one sequence's block table: its longest context.
 inline std::int64_t max_blocks_per_seq(const Scenario& s) {
-  return ceil_div(max_sample_tokens(s), s.rollout.block_tokens);
+  return ceil_div(max_sample_tokens(s), block_span(s.rollout));
 }
 
 /// Tokens of one prefill step as the engine's scheduler counts them. It knows no prefixes: where an engine shares them,

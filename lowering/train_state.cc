@@ -48,6 +48,17 @@ Side local(const UnitParam& p) {
   return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols}, .parts = {}};
 }
 
+Side on_first_rank(const UnitParam& p, std::int64_t ranks) {
+  Side side = logical(p);
+  side.parts = {.who = Holds::mine,
+                .family = static_cast<GroupId>(Family::world),
+                .count = static_cast<std::int32_t>(ranks),
+                .rows = p.whole_rows,  // the next rank's would begin where the parameter ends
+                .last_row = side.piece.row_end,
+                .within = {}};
+  return side;
+}
+
 Side logical(const UnitParam& p) {
   return {.piece = {.row_begin = p.base.row,
                     .row_end = p.base.row + p.whole_rows,

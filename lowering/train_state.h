@@ -130,6 +130,11 @@ class TrainState {
   std::int64_t shards() const { return mesh_.shards; }
   /// Its parameters' shards, gradients and optimizer state live on the host (train.offload: layerwise).
   bool streams_from_host() const { return streams_; }
+  /// The first rank reads all files and says what is in them (train.load: rank0).
+  bool first_rank_reads() const { return scenario_.train.load == "rank0"; }
+  std::int64_t ranks() const { return scenario_.cluster.ranks(); }
+  /// Whether each unit of the job's training has a frozen copy beside it.
+  bool has_reference() const { return !units_.empty() && units_.front().reference >= 0; }
   /// Some of what the optimizer has is stepped by the host.
   bool steps_on_host() const { return host_step_ >= 0; }
   /// On the host: what gradients' squares are summed in, sums of four kinds; and what a step needs to know, learning
@@ -282,6 +287,8 @@ Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const 
 Side local(const UnitParam&);
 /// The parameter by itself, without a gap; of experts that share a place, among these.
 Side logical(const UnitParam&);
+/// The same where the first of so many ranks, the world's, has it, and the others nothing.
+Side on_first_rank(const UnitParam&, std::int64_t ranks);
 
 /// Rows [begin, end) of a rank's part of a matrix, with its adapter in it where it has one (in fp32, rounded once),
 /// from a tensor [rows, cols] into another.

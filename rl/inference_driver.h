@@ -49,6 +49,10 @@ class InferenceDriver final : public IterationDriver {
   std::vector<std::int64_t> response_caps(std::int32_t) override;
   SampleLengths sample_lengths(std::int32_t) override;
   std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const ScheduledStep&) override;
+  std::shared_ptr<Payload> joint_payload(const std::vector<std::shared_ptr<Payload>>& all, std::size_t own,
+                                         std::int64_t seqs) override {
+    return joined(all, own, seqs);
+  }
   std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const ScheduledStep&, const Args&) override;
   std::shared_ptr<Payload> micro_payload(Iteration&, const MicroId&, const MicroBatch&) override;
 

@@ -63,6 +63,24 @@ bool EnginePayload::fetch(Slot slot, std::span<const std::byte> s) {
   return false;
 }
 
+bool JointPayload::feed(Slot slot, std::span<std::byte> d) const { return groups[own]->feed(slot, d); }
+
+bool JointPayload::fetch(Slot slot, std::span<const std::byte> s) {
+  const auto each = static_cast<std::size_t>(seqs) * sizeof(std::int32_t);  // ids and log-probs alike
+  static_assert(sizeof(std::int32_t) == sizeof(float));
+  bool taken = true;
+  for (std::size_t g = 0; g < groups.size(); ++g) taken = taken && groups[g]->fetch(slot, s.subspan(g * each, each));
+  return taken;
+}
+
+std::shared_ptr<Payload> joined(const std::vector<std::shared_ptr<Payload>>& groups, std::size_t own,
+                                std::int64_t seqs) {
+  auto out = std::make_shared<JointPayload>();
+  for (const auto& g : groups) out->groups.push_back(std::dynamic_pointer_cast<EnginePayload>(g));
+  out->own = own, out->seqs = seqs;
+  return out;
+}
+
 bool ExchangePayload::feed(Slot slot, std::span<std::byte> d) const {
   if (slot == Slot::sample_rows) return put(rows, -1, d);
   if (slot == Slot::sample_logps) return put(logps, 0.0f, d);

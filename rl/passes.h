@@ -38,6 +38,18 @@ struct EnginePayload final : SlotPayload {
   bool fetch(Slot, std::span<const std::byte> source) override;
 };
 
+/// One step of all groups of an engine: a rank is fed what its own group has, and learns what all of them sampled.
+struct JointPayload final : SlotPayload {
+  std::vector<std::shared_ptr<EnginePayload>> groups;
+  std::size_t own = 0;
+  std::int64_t seqs = 0;  // slots of each in what is fetched
+  bool feed(Slot, std::span<std::byte> destination) const override;
+  bool fetch(Slot, std::span<const std::byte> source) override;
+};
+/// Of EnginePayloads.
+std::shared_ptr<Payload> joined(const std::vector<std::shared_ptr<Payload>>& groups, std::size_t own,
+                                std::int64_t seqs);
+
 /// This rank's finished samples, and everybody's.
 struct ExchangePayload final : SlotPayload {
   std::vector<std::int32_t> rows, all_rows;

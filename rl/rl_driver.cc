@@ -63,11 +63,11 @@ std::shared_ptr<Payload> RlDriver::exchange_payload(Iteration& it, Rank rank) {
   auto payload = std::make_shared<ExchangePayload>();
   payload->rows.assign(rows * width, -1);
   payload->logps.assign(rows * responses, 0.0f);
-  const Scheduler& scheduler = it.engines[static_cast<std::size_t>(engine_of(rank))].scheduler;
+  const Scheduler& scheduler = it.engines[static_cast<std::size_t>(group_of(rank))].scheduler;
   const RolloutLayout& l = scenario().rollout.layout;
-  const auto ranks = static_cast<std::size_t>(l.tp * l.pp);
+  const auto ranks = static_cast<std::size_t>(l.tp * l.cp * l.pp / groups_per_engine());
   std::size_t row = 0;
-  for (auto i = static_cast<std::size_t>(place_of(rank)); i < scheduler.requests().size(); i += ranks, ++row) {
+  for (auto i = static_cast<std::size_t>(place_of(rank)) % ranks; i < scheduler.requests().size(); i += ranks, ++row) {
     HB_CHECK(row < rows, "rank {} has more than {} samples to exchange", rank, rows);
     const std::int64_t sample = scheduler.requests()[i].sample;
     write_row(rollout(it.step).sequences[static_cast<std::size_t>(sample)], sample,

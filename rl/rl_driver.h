@@ -34,6 +34,10 @@ class RlDriver final : public TrainingDriver {
   std::vector<std::int64_t> response_caps(std::int32_t step) override;
   const Samples& samples(std::int32_t step) override;
   std::shared_ptr<Payload> rollout_payload(Iteration&, std::int64_t engine, const ScheduledStep&) override;
+  std::shared_ptr<Payload> joint_payload(const std::vector<std::shared_ptr<Payload>>& all, std::size_t own,
+                                         std::int64_t seqs) override {
+    return joined(all, own, seqs);
+  }
   std::vector<std::uint8_t> ended(Iteration&, std::int64_t engine, const ScheduledStep&, const Args&) override;
   std::shared_ptr<Payload> exchange_payload(Iteration&, Rank) override;
 

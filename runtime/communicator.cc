@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -162,16 +161,30 @@ void Communicator::all_to_all(const void* send, void* recv, std::int64_t bytes_p
 
 void Communicator::all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
                                 std::span<const std::int64_t> recv_bytes, bool back) {
-  HB_CHECK(std::ssize(send_bytes) == size() && std::ssize(recv_bytes) == size(),
-           "all_to_all of {} and {} parts in {} ranks", send_bytes.size(), recv_bytes.size(), size());
-  for (int r = 0; r < size(); ++r) check_count(std::min(send_bytes[r], recv_bytes[r]), 0, 0);
-  HB_CHECK(send_bytes[rank_] == recv_bytes[rank_], "all_to_all: rank {} sends {} B to itself and expects {}", rank_,
-           send_bytes[rank_], recv_bytes[rank_]);
-  do_all_to_all(next_call(CommOp::all_to_all, DType::u8, 0), in(send), send_bytes, out(recv), recv_bytes);
-  const auto sum = [](std::span<const std::int64_t> bytes) {
-    return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  const auto behind_one_another = [](std::span<const std::int64_t> bytes) {
+    std::vector<CommPart> parts;
+    std::int64_t begin = 0;
+    for (const std::int64_t n : bytes) parts.push_back({begin, n}), begin += n;
+    return parts;
   };
-  count(CommOp::all_to_all, sum(back ? recv_bytes : send_bytes), 0, sum(send_bytes) - send_bytes[rank_]);
+  all_to_all_v(send, behind_one_another(send_bytes), recv, behind_one_another(recv_bytes), back);
+}
+
+void Communicator::all_to_all_v(const void* send, std::span<const CommPart> send_parts, void* recv,
+                                std::span<const CommPart> recv_parts, bool back) {
+  HB_CHECK(std::ssize(send_parts) == size() && std::ssize(recv_parts) == size(),
+           "all_to_all of {} and {} parts in {} ranks", send_parts.size(), recv_parts.size(), size());
+  for (int r = 0; r < size(); ++r) check_count(std::min(send_parts[r].bytes, recv_parts[r].bytes), 0, 0);
+  HB_CHECK(send_parts[rank_].bytes == recv_parts[rank_].bytes,
+           "all_to_all: rank {} sends {} B to itself and expects {}", rank_, send_parts[rank_].bytes,
+           recv_parts[rank_].bytes);
+  do_all_to_all(next_call(CommOp::all_to_all, DType::u8, 0), in(send), send_parts, out(recv), recv_parts);
+  const auto sum = [](std::span<const CommPart> parts) {
+    std::int64_t bytes = 0;
+    for (const CommPart& p : parts) bytes += p.bytes;
+    return bytes;
+  };
+  count(CommOp::all_to_all, sum(back ? recv_parts : send_parts), 0, sum(send_parts) - send_parts[rank_].bytes);
 }
 
 void Communicator::send(int peer, const void* data, std::int64_t bytes, std::int64_t padding_bytes) {

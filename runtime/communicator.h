@@ -59,6 +59,11 @@ enum class ReduceOp : std::uint8_t { sum, max };  // max: a NaN in any rank give
 enum class Transport : std::uint8_t { solo, shm, gloo, local, nccl };
 std::string_view name_of(Transport);
 
+/// What an all-to-all sends to, or has from, one rank: where it lies in the buffer, in bytes.
+struct CommPart {
+  std::int64_t begin = 0, bytes = 0;
+};
+
 /// One row of the traffic table: one operation under one tag (phase id), summed over calls.
 struct CommTraffic {
   int tag = 0;
@@ -108,9 +113,12 @@ class Communicator {
   void broadcast(void* data, std::int64_t bytes, int root);
   /// send: [W][bytes_per_rank], recv: [W][bytes_per_rank].
   void all_to_all(const void* send, void* recv, std::int64_t bytes_per_rank);
-  /// Byte counts per peer (size W each); parts lie one behind the other in rank order. send_bytes[p] here must equal
-  /// recv_bytes[me] at p.
+  /// A part for each peer (W each), wherever they lie; those of recv do not overlap. What is sent to p must be as much as
+  /// p expects from here.
   /// `back`: what once was sent comes back, and counts as payload where it returns to: what is received.
+  void all_to_all_v(const void* send, std::span<const CommPart> send_parts, void* recv,
+                    std::span<const CommPart> recv_parts, bool back = false);
+  /// The same of byte counts: parts lie one behind the other in rank order.
   void all_to_all_v(const void* send, std::span<const std::int64_t> send_bytes, void* recv,
                     std::span<const std::int64_t> recv_bytes, bool back = false);
   /// Counts an all-to-all in which no rank has anything to send, as all know without meeting.
@@ -162,8 +170,8 @@ class Communicator {
   virtual void do_reduce_scatter(const Call&, const std::byte* send, std::byte* recv) = 0;
   virtual void do_all_reduce(const Call&, const std::byte* send, std::byte* recv) = 0;
   virtual void do_broadcast(const Call&, std::byte* data, std::int64_t bytes) = 0;
-  virtual void do_all_to_all(const Call&, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                             std::byte* recv, std::span<const std::int64_t> recv_bytes) = 0;
+  virtual void do_all_to_all(const Call&, const std::byte* send, std::span<const CommPart> send_parts, std::byte* recv,
+                             std::span<const CommPart> recv_parts) = 0;
   /// Either side may be absent: peer -1.
   virtual void do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from, std::byte* recv_data,
                             std::int64_t recv_bytes) = 0;

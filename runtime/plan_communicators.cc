@@ -57,12 +57,12 @@ void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
 /// What all ranks of a group have said of the rows that they send to one another's experts (graph/catalogue.h).
 class SentRows {
  public:
-  SentRows(const OpCall& call, const Tensor& sent, const RowAccess& access)
+  SentRows(const OpCall& call, const Tensor& sent, const ReadRows& read)
       : ranks_(sent.shape[0].size),
         experts_(sent.shape[1].size - 1),
         offsets_(static_cast<std::size_t>(ranks_ * (experts_ + 1))) {
     const std::size_t bytes = offsets_.size() * sizeof(std::int32_t);
-    std::memcpy(offsets_.data(), access.read(call.addresses.address(sent), static_cast<std::int64_t>(bytes)), bytes);
+    std::memcpy(offsets_.data(), read(call.addresses.address(sent), static_cast<std::int64_t>(bytes)), bytes);
   }
   std::int64_t ranks() const { return ranks_; }
 
@@ -89,12 +89,12 @@ class SentRows {
 };
 
 /// Rows of experts, to the ranks that have these or back: all of them, or those of the round whose rows `came` has.
-void exchange_rows(Communicator& c, const OpCall& call, const RowAccess& access) {
+void exchange_rows(Communicator& c, const OpCall& call, const ReadRows& read) {
   const Op& op = call.op;
   const Tensor& own = own_tokens_rows(op);
   const bool back = &own != &op.inputs[0];
   const Dim& came = (back ? op.inputs[0] : op.outputs[0]).shape[0];
-  const SentRows rows(call, op.inputs[1], access);
+  const SentRows rows(call, op.inputs[1], read);
   HB_CHECK(rows.ranks() == c.size(), "counts of {} ranks over {}", rows.ranks(), c.size());
   const std::int64_t row_bytes = own.shape[2].size * size_of(own.dtype), me = c.rank();
   std::vector<std::int64_t> sent, received;
@@ -111,44 +111,18 @@ void exchange_rows(Communicator& c, const OpCall& call, const RowAccess& access)
     return Range{std::clamp(all.begin, came.begin, came.begin + came.size),
                  std::clamp(all.end, came.begin, came.begin + came.size)};
   };
-  // A rank's own rows of a round do not follow one another, as a communicator's parts do.
-  struct Piece {
-    std::int64_t at, bytes;
-  };
-  std::vector<Piece> pieces;
-  std::int64_t together = 0;
+  // A rank's own rows of a round lie where they always do, in as many parts as there are ranks; those that came behind
+  // one another.
+  std::vector<CommPart> here, there;
+  std::int64_t begin = 0;
   for (std::int64_t r = 0; r < rows.ranks(); ++r) {
-    const Range there = rows.at_receiver(me, r), part = in_round(there);
-    pieces.push_back({(rows.at_sender(me, r).begin + part.begin - there.begin) * row_bytes, part.size() * row_bytes});
-    sent.push_back(pieces.back().bytes), received.push_back(in_round(rows.at_receiver(r, me)).size() * row_bytes);
-    together += pieces.back().bytes;
+    const Range at_r = rows.at_receiver(me, r), part = in_round(at_r);
+    here.push_back({(rows.at_sender(me, r).begin + part.begin - at_r.begin) * row_bytes, part.size() * row_bytes});
+    there.push_back({begin, in_round(rows.at_receiver(r, me)).size() * row_bytes});
+    begin += there.back().bytes;
   }
-  std::byte *const packed = access.room(together), *const mine = call.addresses.address(own);
-  const auto copy_pieces = [&](bool pack) {
-    std::byte* at = packed;
-    for (const Piece& p : pieces) {
-      if (p.bytes > 0) access.copy(pack ? at : mine + p.at, pack ? mine + p.at : at, p.bytes);
-      at += p.bytes;
-    }
-  };
-  if (back) {
-    c.all_to_all_v(call.addresses.address(op.inputs[0]), received, packed, sent, true);
-    return copy_pieces(false);
-  }
-  copy_pieces(true);
-  c.all_to_all_v(packed, sent, call.addresses.address(op.outputs[0]), received);
-}
-
-/// Of tensors in the host's memory.
-RowAccess host_rows(std::vector<std::byte>& room) {
-  return {.read = [](const std::byte* from, std::int64_t) { return from; },
-          .copy = [](std::byte* to, const std::byte* from,
-                     std::int64_t bytes) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); },
-          .room =
-              [&room](std::int64_t bytes) {
-                room.resize(static_cast<std::size_t>(bytes));
-                return room.data();
-              }};
+  c.all_to_all_v(call.addresses.address(op.inputs[0]), back ? there : here, call.addresses.address(op.outputs[0]),
+                 back ? here : there, back);
 }
 
 }  // namespace
@@ -195,7 +169,7 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
   return *it->second;
 }
 
-void PlanCommunicators::collective(const OpCall& call, std::int16_t phase, const RowAccess* rows) {
+void PlanCommunicators::collective(const OpCall& call, std::int16_t phase, const ReadRows& read) {
   const auto& [memory, op, sizes, places, bound] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
@@ -214,10 +188,7 @@ void PlanCommunicators::collective(const OpCall& call, std::int16_t phase, const
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
     case OpKind::all_to_all: {
-      if (is_routed(op)) {
-        std::vector<std::byte> room;
-        return exchange_rows(c, call, rows != nullptr ? *rows : host_rows(room));
-      }
+      if (is_routed(op)) return exchange_rows(c, call, read);
       const std::int64_t bytes = op.inputs[0].bytes(sizes);
       HB_CHECK(bytes == op.outputs[0].bytes(sizes) && bytes % c.size() == 0, "all_to_all '{}' of {} B to {} B over {}",
                bound.name(), bytes, op.outputs[0].bytes(sizes), c.size());

@@ -18,15 +18,9 @@ namespace hotbunk {
 /// Whether some rank reads another one's memory in place (peer_copy).
 bool reads_peers(const Plan&);
 
-/// How the rows of experts are reached where they lie: by the host itself, or, on a device, behind what its stream has
-/// done so far.
-struct RowAccess {
-  /// `bytes` from there, to be read by the host; they last until the next call.
-  std::function<const std::byte*(const std::byte* from, std::int64_t bytes)> read;
-  std::function<void(std::byte* to, const std::byte* from, std::int64_t bytes)> copy;
-  /// Memory for rows that are sent together; it lasts until the next call.
-  std::function<std::byte*(std::int64_t bytes)> room;
-};
+/// `bytes` from there as the host reads them, which last until the next call: where they lie, or, of a device, a copy
+/// behind what its stream has done so far.
+using ReadRows = std::function<const std::byte*(const std::byte* from, std::int64_t bytes)>;
 
 class PlanCommunicators {
  public:
@@ -42,9 +36,11 @@ class PlanCommunicators {
   /// time. `scope` begins their names; span_steps: TrafficFold.
   PlanCommunicators(const Plan&, Rank, std::int32_t span_steps, const std::string& scope, const Make&);
 
-  /// Both run on the thread of op.stream; the traffic is counted under the phase. `rows`: where tensors are not the
-  /// host's.
-  void collective(const OpCall&, std::int16_t phase, const RowAccess* rows = nullptr);
+  /// Both run on the thread of op.stream; the traffic is counted under the phase. `read`: what ranks say of rows of
+  /// experts.
+  void collective(
+      const OpCall&, std::int16_t phase,
+      const ReadRows& read = [](const std::byte* from, std::int64_t) { return from; });
   /// Strided reads of peers' memory: the same-named buffer of each peer, wherever its own program put it. Returns the
   /// bytes that came from others.
   std::int64_t peer_copy(const OpCall&, std::int16_t phase, const PeerAddress&, const CopyBox&);

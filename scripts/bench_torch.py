@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Times hotbunk beside PyTorch on the CPU: a training step and decoding of a 46M Llama-like model.
+"""Times hotbunk beside PyTorch and llama.cpp on the CPU: a training step, decoding and prefill of a 46M Llama-like model.
 
-The same model, batch, threads and dtype on both sides; rounds of hotbunk and of torch take turns, so that a load that
+The same model, batch, threads and dtype on all sides; rounds of hotbunk and of the others take turns, so that a load that
 comes and goes meets both, and the figure is the median of the ratios of the pairs. Two ratios: by wall time, and by CPU
 time (user + system of the process), which a shared machine disturbs less.
 
-    bench_torch.py BUILD_DIR [--rounds 7] [--threads 2] [--only train,decode] [--dtypes fp32,bf16] [--batches 1,8,32]
+    bench_torch.py BUILD_DIR [--rounds 7] [--threads 2] [--only train,decode,prefill] [--dtypes fp32,bf16]
+                   [--batches 1,8,32] [--modes eager,compile,llama]
 
 torch runs eager and compiled (inductor), and where jemalloc is there (Debian's libjemalloc2, or --jemalloc FILE) both
-with it too; the fastest counts. bf16: autocast over fp32 weights in training, as hotbunk
+with it too; the fastest counts. llama.cpp (bench/llama_step.cc, built by scripts/bench --llama) decodes and prefills, with
+flash attention and without; it has a ratio of its own. bf16: autocast over fp32 weights in training, as hotbunk
 computes with fp32 masters; weights in bf16 in decoding.
 """
 import argparse
@@ -25,6 +27,7 @@ import time
 VOCAB, HIDDEN, FFN, LAYERS, HEADS, HEAD_DIM, EPS = 8192, 512, 1376, 12, 8, 64, 1e-5
 SEQUENCES, SEQUENCE_TOKENS = 8, 512
 PROMPT_TOKENS, NEW_TOKENS, STEPS_PER_ROUND = 128, 257, 16
+PREFILL_TOKENS = 512
 WARM_UP_STEPS = 2
 
 
@@ -93,13 +96,13 @@ def make_model(torch):
             self.register_buffer("cos", angles.cos())
             self.register_buffer("sin", angles.sin())
 
-        def forward(self, tokens, caches=None, position=0):
+        def forward(self, tokens, caches=None, position=0, last_only=False):
             x = self.embedding(tokens)
             rows = slice(position, position + tokens.shape[1])
             cos, sin = self.cos[rows], self.sin[rows]
             for i, layer in enumerate(self.layers):
                 x = layer(x, cos, sin, None if caches is None else caches[i], position)
-            return self.head(self.norm(x))
+            return self.head(self.norm(x[:, -1:] if last_only else x))
 
     return Model()
 
@@ -165,6 +168,28 @@ def torch_decode(torch, dtype, compiled, batch):
     generate(NEW_TOKENS - 1, on_step)
 
 
+def torch_prefill(torch, dtype, compiled, batch):
+    torch.set_grad_enabled(False)
+    dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+    model = make_model(torch).to(dtype).eval()
+    model.cos, model.sin = model.cos.to(dtype), model.sin.to(dtype)
+    prompt = torch.randint(VOCAB, (batch, PREFILL_TOKENS), generator=torch.Generator().manual_seed(0))
+    caches = [torch.zeros(2, batch, HEADS, PREFILL_TOKENS, HEAD_DIM, dtype=dtype) for _ in range(LAYERS)]
+
+    def step(tokens):  # logits of the last token are all that sampling needs
+        return model(tokens, caches, last_only=True).argmax(-1)
+
+    if compiled:
+        torch._inductor.config.freezing = True  # packs the weights
+        step = torch.compile(step)
+    step(prompt)
+    turns = Turns()
+    turns.ready()
+    while True:
+        step(prompt)
+        turns.done(prompt.numel())
+
+
 def torch_child(options):
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     import torch
@@ -174,6 +199,8 @@ def torch_child(options):
     compiled = options.mode == "compile"
     if options.child == "train":
         torch_train(torch, options.dtype, compiled)
+    elif options.child == "prefill":
+        torch_prefill(torch, options.dtype, compiled, options.batch)
     else:
         torch_decode(torch, options.dtype, compiled, options.batch)
 
@@ -209,13 +236,14 @@ class Player:
         self.process.wait()
 
 
-def compare(name, hotbunk, torch_modes, rounds, jemalloc):
-    """Median tokens/s of both, and the median over pairs of hotbunk's speed by torch's."""
-    players = {"hotbunk": Player(hotbunk), **{mode: Player(command) for mode, command in torch_modes.items()}}
+def compare(name, hotbunk, others, rounds, jemalloc):
+    """Median tokens/s of hotbunk and of the fastest way of each of the `others` ({"torch": {way: command}, …}), and the
+    median over pairs of hotbunk's speed by theirs."""
+    commands = {(kind, way): (command, None) for kind, ways in others.items() for way, command in ways.items()}
     if jemalloc:
-        with_it = {f"{mode}, jemalloc": Player(command, jemalloc) for mode, command in torch_modes.items()}
-        torch_modes = torch_modes | with_it
-        players |= with_it
+        commands |= {(kind, f"{way}, jemalloc"): (command, jemalloc) for (kind, way), (command, _) in commands.items()
+                     if kind == "torch"}
+    players = {"hotbunk": Player(hotbunk)} | {key: Player(*command) for key, command in commands.items()}
     results = {player: [] for player in players}
     for i in range(rounds):
         order = list(players)
@@ -228,13 +256,15 @@ def compare(name, hotbunk, torch_modes, rounds, jemalloc):
     def speed(player, clock):
         return statistics.median(r["tokens"] / r[clock] for r in results[player])
 
-    best = max(torch_modes, key=lambda mode: speed(mode, "seconds"))
-    row = {"case": name, "rounds": rounds, "torch_mode": best}
+    row = {"case": name, "rounds": rounds}
     for clock, label in (("seconds", "wall"), ("cpu_seconds", "cpu")):
         row[f"hotbunk_tokens_per_{label}_second"] = speed("hotbunk", clock)
-        row[f"torch_tokens_per_{label}_second"] = speed(best, clock)
-        pairs = zip(results["hotbunk"], results[best])
-        row[f"ratio_{label}"] = statistics.median(t[clock] / h[clock] for h, t in pairs)
+        for kind in others:
+            best = max((key for key in commands if key[0] == kind), key=lambda key: speed(key, "seconds"))
+            row[f"{kind}_mode"] = best[1]
+            row[f"{kind}_tokens_per_{label}_second"] = speed(best, clock)
+            pairs = zip(results["hotbunk"], results[best])
+            row[f"{kind}_ratio_{label}"] = statistics.median(t[clock] / h[clock] for h, t in pairs)
     return row
 
 
@@ -247,9 +277,27 @@ def machine():
 
 
 def show(row):
-    print(f"{row['case']:<24} {row['hotbunk_tokens_per_wall_second']:>9.0f} tok/s  torch ({row['torch_mode']}) "
-          f"{row['torch_tokens_per_wall_second']:>9.0f} tok/s  ratio {row['ratio_wall']:.2f} by wall time, "
-          f"{row['ratio_cpu']:.2f} by CPU time", flush=True)
+    for kind in ("torch", "llama.cpp"):
+        if f"{kind}_mode" in row:
+            print(f"{row['case']:<24} {row['hotbunk_tokens_per_wall_second']:>9.0f} tok/s  {kind} ({row[f'{kind}_mode']}) "
+                  f"{row[f'{kind}_tokens_per_wall_second']:>9.0f} tok/s  ratio {row[f'{kind}_ratio_wall']:.2f} by wall "
+                  f"time, {row[f'{kind}_ratio_cpu']:.2f} by CPU time", flush=True)
+
+
+def ways(what, options, common):
+    """The commands to compare with, by kind and way."""
+    asked = options.modes.split(",")
+    found = {}
+    torch_ways = {mode: [sys.executable, os.path.abspath(__file__), "--child", what, "--mode", mode] + common
+                  for mode in asked if mode != "llama"}
+    if torch_ways:
+        found["torch"] = torch_ways
+    if "llama" in asked and options.llama_step and what != "train":
+        model = os.path.join(os.path.dirname(options.llama_step), f"llama-46m-{common[common.index('--dtype') + 1]}.gguf")
+        prefill = ["--prefill", "1"] if what == "prefill" else []
+        found["llama.cpp"] = {way: [options.llama_step, model] + common + prefill + ["--flash", flash]
+                              for way, flash in (("flash attention", "1"), ("no flash attention", "0"))}
+    return found
 
 
 def main():
@@ -257,13 +305,14 @@ def main():
     parser.add_argument("build", nargs="?", default="build")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="train,decode")
+    parser.add_argument("--only", default="train,decode,prefill")
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--modes", default="eager,compile")
+    parser.add_argument("--modes", default="eager,compile,llama")
+    parser.add_argument("--llama-step", metavar="PROGRAM", help="bench/llama_step.cc, compiled (scripts/bench --llama)")
     parser.add_argument("--jemalloc", metavar="FILE", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--json", help="write the figures here")
-    parser.add_argument("--child", choices=["train", "decode"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["train", "decode", "prefill"], help=argparse.SUPPRESS)
     parser.add_argument("--mode", help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, default=1, help=argparse.SUPPRESS)
@@ -277,23 +326,31 @@ def main():
             cases.append(("train", dtype, 0))
         if "decode" in options.only.split(","):
             cases += [("decode", dtype, int(batch)) for batch in options.batches.split(",")]
+        if "prefill" in options.only.split(","):
+            cases.append(("prefill", dtype, 1))
     print(machine(), flush=True)
     if not options.jemalloc:
         print("torch without jemalloc: it is not installed here (libjemalloc2)", file=sys.stderr)
+    if not options.llama_step:
+        print("no comparison with llama.cpp: name its sources (scripts/bench --llama DIR)", file=sys.stderr)
     rows = []
     for what, dtype, batch in cases:
         common = ["--dtype", dtype, "--threads", str(options.threads)] + (["--batch", str(batch)] if batch else [])
-        torch_modes = {mode: [sys.executable, os.path.abspath(__file__), "--child", what, "--mode", mode] + common
-                       for mode in options.modes.split(",")}
+        others = ways(what, options, common)
+        if not others:
+            continue
         name = f"{what} {dtype}" + (f" batch {batch}" if batch else "")
-        # Decoding is 15 rounds long: from a context of 128 + 16 to 384.
+        # Decoding is 15 rounds long: from a context of 128 + 16 to 384. Prefill is 16.
         rounds = options.rounds if what == "train" else min(2 * options.rounds, 15)
-        rows.append(compare(name, [os.path.join(options.build, "bench", f"bench_{what}_step")] + common, torch_modes, rounds,
-                            options.jemalloc))
+        program = "bench_train_step" if what == "train" else "bench_decode_step"
+        hotbunk = [os.path.join(options.build, "bench", program)] + common
+        if what == "prefill":
+            hotbunk += ["--prefill", "1"]
+        rows.append(compare(name, hotbunk, others, rounds, options.jemalloc))
         show(rows[-1])
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": "hotbunk.bench/1", "machine": machine(), "threads": options.threads, "cases": rows}, file, indent=1)
+            json.dump({"schema": "hotbunk.bench/2", "machine": machine(), "threads": options.threads, "cases": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -119,10 +119,58 @@ Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter
   return u;
 }
 
-/// Elementwise, or nearly so: cheap to compute again.
-bool is_elementwise(OpKind k) {
-  return is_norm(k) || k == OpKind::latent_norm || k == OpKind::swiglu || k == OpKind::clamped_swiglu ||
-         k == OpKind::geglu || k == OpKind::gelu || k == OpKind::dispatch;
+/// Of which modules an op is.
+RecomputeModules modules_of(const Forward& f, const ForwardOp& op) {
+  using M = RecomputeModule;
+  switch (op.kind) {
+    case OpKind::attention:
+      return RecomputeModules(M::core_attn);
+    case OpKind::latent_attention:  // which makes packed heads of latents, too
+      return RecomputeModules(M::core_attn, M::mla_up_proj);
+    case OpKind::route:
+    case OpKind::expert_sort:
+    case OpKind::grouped_linear:
+    case OpKind::combine:
+      return RecomputeModules(M::moe);
+    case OpKind::dispatch:
+      return RecomputeModules(M::moe, M::moe_act);
+    default:
+      if (is_norm(op.kind) || op.kind == OpKind::latent_norm) return RecomputeModules(M::layernorm);
+  }
+  const bool product = op.kind == OpKind::linear;
+  switch (f.value(op.outputs[0]).width) {
+    case Width::queries:
+      return product ? RecomputeModules(M::mla_up_proj) : RecomputeModules();
+    case Width::gate_up:
+      return RecomputeModules(M::mlp);
+    case Width::inner:  // of an MLP without a gate, a product's
+      return product ? RecomputeModules(M::mlp) : RecomputeModules(M::mlp, M::mlp_act);
+    case Width::experts:
+    case Width::expert_gate_up:
+      return RecomputeModules(M::moe);
+    case Width::expert_inner:
+      return RecomputeModules(M::moe, M::moe_act);
+    case Width::shared_gate_up:
+      return RecomputeModules(M::shared_experts, M::moe);
+    case Width::shared_inner:
+      return RecomputeModules(M::shared_experts, M::moe, M::mlp_act);
+    default:
+      return {};
+  }
+}
+
+/// What an op leaves that goes when these modules are computed again.
+std::vector<ValueId> dropped(const Forward& f, const TensorSharding& s, const ForwardOp& op, RecomputeModules modules) {
+  if (!modules_of(f, op).meets(modules)) return {};
+  std::vector<ValueId> out = results_of(f, s, op);
+  if (is_norm(op.kind)) std::erase(out, sum_of(op));  // the residual stream
+  if (op.kind == OpKind::latent_attention) {
+    const auto is_packed = [&](ValueId id) { return id == op.outputs[2] || id == in_attention(f, s, op.outputs[2]); };
+    std::erase_if(out, [&](ValueId id) {
+      return !modules.has(is_packed(id) ? RecomputeModule::mla_up_proj : RecomputeModule::core_attn);
+    });
+  }
+  return out;
 }
 
 }  // namespace
@@ -472,15 +520,13 @@ std::vector<ValueId> read_by_backward(const Forward& f, const TensorSharding& s)
   return out;
 }
 
-std::vector<ValueId> kept_values(const Forward& f, const TensorSharding& s, Recompute recompute, ValueId entry) {
+std::vector<ValueId> kept_values(const Forward& f, const TensorSharding& s, Recompute recompute,
+                                 RecomputeModules modules, ValueId entry) {
   if (recompute == Recompute::full) return {entry};
   std::vector<ValueId> kept = read_by_backward(f, s);
   if (recompute == Recompute::selective)
     for (const ForwardOp& op : f.ops())
-      if (is_elementwise(op.kind))
-        std::erase_if(kept, [&](ValueId id) {
-          return std::ranges::count(op.outputs, id) && (!is_norm(op.kind) || id != sum_of(op));
-        });
+      for (const ValueId id : dropped(f, s, op, modules)) std::erase(kept, id);
   return kept;
 }
 

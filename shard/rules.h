@@ -7,6 +7,7 @@
 #include "model/forward.h"
 #include "shard/emitter.h"
 #include "shard/tensor_parallel.h"
+#include "spec/recompute_modules.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -27,9 +28,9 @@ std::vector<ValueId> read_by_backward(const Forward&, const TensorSharding&);
 
 /// What of it is kept between the two, given what is recomputed:
 ///   none       all that backward reads
-///   selective  not what a norm or an activation function makes: elementwise
+///   selective  not what these modules make
 ///   full       `entry`, from which all else can be computed
-std::vector<ValueId> kept_values(const Forward&, const TensorSharding&, Recompute, ValueId entry);
+std::vector<ValueId> kept_values(const Forward&, const TensorSharding&, Recompute, RecomputeModules, ValueId entry);
 
 /// Writes the backward. `gradients` by ValueId: of the results when it begins, of the inputs when it ends. A norm adds
 /// to the gradient of the residual stream in place where there is one, so that its tensors may be the same before and

@@ -118,14 +118,24 @@ void executable_flat(const Scenario& s, const Need& need) {
 }
 
 /// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
-/// and a pipeline.
+/// and a pipeline; and its sequences: context parallelism.
 template <class Need>
 void executable_engines(const Scenario& s, const Need& need) {
   const RolloutLayout& r = s.rollout.layout;
   const ModelSpec& m = s.model;
-  need(r.cp == 1, "rollout.layout.cp {}: engines share no sequence's tokens", r.cp);
-  need(r.attention_dp == 1, "rollout.layout.attention_dp {}: the tensor-parallel ranks share all attention",
-       r.attention_dp);
+  need(
+      r.attention_dp == 1 || r.attention_dp == r.tp,
+      "rollout.layout.attention_dp {} with tp {}: an engine's ranks share all attention (1), or each has all of it for "
+      "sequences of its own (attention_dp = tp)",
+      r.attention_dp, r.tp);
+  need(
+      r.attention_dp == 1 || r.cp * r.pp == 1,
+      "rollout.layout.attention_dp {} with pp {} and cp {}: ranks that have sequences of their own are one stage's and "
+      "share none",
+      r.attention_dp, r.pp, r.cp);
+  const bool has_mlp = !m.moe || m.moe->first_dense_layers > 0;
+  need(r.attention_dp == 1 || !has_mlp || m.intermediate % r.tp == 0,
+       "rollout.layout.tp {}: the {} columns of an MLP do not divide by it", r.tp, m.intermediate);
   need(r.ep == 1 || r.ep == r.tp,
        "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
        r.ep, r.tp);

@@ -86,7 +86,9 @@ struct TrainSpec {
   // The same of the passes that only score (old log-probs, the reference's, a critic's values); both 0 = as training's.
   std::int64_t logprob_micro_batch_tokens = 0, logprob_micro_batch_sequences = 0;
   Recompute recompute = Recompute::none;
+  std::string recompute_modules;  // of selective: "layernorm-mlp_act" (spec/recompute_modules.h); "" = the engine's own
   Precision precision;
+  std::string load = "shards";  // who reads files at the start: "shards", each rank what it has; "rank0", the first
   Offload offload = Offload::sleep;
   bool reshard_after_forward = true;
   std::int64_t reshard_ranks = 0;  // of fsdp2: ranks that then keep a unit among them; 0: all that share it

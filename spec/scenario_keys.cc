@@ -62,6 +62,17 @@ void add_train(std::vector<ScenarioKey>& keys) {
               {"sequences", "of it at most; 0 = as many as its tokens hold. Planned and simulated, not executed"}));
   keys.push_back(
       choice("train.recompute", HB_FIELD(train.recompute), {"", "what backward computes again instead of keeping"}));
+  keys.push_back(
+      steps("train.recompute_modules", HB_FIELD(train.recompute_modules),
+            {"",
+             "of selective, which parts of a layer: some of core_attn, layernorm, mla_up_proj, mlp, mlp_act, "
+             "moe, moe_act, shared_experts; empty = the profile's (ours: layernorm, mlp_act, moe_act)"}));
+  keys.back().only_when_set = true;
+  keys.push_back(word("train.load", HB_FIELD(train.load), {"shards", "rank0"},
+                      {"",
+                       "who reads the files of a model or checkpoint: shards: each rank its own part; rank0: the first "
+                       "rank, parameter by parameter, which it broadcasts"}));
+  keys.back().only_when_set = true;
   keys.push_back(floating_type("train.precision.params", HB_FIELD(train.precision.params),
                                {"", "compute and gathered parameters"}));
   keys.push_back(floating_type(
@@ -185,11 +196,15 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer_or_auto(
       "rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks,
       {"ranks",
-       "context parallel of one engine: ranks that prompts, under vllm a sequence's cache too, are spread over"}));
+       "context parallel of one engine: ranks that a sequence's cache (hotbunk), prompts (sglang) or both (vllm) are "
+       "spread over"}));
   keys.push_back(integer_or_auto("rollout.layout.pp", HB_FIELD(rollout.layout.pp), 1, max_ranks,
                                  {"ranks", "pipeline stages of one engine"}));
-  keys.push_back(integer("rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
-                         {"", "attention data parallel inside an engine; divides tp"}));
+  keys.push_back(integer(
+      "rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
+      {"",
+       "attention data parallel inside an engine: groups of its ranks with sequences of their own; divides tp, of "
+       "hotbunk 1 or tp"}));
   keys.push_back(
       choice("rollout.layout.order", HB_FIELD(rollout.layout.order),
              {"", "ranks of one engine: contiguous (0 1), strided (0 2) or what moves the fewest bytes in a sync"}));

@@ -23,7 +23,7 @@ struct StoredParameter {
   /// Its elements follow one another as they do here.
   bool in_order() const { return row_step == cols && (cols == 1 || col_step == 1); }
 };
-/// Source: transformers, GPT2Attention and Conv1D; GptOssExperts.
+/// As the model's family says it (spec/family.h).
 StoredParameter stored(const ModelSpec&, const ParamSpec&);
 
 }  // namespace hotbunk

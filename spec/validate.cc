@@ -15,8 +15,11 @@
 
 #include "base/format.h"
 #include "spec/expert_rounds.h"
+#include "spec/family.h"
 #include "spec/frozen.h"
+#include "spec/kv_blocks.h"
 #include "spec/names.h"
+#include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
 #include "spec/transition_check.h"
 #include "spec/wrapping.h"
@@ -64,6 +67,8 @@ class Validator {
     experts();
     order();
     options();
+    load();
+    recomputed_modules();
     adapters();
     frozen();
     if (uses_rollout()) rollout();
@@ -407,6 +412,36 @@ class Validator {
                "name modules as the model's parameters do, with * for any text and ? for one character");
   }
 
+  /// E239: what the first rank reads comes over devices.
+  void load() {
+    if (s_.train.load == "rank0" && s_.train.offload == Offload::layerwise)
+      report("E239", "train.load", "under train.offload: layerwise the state of training lies on the host",
+             {"the first rank's broadcast goes from device to device"},
+             "set train.load to shards: each rank reads its own part, unit by unit");
+  }
+
+  /// E238: modules of selective recomputation that are none, or where nothing is recomputed by module.
+  void recomputed_modules() {
+    const std::vector<std::string> known(recompute_module_names.begin(), recompute_module_names.end());
+    const auto near = [&](const std::string& found) {
+      const std::string name = nearest_name(found, known);
+      return name.empty() ? "" : "did you mean " + name + "?";
+    };
+    const TrainSpec& t = s_.train;
+    const std::string key = "train.recompute_modules";
+    if (t.recompute_modules.empty()) return;
+    if (t.recompute != Recompute::selective)
+      return report("E238", key,
+                    fmt::format("{} is of train.recompute: selective, not of {}", key, name_of(t.recompute)), {},
+                    fmt::format("set train.recompute to selective, or leave {} out", key));
+    std::istringstream in(t.recompute_modules);
+    std::size_t i = 0;
+    for (std::string module; std::getline(in, module, '-'); ++i)
+      if (!recompute_module(module))
+        report("E238", fmt::format("{}.{}", key, i), fmt::format("no module is called '{}'", module.substr(0, 100)),
+               {fmt::format("some of {}", fmt::join(known, ", "))}, near(module));
+  }
+
   /// E232: adapters for matrices that the model does not have, or that nobody makes one for.
   void adapters() {
     const ModelSpec& m = s_.model;
@@ -422,11 +457,9 @@ class Validator {
       return;
     }
     const std::string key = "train.lora.targets";
-    if (m.family == ModelFamily::gpt2 || m.mla || m.linear)
+    if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
-                    {m.linear ? "linear attention has other projections than q, k, v and o"
-                     : m.mla  ? "multi-head latent attention has other projections than q, k, v and o"
-                              : "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"},
+                    {std::string(why)},
                     "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
     std::vector<std::string> known;
     for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);
@@ -465,7 +498,7 @@ class Validator {
       return report("E234", key, "FSDP1 has no units of which some parameters train",
                     {"a flat parameter is trained or frozen as a whole"},
                     "set train.engine to fsdp2, ddp, zero1 or zero2");
-    if (m.family == ModelFamily::gpt2 || m.mla)
+    if (m.layer_norm || m.mla)
       return report("E234", key, fmt::format("{} is trained as a whole", m.name),
                     {m.mla ? "the gradients of latent attention's norm and expansion come with those of what they take"
                            : "LayerNorm's gradients of weight and bias come with those of what it takes"},
@@ -583,11 +616,11 @@ class Validator {
       report("E217", "rollout.max_prefill_tokens", "the longest prompt does not fit a prefill step",
              {fmt::format("prompt {} tokens, max_prefill_tokens {}", prompt.max, s_.rollout.max_prefill_tokens)},
              fmt::format("set rollout.max_prefill_tokens to {:.0f}", prompt.max));
-    const int64_t pool = s_.rollout.kv_cache_tokens;
-    const int64_t whole_blocks = pool / s_.rollout.block_tokens * s_.rollout.block_tokens;
-    if (pool > 0 && longest > static_cast<double>(whole_blocks))
+    const int64_t pool = pool_share(s_.rollout);
+    const int64_t span = block_span(s_.rollout), whole_blocks = pool / span * span;
+    if (s_.rollout.kv_cache_tokens > 0 && longest > static_cast<double>(whole_blocks))
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
-             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, s_.rollout.block_tokens)},
+             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, span)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
   }
 

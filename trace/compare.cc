@@ -325,6 +325,57 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
   }
 }
 
+/// The exchanges of rounds, by what a trace calls them.
+struct RoundOfRows {
+  GroupId group = -1;
+  std::int64_t rounds = 0;
+  bool first = false;
+};
+std::map<std::string, RoundOfRows> rounds_of(const Plan& plan) {
+  std::map<std::string, RoundOfRows> out;
+  if (!plays_rounds(plan)) return out;
+  for (const Program& program : plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          if (!op->has(Attr::rounds)) return;
+          const Tensor& own = own_tokens_rows(*op);
+          const Dim& came = (&own == &op->inputs[0] ? op->outputs[0] : op->inputs[0]).shape[0];
+          out[op.name()] = {op->group, op->integer(Attr::rounds), came.begin == 0};
+        });
+  return out;
+}
+
+/// A round was played where some rank of its group had rows in it: one that all others' rows go to sends none itself.
+void compare_rounds(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
+  const std::map<std::string, RoundOfRows> exchanges = rounds_of(plan);
+  std::map<std::int16_t, RoundsRow> rows;
+  std::array<std::set<std::int32_t>, 2> steps;
+  for (std::size_t side = 0; side < 2; ++side)
+    for (const Span& s : (side == 0 ? a : b).spans) steps[side].insert(s.step);
+  for (std::size_t side = 0; side < 2; ++side) {
+    const Trace& trace = side == 0 ? a : b;
+    std::map<std::tuple<Rank, std::int32_t, std::int16_t, std::int32_t>, std::int64_t> times;  // a name, on a rank
+    std::set<std::tuple<std::int32_t, std::int16_t, Rank, std::int32_t, std::int64_t>> played;
+    for (const Span& s : trace.spans) {
+      if (s.kind != OpKind::all_to_all || !steps[0].contains(s.step) || !steps[1].contains(s.step)) continue;
+      const auto at = exchanges.find(trace.names[static_cast<std::size_t>(s.name)]);
+      if (at == exchanges.end()) continue;
+      const std::int64_t time = times[{s.rank, s.step, s.phase, s.name}]++;
+      const std::vector<Rank>& group = plan.group_of(at->second.group, s.rank);
+      if (s.bytes == 0 || !played.emplace(s.step, s.phase, group.front(), s.name, time).second) continue;
+      RoundsRow& row = rows[s.phase];
+      row.planned = at->second.rounds;
+      ++(side == 0 ? row.a : row.b);
+      if (side == 1 && at->second.first) ++row.exchanges;
+    }
+  }
+  for (auto& [phase, row] : rows) {
+    row.phase = plan.phases[static_cast<std::size_t>(phase)].name;
+    out.rounds.push_back(std::move(row));
+  }
+}
+
 }  // namespace
 
 Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
@@ -344,6 +395,7 @@ Comparison compare_traces(const Plan& plan, const Trace& a, const Trace& b) {
   comparer.finish();
   compare_visits(plan, a, b, common, out);
   compare_ops(plan, a, b, out);
+  compare_rounds(plan, a, b, out);
   compare_times(plan, a, b, out);
   compare_totals(plan, a, b, out);
   out.equal = out.differences.empty();

@@ -33,6 +33,16 @@ struct TimeTotal {
   double a_s = 0.0, b_s = 0.0;  // seconds of a rank, mean over ranks; a's for as many times as b has
 };
 
+/// Rounds in which rows came to experts (Attr::rounds), in one phase, of the steps that both sides kept spans of. How
+/// many it takes is the routers' affair and no difference: those that nobody needs are called, and send nothing.
+struct RoundsRow {
+  std::string phase;
+  std::int64_t planned = 0;    // of one exchange of all rows, there or back
+  std::int64_t exchanges = 0;  // of b, of all layers, micro-batches and groups
+  std::int64_t a = 0, b = 0;   // rounds that had rows, of all exchanges together
+  friend bool operator==(const RoundsRow&, const RoundsRow&) = default;
+};
+
 struct Comparison {
   std::string a_source, b_source;  // "simulated", "measured"
   bool equal = false;              // no differences: every byte and every call
@@ -40,6 +50,7 @@ struct Comparison {
   std::vector<Difference> differences;
   std::vector<TimeRow> times;     // of the steps that both have rows of
   std::vector<TimeTotal> totals;  // over all steps, in order of time
+  std::vector<RoundsRow> rounds;  // in the order of the plan's phases; nothing where rows come at once
   double mean_error = 0.0;        // of |error| of the phases' totals over steps, each weighted by its share of b
   double max_error = 0.0;         // of the same, over phases that take at least 1 % of b's time
   double iteration_error = 0.0;   // of the sum of all phases' seconds, signed

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
@@ -45,7 +46,7 @@ std::string time_table(const Comparison& c, bool colour) {
 std::string error_text(const TimeTotal& t) { return t.b_s > 0.0 ? percent((t.a_s - t.b_s) / t.b_s) : "-"; }
 
 Json comparison_to_json(const Comparison& c) {
-  Json differences = Json::array(), times = Json::array(), totals = Json::array();
+  Json differences = Json::array(), times = Json::array(), totals = Json::array(), rounds = Json::array();
   for (const Difference& d : c.differences)
     differences.push_back({{"rank", d.rank},
                            {"step", d.step < 0 ? Json(nullptr) : Json(d.step)},
@@ -65,6 +66,12 @@ Json comparison_to_json(const Comparison& c) {
                       {"a_seconds", t.a_s},
                       {"b_seconds", t.b_s},
                       {"error", t.b_s > 0.0 ? (t.a_s - t.b_s) / t.b_s : 0.0}});
+  for (const RoundsRow& row : c.rounds)
+    rounds.push_back({{"phase", row.phase},
+                      {"planned", row.planned},
+                      {"exchanges", row.exchanges},
+                      {"a_rounds", row.a},
+                      {"b_rounds", row.b}});
   return {{"schema", "hotbunk.compare/1"},
           {"a", c.a_source},
           {"b", c.b_source},
@@ -73,6 +80,7 @@ Json comparison_to_json(const Comparison& c) {
           {"differences", differences},
           {"times", times},
           {"totals", totals},
+          {"rounds", rounds},
           {"time_error", {{"mean", c.mean_error}, {"max", c.max_error}, {"total", c.iteration_error}}}};
 }
 
@@ -85,6 +93,15 @@ std::string render_verdict(const Comparison& c, bool colour) {
     out = fmt::format("{}  {} of {} numbers of memory, traffic and ops differ\n", paint("not equal", "1;31", colour),
                       format_count(static_cast<std::int64_t>(c.differences.size())), format_count(c.numbers_compared)) +
           difference_table(c, colour);
+  // How many it took is what routers make of it: shown, not compared.
+  for (const RoundsRow& row : c.rounds) {
+    const auto mean = [&](std::int64_t rounds) {
+      return static_cast<double>(rounds) / static_cast<double>(std::max<std::int64_t>(1, row.exchanges));
+    };
+    out += fmt::format("rounds of experts' rows in {}: {} planned, {:.2f} played in {}, {:.2f} in {}, mean of {}\n",
+                       row.phase, row.planned, mean(row.a), c.a_source, mean(row.b), c.b_source,
+                       format_count(row.exchanges) + " exchanges");
+  }
   return out;
 }
 

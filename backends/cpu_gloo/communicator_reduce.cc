@@ -42,20 +42,38 @@ struct Max {
   }
 };
 
+/// The sources in order, one pass over memory each but the first two, which are one, and the last, whose results are
+/// the target's. The target may be one of the sources: elements that are read are written by the same step or later,
+/// which the compiler cannot know.
 template <class T, class Op>
 void reduce(std::byte* dst_bytes, std::span<const std::byte* const> sources, std::int64_t count) {
   using Element = typename T::Element;
-  typename T::Wide sum[block];
+  using Wide = typename T::Wide;
+  const auto source = [&](std::size_t r) { return reinterpret_cast<const Element*>(sources[r]); };
   auto* dst = reinterpret_cast<Element*>(dst_bytes);
+  if (sources.size() == 1) {
+    if (dst != source(0)) std::memcpy(dst, source(0), static_cast<std::size_t>(count) * sizeof(Element));
+    return;
+  }
+  if (sources.size() == 2) {
+    const Element *first = source(0), *last = source(1);
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = T::narrow(Op::apply(T::widen(first[i]), T::widen(last[i])));
+    return;
+  }
+  Wide sum[block];
   for (std::int64_t begin = 0; begin < count; begin += block) {
     const std::int64_t n = std::min(block, count - begin);
-    const auto* first = reinterpret_cast<const Element*>(sources[0]) + begin;
-    for (std::int64_t i = 0; i < n; ++i) sum[i] = T::widen(first[i]);
-    for (std::size_t r = 1; r < sources.size(); ++r) {
-      const auto* next = reinterpret_cast<const Element*>(sources[r]) + begin;
+    const Element *first = source(0) + begin, *second = source(1) + begin;
+    for (std::int64_t i = 0; i < n; ++i) sum[i] = Op::apply(T::widen(first[i]), T::widen(second[i]));
+    for (std::size_t r = 2; r + 1 < sources.size(); ++r) {
+      const Element* next = source(r) + begin;
       for (std::int64_t i = 0; i < n; ++i) sum[i] = Op::apply(sum[i], T::widen(next[i]));
     }
-    for (std::int64_t i = 0; i < n; ++i) dst[begin + i] = T::narrow(sum[i]);
+    const Element* last = source(sources.size() - 1) + begin;
+    Element* to = dst + begin;
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < n; ++i) to[i] = T::narrow(Op::apply(sum[i], T::widen(last[i])));
   }
 }
 

@@ -36,9 +36,9 @@ class SoloCommunicator final : public Communicator {
     copy(recv, send, c.count * size_of(c.dtype));
   }
   void do_broadcast(const Call&, std::byte*, std::int64_t) override {}
-  void do_all_to_all(const Call&, const std::byte* send, std::span<const std::int64_t> bytes, std::byte* recv,
-                     std::span<const std::int64_t>) override {
-    copy(recv, send, bytes[0]);
+  void do_all_to_all(const Call&, const std::byte* send, std::span<const CommPart> send_parts, std::byte* recv,
+                     std::span<const CommPart> recv_parts) override {
+    copy(recv + recv_parts[0].begin, send + send_parts[0].begin, send_parts[0].bytes);
   }
   void do_send_recv(int, const std::byte*, std::int64_t, int, std::byte*, std::int64_t) override {
     HB_CHECK(false, "group {} has one rank: nobody to send to", name());

@@ -362,20 +362,20 @@ void GlooCommunicator::do_broadcast(const Call& call, std::byte* data, std::int6
   out.wait_send();
 }
 
-void GlooCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                                     std::byte* recv, std::span<const std::int64_t> recv_bytes) {
+void GlooCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,
+                                     std::byte* recv, std::span<const CommPart> recv_parts) {
   check_agreement(call);
   std::vector<Transfer> sends, recvs;
-  std::int64_t from = 0, at = 0;
+  std::vector<std::int64_t> send_bytes, recv_bytes;
   for (int r = 0; r < size(); ++r) {
+    const CommPart &to = send_parts[r], &from = recv_parts[r];
+    send_bytes.push_back(to.bytes), recv_bytes.push_back(from.bytes);
     if (r != rank()) {
-      sends.push_back({r, from, send_bytes[r]});
-      recvs.push_back({r, at, recv_bytes[r]});
-    } else if (send_bytes[r] > 0) {
-      std::memcpy(recv + at, send + from, static_cast<std::size_t>(send_bytes[r]));
+      sends.push_back({r, to.begin, to.bytes});
+      recvs.push_back({r, from.begin, from.bytes});
+    } else if (to.bytes > 0) {
+      std::memcpy(recv + from.begin, send + to.begin, static_cast<std::size_t>(to.bytes));
     }
-    from += send_bytes[r];
-    at += recv_bytes[r];
   }
   if (options_.check_collectives) check_parts(call, send_bytes, recv_bytes);
   transfer(describe(call), next_slot(), send, sends, recv, recvs);

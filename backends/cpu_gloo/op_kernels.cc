@@ -284,6 +284,9 @@ ConstVector sinks(const KernelCall& c, const Tensor& all) {
 }
 void run_attention_sinks(const KernelCall& c) {
   const std::int64_t heads = extent(c, out(c, 1), 1);
+  if (in(c, 2).rank == 3)
+    return attention_part(c.context, matrix(c, out(c, 0)), data<float>(c, out(c, 1)), data<const float>(c, in(c, 2)),
+                          extent(c, in(c, 2), 0), extent(c, out(c, 0), 0), heads, extent(c, out(c, 0), 1) / heads);
   attention_sinks(c.context, matrix(c, out(c, 0)), data<float>(c, out(c, 1)), sinks(c, in(c, 2)),
                   extent(c, out(c, 0), 0), heads, extent(c, out(c, 0), 1) / heads);
 }
@@ -316,21 +319,62 @@ void run_context_attention_backward(const KernelCall& c) {
 KvPool pool(const KernelCall& c, const Tensor& t) {
   return {data(c, t), t.dtype, t.shape[0].size, c.op.integer(Attr::block_tokens)};
 }
+/// What this rank holds of the sequences that the ranks of op.group share.
+KeyShare key_share(const KernelCall& c) {
+  if (!c.op.has(Attr::ranks)) return {};
+  return {c.op.integer(Attr::ranks), c.places.at(static_cast<std::size_t>(c.op.group))};
+}
+/// use(slots of this rank's pool).
+template <class Use>
+void with_slots(const KernelCall& c, const Tensor& fed, std::int64_t T, Use&& use) {
+  const auto* slots = data<const std::int32_t>(c, fed);
+  const KeyShare share = key_share(c);
+  if (share.ranks == 1) return use(slots);
+  use(held_slots(slots, T, share).data());
+}
 void run_kv_write(const KernelCall& c) {
-  kv_write(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, in(c, 1)), extent(c, in(c, 0), 0), heads(c),
-           pool(c, out(c, 0)));
+  const std::int64_t T = extent(c, in(c, 0), 0);
+  with_slots(c, in(c, 1), T, [&](const std::int32_t* slots) {
+    kv_write(c.context, matrix(c, in(c, 0)), slots, T, heads(c), pool(c, out(c, 0)));
+  });
+}
+/// Of tensors `at` and the next: tables and lengths.
+PagedContext paged_context(const KernelCall& c, std::size_t at) {
+  return {data<const std::int32_t>(c, in(c, at)), extent(c, in(c, at), 1), data<const std::int32_t>(c, in(c, at + 1)),
+          key_share(c)};
+}
+/// Whether each sequence has one query, in its row. A step that several groups take has room for what the one with most
+/// has, and the other groups' tokens are no pattern of its own.
+bool one_each(const KernelCall& c, std::int64_t T, const Tensor& cu_seqlens) {
+  if (c.sizes.tokens == c.sizes.seqs) return true;  // then nobody need have fed the offsets
+  if (T != c.sizes.seqs) return false;
+  const auto cu = sequences(c, cu_seqlens);
+  for (std::size_t s = 0; s < cu.size(); ++s)
+    if (cu[s] != static_cast<std::int32_t>(s)) return false;
+  return true;
+}
+/// Rows behind the last sequence are nobody's.
+void clear_idle_rows(const KernelCall& c, const Tensor& cu_seqlens, float* lse) {
+  const Tensor& o = out(c, 0);
+  const std::int64_t T = extent(c, o, 0), width = extent(c, o, 1), used = sequences(c, cu_seqlens).back();
+  if (used >= T) return;
+  std::memset(static_cast<char*>(data(c, o)) + used * width * size_of(o.dtype), 0,
+              static_cast<std::size_t>((T - used) * width * size_of(o.dtype)));
+  if (lse == nullptr) return;
+  const std::int64_t heads = extent(c, out(c, 1), 1);
+  std::fill_n(lse + used * heads, (T - used) * heads, -std::numeric_limits<float>::infinity());
 }
 void run_paged_attention(const KernelCall& c) {
-  const PagedContext context{data<const std::int32_t>(c, in(c, 3)), extent(c, in(c, 3), 1),
-                             data<const std::int32_t>(c, in(c, 4))};
+  const PagedContext context = paged_context(c, 3);
   // The prefill kernel gives the same bits per token as the decode kernel; one query per sequence is the latter's case.
   float* const lse = c.op.outputs.size() > 1 ? data<float>(c, out(c, 1)) : nullptr;
-  if (c.sizes.tokens == c.sizes.seqs)
+  if (one_each(c, extent(c, in(c, 0), 0), in(c, 2)))
     paged_decode_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context, c.sizes.seqs,
                            scores(c), matrix(c, out(c, 0)), lse);
   else
     paged_prefill_attention(c.context, matrix(c, in(c, 0)), heads(c), pool(c, in(c, 1)), context,
                             sequences(c, in(c, 2)), scores(c), matrix(c, out(c, 0)), lse);
+  clear_idle_rows(c, in(c, 2), lse);
 }
 
 // --- latent attention -----------------------------------------------------------------------------------------------
@@ -372,19 +416,22 @@ void run_latent_heads_backward(const KernelCall& c) {
                                  matrix(c, out(c, 1)), matrix(c, out(c, 2)), extent(c, in(c, 0), 0));
 }
 void run_latent_write(const KernelCall& c) {
-  latent_write(c.context, matrix(c, in(c, 0)), extent(c, in(c, 0), 1), matrix(c, in(c, 1)), extent(c, in(c, 1), 1),
-               data<const std::int32_t>(c, in(c, 2)), extent(c, in(c, 0), 0), pool(c, out(c, 0)));
+  const std::int64_t T = extent(c, in(c, 0), 0);
+  with_slots(c, in(c, 2), T, [&](const std::int32_t* slots) {
+    latent_write(c.context, matrix(c, in(c, 0)), extent(c, in(c, 0), 1), matrix(c, in(c, 1)), extent(c, in(c, 1), 1),
+                 slots, T, pool(c, out(c, 0)));
+  });
 }
 void run_latent_attention(const KernelCall& c) {
-  const PagedContext context{data<const std::int32_t>(c, in(c, 4)), extent(c, in(c, 4), 1),
-                             data<const std::int32_t>(c, in(c, 5))};
+  const PagedContext context = paged_context(c, 4);
   // A decode step has one query for each sequence, whose offsets nobody fed.
   std::vector<std::int32_t> each;
-  for (std::int64_t s = 0; c.sizes.tokens == c.sizes.seqs && s <= c.sizes.seqs; ++s)
-    each.push_back(static_cast<std::int32_t>(s));
+  const bool one = one_each(c, extent(c, in(c, 0), 0), in(c, 3));
+  for (std::int64_t s = 0; one && s <= c.sizes.seqs; ++s) each.push_back(static_cast<std::int32_t>(s));
   latent_paged_attention(c.context, matrix(c, in(c, 0)), latent_shape(c), pool(c, in(c, 1)), extent(c, in(c, 2), 1),
                          matrix(c, in(c, 2)), context, each.empty() ? sequences(c, in(c, 3)) : each, scores(c),
-                         matrix(c, out(c, 0)));
+                         matrix(c, out(c, 0)), c.op.outputs.size() > 1 ? data<float>(c, out(c, 1)) : nullptr);
+  if (!one) clear_idle_rows(c, in(c, 3), c.op.outputs.size() > 1 ? data<float>(c, out(c, 1)) : nullptr);
 }
 
 // --- elementwise, embedding -----------------------------------------------------------------------------------------

@@ -251,21 +251,14 @@ void ShmCommunicator::do_broadcast(const Call& call, std::byte* data, std::int64
   });
 }
 
-void ShmCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                                    std::byte* recv, std::span<const std::int64_t> recv_bytes) {
+void ShmCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,
+                                    std::byte* recv, std::span<const CommPart> recv_parts) {
   std::vector<Part> parts;
-  std::vector<std::int64_t> to;
-  std::int64_t from = 0, at = 0;
-  for (int r = 0; r < size(); ++r) {
-    parts.push_back({from, send_bytes[r], recv_bytes[r]});
-    to.push_back(at);
-    from += send_bytes[r];
-    at += recv_bytes[r];
-  }
+  for (int r = 0; r < size(); ++r) parts.push_back({send_parts[r].begin, send_parts[r].bytes, recv_parts[r].bytes});
   exchange(call, send, parts, [&](std::int64_t begin, const Pieces& pieces) {
     for (int i = 0; i < size(); ++i) {
       const int r = (rank() + i) % size();
-      copy(recv + to[r] + begin, pieces[r].data(), std::ssize(pieces[r]));
+      copy(recv + recv_parts[r].begin + begin, pieces[r].data(), std::ssize(pieces[r]));
     }
   });
 }

@@ -42,8 +42,9 @@ std::vector<std::int64_t> cuts_of(const Program& program) {
 
 std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program, CudaWorld& world,
                                         const CudaOptions& options, PeerMemory* peers) {
-  auto arena = std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device),
-                                             cuts_of(program), peers, options.scope);
+  auto arena =
+      std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device), cuts_of(program),
+                                    DeviceArena::Users{peers, options.scope, world.registered_memory()});
   world.local().set_arena(options.scope, world.rank(), arena->base());
   return arena;
 }
@@ -276,8 +277,8 @@ Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) 
   return enqueue(id, op, args,
                  [this, phase = record_.where().phase, turn = std::move(turn)](Stream& s, const CudaCall& call) {
                    if (turn) turn->await([&] { world_.watch().check("waiting to launch " + call.bound.name()); });
-                   const RowAccess rows = s.rows();
-                   communicators_->collective(call, phase, &rows);
+                   communicators_->collective(
+                       call, phase, [&s](const std::byte* from, std::int64_t bytes) { return s.read(from, bytes); });
                    if (turn) turn->done();
                    return std::int64_t{-1};
                  });

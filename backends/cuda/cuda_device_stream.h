@@ -1,7 +1,6 @@
 // One stream of a CudaDevice: the driver's, the host thread that enqueues there, and what it works with. Internal to
 // cuda_device*.cc.
 #pragma once
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,26 +43,13 @@ struct CudaDevice::Stream {
 
   BlasProducts* products_or_none() { return products ? &*products : nullptr; }
   void synchronize() const { world.synchronize(launch.stream()); }
-  /// Rows of experts on the device, behind what the stream has done; the host waits for it where it reads.
-  RowAccess rows() {
-    return {.read =
-                [this](const std::byte* from, std::int64_t bytes) {
-                  std::byte* here = staging.take(bytes);
-                  HB_CUDA(launch.driver(),
-                          cuMemcpyDtoHAsync(here, address_of(from), static_cast<std::size_t>(bytes), launch.stream()));
-                  synchronize();
-                  return static_cast<const std::byte*>(here);
-                },
-            .copy = [this](std::byte* to, const std::byte* from,
-                           std::int64_t bytes) { launch.copy(address_of(to), address_of(from), bytes); },
-            .room =
-                [this](std::int64_t bytes) {
-                  if (!packed || packed->bytes() < bytes) {
-                    if (packed) synchronize();
-                    packed.emplace(world.context(), std::max<std::int64_t>(bytes, 1));
-                  }
-                  return reinterpret_cast<std::byte*>(packed->address());
-                }};
+  /// Reads behind what the stream has done, for which the host waits.
+  const std::byte* read(const std::byte* from, std::int64_t bytes) {
+    std::byte* here = staging.take(bytes);
+    HB_CUDA(launch.driver(),
+            cuMemcpyDtoHAsync(here, address_of(from), static_cast<std::size_t>(bytes), launch.stream()));
+    synchronize();
+    return here;
   }
 
   CudaWorld& world;
@@ -71,7 +57,6 @@ struct CudaDevice::Stream {
   Launcher launch;
   Staging staging;
   DeviceBlock scratch;
-  std::optional<DeviceBlock> packed;  // of rows that are sent together
   OpGraphs graphs;
   std::optional<BlasProducts> products;
   std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs

@@ -40,6 +40,8 @@ class CudaWorld final : public World {
   /// From here on the ranks, processes of one host, can read each other's arenas; from the second time on the same
   /// object. Every rank calls it at the same time. RuntimeFailure where the device's memory cannot be exported.
   PeerMemory& share_memory();
+  /// Where ranks are processes: what NCCL may use of this rank's memory. nullptr elsewhere.
+  RegisteredMemory* registered_memory() { return nccl_ ? &nccl_->memory() : nullptr; }
 
   /// Waits for a stream of this rank. Over NCCL it looks meanwhile at this rank's communicators and at who died:
   /// RuntimeFailure, with all communicators aborted.

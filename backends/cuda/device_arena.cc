@@ -11,8 +11,8 @@
 namespace hotbunk::cuda {
 
 DeviceArena::DeviceArena(const Context& context, BookOptions options, const std::vector<std::int64_t>& cuts,
-                         PeerMemory* peers, std::string scope)
-    : ArenaBooks(std::move(options)), context_(context), peers_(peers), scope_(std::move(scope)) {
+                         Users users)
+    : ArenaBooks(std::move(options)), context_(context), users_(std::move(users)) {
   const std::int64_t granule = context.granularity_bytes();
   reserved_bytes_ = (book().reserve_bytes + granule - 1) / granule * granule;
   if (reserved_bytes_ == 0) return;
@@ -50,12 +50,15 @@ void DeviceArena::each_piece(std::int64_t begin, std::int64_t end, F&& visit) {
 }
 
 void DeviceArena::map_piece(const Piece& p) {
-  map_memory(context_, at(p.begin), p.end - p.begin, peers_ != nullptr);
-  if (peers_ != nullptr) peers_->offer(scope_, base_, reserved_bytes_, p.begin, p.end);
+  // NCCL, too, gives what it registers to other processes.
+  map_memory(context_, at(p.begin), p.end - p.begin, users_.peers != nullptr || users_.registered != nullptr);
+  if (users_.peers != nullptr) users_.peers->offer(users_.scope, base_, reserved_bytes_, p.begin, p.end);
+  if (users_.registered != nullptr) users_.registered->mapped(at(p.begin), p.end - p.begin);
 }
 
 void DeviceArena::unmap_piece(const Piece& p) {
-  if (peers_ != nullptr) peers_->take_back(scope_, p.begin);
+  if (users_.registered != nullptr) users_.registered->unmapping(at(p.begin));
+  if (users_.peers != nullptr) users_.peers->take_back(users_.scope, p.begin);
   unmap_memory(context_, at(p.begin), p.end - p.begin);
 }
 

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/context.h"
 #include "backends/cuda/peer_memory.h"
+#include "backends/cuda/registered_memory.h"
 #include "runtime/arena_books.h"
 
 namespace hotbunk::cuda {
@@ -18,10 +19,14 @@ namespace hotbunk::cuda {
 /// only what it mapped as a whole, so between two cuts lies one piece of physical memory.
 class DeviceArena final : public ArenaBooks {
  public:
-  /// RuntimeFailure when the range cannot be reserved. `peers`: where ranks of other processes read it, under `scope`;
-  /// outlives the arena.
-  DeviceArena(const Context&, BookOptions, const std::vector<std::int64_t>& cuts, PeerMemory* peers = nullptr,
-              std::string scope = "");
+  /// Who else is to know what is mapped; they outlive the arena.
+  struct Users {
+    PeerMemory* peers = nullptr;  // where ranks of other processes read it, under `scope`
+    std::string scope{};
+    RegisteredMemory* registered = nullptr;  // where NCCL carries it
+  };
+  /// RuntimeFailure when the range cannot be reserved.
+  DeviceArena(const Context&, BookOptions, const std::vector<std::int64_t>& cuts, Users);
   ~DeviceArena() override;
 
   /// A device address: the host never reads it.
@@ -45,8 +50,7 @@ class DeviceArena final : public ArenaBooks {
   CUdeviceptr at(std::int64_t offset) const { return base_ + static_cast<CUdeviceptr>(offset); }
 
   const Context& context_;
-  PeerMemory* const peers_;
-  const std::string scope_;
+  const Users users_;
   CUdeviceptr base_ = 0;
   std::int64_t reserved_bytes_ = 0;
   std::vector<Piece> pieces_;  // ascending, without holes

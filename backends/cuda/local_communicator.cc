@@ -25,7 +25,7 @@ struct LocalCommunicator::Post {
   Call call;
   const std::byte* send = nullptr;
   std::byte* recv = nullptr;
-  std::vector<std::int64_t> send_bytes{}, recv_bytes{};  // all_to_all
+  std::vector<CommPart> send_parts{}, recv_parts{};  // all_to_all
 };
 
 /// Events and posts are by meeting: even and odd ones in turn. Whoever comes to meeting n + 1 has taken all it needs of
@@ -211,23 +211,19 @@ void LocalCommunicator::do_broadcast(const Call& call, std::byte* data, std::int
            [&](std::span<const Post> posts) { copy(data, posts[static_cast<std::size_t>(call.root)].send, bytes); });
 }
 
-void LocalCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                                      std::byte* recv, std::span<const std::int64_t> recv_bytes) {
-  const Post mine{call, send, recv, {send_bytes.begin(), send_bytes.end()}, {recv_bytes.begin(), recv_bytes.end()}};
+void LocalCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,
+                                      std::byte* recv, std::span<const CommPart> recv_parts) {
+  const Post mine{call, send, recv, {send_parts.begin(), send_parts.end()}, {recv_parts.begin(), recv_parts.end()}};
   together(mine, [&](std::span<const Post> posts) {
     std::vector<std::int64_t> sent, expected;
     for (const Post& p : posts) {
-      sent.insert(sent.end(), p.send_bytes.begin(), p.send_bytes.end());
-      expected.insert(expected.end(), p.recv_bytes.begin(), p.recv_bytes.end());
+      for (const CommPart& part : p.send_parts) sent.push_back(part.bytes);
+      for (const CommPart& part : p.recv_parts) expected.push_back(part.bytes);
     }
     compare_parts(call, sent, expected);
-    std::int64_t to = 0;
-    for (std::size_t r = 0; r < posts.size(); ++r) {
-      std::int64_t from = 0;
-      for (int before = 0; before < rank(); ++before) from += posts[r].send_bytes[static_cast<std::size_t>(before)];
-      copy(recv + to, posts[r].send + from, recv_bytes[r]);
-      to += recv_bytes[r];
-    }
+    for (std::size_t r = 0; r < posts.size(); ++r)
+      copy(recv + recv_parts[r].begin, posts[r].send + posts[r].send_parts[static_cast<std::size_t>(rank())].begin,
+           recv_parts[r].bytes);
   });
 }
 

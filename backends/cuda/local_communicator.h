@@ -42,8 +42,8 @@ class LocalCommunicator final : public Communicator {
   void do_reduce_scatter(const Call&, const std::byte* send, std::byte* recv) override;
   void do_all_reduce(const Call&, const std::byte* send, std::byte* recv) override;
   void do_broadcast(const Call&, std::byte* data, std::int64_t bytes) override;
-  void do_all_to_all(const Call&, const std::byte* send, std::span<const std::int64_t> send_bytes, std::byte* recv,
-                     std::span<const std::int64_t> recv_bytes) override;
+  void do_all_to_all(const Call&, const std::byte* send, std::span<const CommPart> send_parts, std::byte* recv,
+                     std::span<const CommPart> recv_parts) override;
   void do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from, std::byte* recv_data,
                     std::int64_t recv_bytes) override;
   void do_barrier(const Call&) override;

@@ -151,6 +151,11 @@ void NcclHandle::abort() {
   if (!std::exchange(aborted_, true) && comm_ != nullptr) owner_.nccl().ncclCommAbort(comm_);
 }
 
+bool NcclHandle::is_aborted() {
+  const std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
 void NcclHandle::settle(NcclResult r, const std::string& what) {
   const auto where = [&] { return what; };
   std::optional<StallWatch::Wait> told;
@@ -228,6 +233,10 @@ void NcclCommunicator::copy(std::byte* to, const std::byte* from, std::int64_t b
   launch_.copy(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes);
 }
 
+void NcclCommunicator::in_place(const std::byte* at, std::int64_t bytes) {
+  handle_->owner().memory().use(handle_, at, bytes);
+}
+
 void NcclCommunicator::agree(const Call& mine) {
   if (!options_.check) return;
   const std::string text = fmt::format("{} {} {} {} {} {}", static_cast<int>(mine.op), static_cast<int>(mine.dtype),
@@ -247,6 +256,8 @@ void NcclCommunicator::agree(const Call& mine) {
 
 void NcclCommunicator::exchange(const std::string& what, std::span<const Part> send, std::span<const Part> recv) {
   const Nccl& nccl = handle_->owner().nccl();
+  for (const std::span<const Part> side : {send, recv})
+    for (const Part& p : side) in_place(p.data, p.bytes);
   handle_->call(what, [&](NcclComm comm) {
     NcclResult first = nccl.ncclGroupStart();
     const auto keep = [&](NcclResult r) {
@@ -267,6 +278,7 @@ void NcclCommunicator::exchange(const std::string& what, std::span<const Part> s
 void NcclCommunicator::do_all_gather(const Call& call, const std::byte* send, std::byte* recv, std::int64_t bytes) {
   agree(call);
   if (bytes == 0) return;
+  in_place(send, bytes), in_place(recv, size() * bytes);
   handle_->call(describe(call), [&](NcclComm comm) {
     return handle_->owner().nccl().ncclAllGather(send, recv, static_cast<std::size_t>(bytes), nccl_bytes, comm,
                                                  launch_.stream());
@@ -328,24 +340,23 @@ void NcclCommunicator::do_all_reduce(const Call& call, const std::byte* send, st
 void NcclCommunicator::do_broadcast(const Call& call, std::byte* data, std::int64_t bytes) {
   agree(call);
   if (bytes == 0) return;
+  in_place(data, bytes);
   handle_->call(describe(call), [&](NcclComm comm) {
     return handle_->owner().nccl().ncclBroadcast(data, data, static_cast<std::size_t>(bytes), nccl_bytes, call.root,
                                                  comm, launch_.stream());
   });
 }
 
-void NcclCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const std::int64_t> send_bytes,
-                                     std::byte* recv, std::span<const std::int64_t> recv_bytes) {
+void NcclCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,
+                                     std::byte* recv, std::span<const CommPart> recv_parts) {
   agree(call);
   std::vector<Part> to, from;
-  std::int64_t sent = 0, received = 0;
-  for (std::size_t r = 0; r < send_bytes.size(); ++r) {
-    to.push_back({const_cast<std::byte*>(send) + sent, send_bytes[r]});
-    from.push_back({recv + received, recv_bytes[r]});
-    sent += send_bytes[r], received += recv_bytes[r];
+  for (std::size_t r = 0; r < send_parts.size(); ++r) {
+    to.push_back({const_cast<std::byte*>(send) + send_parts[r].begin, send_parts[r].bytes});
+    from.push_back({recv + recv_parts[r].begin, recv_parts[r].bytes});
   }
   const auto me = static_cast<std::size_t>(rank());
-  copy(from[me].data, to[me].data, recv_bytes[me]);
+  copy(from[me].data, to[me].data, recv_parts[me].bytes);
   exchange(describe(call), to, from);
 }
 

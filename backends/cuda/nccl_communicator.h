@@ -16,6 +16,7 @@
 
 #include "backends/cuda/launch.h"
 #include "backends/cuda/nccl_table.h"
+#include "backends/cuda/registered_memory.h"
 #include "backends/cuda/store_communicator.h"
 #include "runtime/communicator.h"
 #include "runtime/death_watch.h"
@@ -27,13 +28,14 @@ class NcclHandle;
 /// The communicators of one rank. Thread-safe.
 class NcclRank {
  public:
-  NcclRank(const Nccl& nccl, DeathWatch& watch) : nccl_(nccl), watch_(watch) {}
+  NcclRank(const Nccl& nccl, DeathWatch& watch) : nccl_(nccl), watch_(watch), memory_(nccl) {}
   ~NcclRank() { close(false); }
   NcclRank(const NcclRank&) = delete;
   NcclRank& operator=(const NcclRank&) = delete;
 
   const Nccl& nccl() const { return nccl_; }
   DeathWatch& watch() const { return watch_; }
+  RegisteredMemory& memory() { return memory_; }
   /// Nothing, or aborts all communicators and throws RuntimeFailure: one of them has failed, or a rank has died.
   void look(std::string_view during);
   void abort_all();
@@ -49,6 +51,7 @@ class NcclRank {
   DeathWatch& watch_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<NcclHandle>> handles_;
+  RegisteredMemory memory_;
 };
 
 /// One communicator of NCCL. Calls come from one thread; abort() and error() from any.
@@ -69,6 +72,8 @@ class NcclHandle {
   /// "" or why it cannot go on.
   std::string error();
   void abort();
+  /// Or closed: whatever it had is gone.
+  bool is_aborted();
   /// All of the group do so.
   void close();
 
@@ -119,14 +124,16 @@ class NcclCommunicator final : public Communicator {
   std::byte* scratch(std::int64_t bytes);
   void drop_scratch();
   void agree(const Call&);
+  /// NCCL is about to read or write it (registered_memory.h).
+  void in_place(const std::byte* at, std::int64_t bytes);
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const;
 
   void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) override;
   void do_reduce_scatter(const Call&, const std::byte* send, std::byte* recv) override;
   void do_all_reduce(const Call&, const std::byte* send, std::byte* recv) override;
   void do_broadcast(const Call&, std::byte* data, std::int64_t bytes) override;
-  void do_all_to_all(const Call&, const std::byte* send, std::span<const std::int64_t> send_bytes, std::byte* recv,
-                     std::span<const std::int64_t> recv_bytes) override;
+  void do_all_to_all(const Call&, const std::byte* send, std::span<const CommPart> send_parts, std::byte* recv,
+                     std::span<const CommPart> recv_parts) override;
   void do_send_recv(int to, const std::byte* send_data, std::int64_t send_bytes, int from, std::byte* recv_data,
                     std::int64_t recv_bytes) override;
   void do_barrier(const Call&) override;

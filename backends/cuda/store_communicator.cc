@@ -40,8 +40,8 @@ void StoreCommunicator::do_barrier(const Call& call) { say_(fmt::format("host/{}
 void StoreCommunicator::do_reduce_scatter(const Call& call, const std::byte*, std::byte*) { refuse(call); }
 void StoreCommunicator::do_all_reduce(const Call& call, const std::byte*, std::byte*) { refuse(call); }
 void StoreCommunicator::do_broadcast(const Call& call, std::byte*, std::int64_t) { refuse(call); }
-void StoreCommunicator::do_all_to_all(const Call& call, const std::byte*, std::span<const std::int64_t>, std::byte*,
-                                      std::span<const std::int64_t>) {
+void StoreCommunicator::do_all_to_all(const Call& call, const std::byte*, std::span<const CommPart>, std::byte*,
+                                      std::span<const CommPart>) {
   refuse(call);
 }
 void StoreCommunicator::do_send_recv(int, const std::byte*, std::int64_t, int, std::byte*, std::int64_t) {

@@ -30,6 +30,7 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
+  frame->recompute_modules = recompute_modules(s.train.recompute_modules, frame->recompute_modules);
   // A process on a CPU has no device context and no graphs, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu)
     frame->context_bytes = frame->communicator_bytes = frame->vllm.graph_bytes =
@@ -222,7 +223,7 @@ Explanation explain(const ScenarioPricer& s) {
   out.links =
       plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())
            : link_bytes(s.rl(), out.point, train, sampled ? s.rl().price_rollout(out.point) : RolloutPrice{}, sampled);
-  out.notes = without_effect(s.scenario());
+  out.notes = without_effect(s.scenario(), plan.has_value());
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
   if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
   for (const auto& [name, point] : neighbours(s, out.point)) {

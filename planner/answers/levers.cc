@@ -47,7 +47,7 @@ std::optional<Lever> one_step_off(const ScenarioPricer& s, const RlPoint& p) {
                .flags = {"algorithm.max_staleness=1"}};
 }
 
-std::vector<std::string> without_effect(const Scenario& s) {
+std::vector<std::string> without_effect(const Scenario& s, bool lowered) {
   std::vector<std::string> out;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
   if (s.algorithm.max_staleness > 0 && (sft || s.placement == PlacementMode::colocated))
@@ -59,6 +59,11 @@ std::vector<std::string> without_effect(const Scenario& s) {
   if (!streams && (s.train.prefetch == 0 || !s.train.reshard_after_forward))
     out.push_back(fmt::format("train.{} changes nothing: {} gathers no units",
                               s.train.prefetch == 0 ? "prefetch" : "reshard_after_forward", name_of(s.train.engine)));
+  if (!lowered && s.train.expert_capacity > 0.0)
+    out.push_back(
+        fmt::format("train.expert_capacity = {} changes nothing of this estimate, which keeps all rows that balanced "
+                    "routers send to a rank's experts: rounds are counted where there is a plan",
+                    s.train.expert_capacity));
   return out;
 }
 

@@ -12,8 +12,9 @@ namespace hotbunk {
 /// Sampling one step ahead of training, where both sides have GPUs of their own and do not yet.
 std::optional<Lever> one_step_off(const ScenarioPricer&, const RlPoint&);
 
-/// What a scenario asks for that its other keys leave without effect on the price.
-std::vector<std::string> without_effect(const Scenario&);
+/// What a scenario asks for that its other keys leave without effect on the price. `lowered`: which is a plan's, and no
+/// estimate.
+std::vector<std::string> without_effect(const Scenario&, bool lowered);
 /// "" or which tensor is larger than the sync's bucket, how it travels, and what a bucket of its own would cost.
 std::string oversized_tensor(const ScenarioPricer&, const RlPoint&);
 

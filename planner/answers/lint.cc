@@ -54,7 +54,8 @@ class Linter {
       add("L01", LintLevel::note, note, "");
     wake_order();
     tensor_parallel();
-    for (const std::string& what : without_effect(scenario_)) add("L12", LintLevel::note, what, "");
+    for (const std::string& what : without_effect(scenario_, e_.mapped_bytes > 0.0))
+      add("L12", LintLevel::note, what, "");
     if (e_.unpriced) {
       std::string what = e_.unpriced->message;
       for (const std::string& note : e_.unpriced->notes) what += "; " + note;

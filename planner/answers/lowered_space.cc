@@ -78,7 +78,7 @@ constexpr PartKind part_of(PlanPhase p) {
 struct PartKey {
   PartKind kind{};
   TrainPoint train;
-  std::int64_t rollout_tp = 1, rollout_ep = 1;
+  std::int64_t rollout_tp = 1, rollout_ep = 1, rollout_cp = 1, attention_dp = 1;
   bool strided = false;  // of a sync, and of engines that cross nodes
   double bucket_bytes = 0;
   bool from_host = false;        // of a sync
@@ -101,7 +101,8 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   key.train.vpp = p.train.vpp, key.train.ep = p.train.ep, key.train.etp = p.train.etp;
   key.train.optimizer_on_host = p.train.optimizer_on_host;
   if (kind == PartKind::saves) return key;
-  key.rollout_tp = p.rollout.tp, key.rollout_ep = p.rollout.ep;
+  key.rollout_tp = p.rollout.tp, key.rollout_ep = p.rollout.ep, key.rollout_cp = p.rollout.cp,
+  key.attention_dp = p.rollout.attention_dp;
   if (kind == PartKind::sync || (kind == PartKind::rollout && p.rollout.ranks() > node_ranks))
     key.strided = p.rollout.strided;
   if (kind == PartKind::moves) key.transition = p.transition;
@@ -240,7 +241,9 @@ class PlanAnswers {
   bool executes(const Scenario& there) const {
     const RolloutLayout& engines = there.rollout.layout;
     return unsupported_to_execute(there).empty() &&
-           (!samples() || (engines.pp == 1 && why_not_rollout_tp(there.model, engines.tp, engines.ep > 1).empty()));
+           (!samples() ||
+            (engines.pp == 1 &&
+             why_not_rollout_tp(there.model, engines.tp, engines.ep > 1, engines.attention_dp > 1).empty()));
   }
   static bool holds_a_sample(const Scenario& there) {  // E217
     return micro_batch_capacity(there) >= max_sample_tokens(there);
@@ -300,7 +303,7 @@ class PlanAnswers {
   };
   double rollout_seconds(const RlPoint& p, const Scenario& there, const JobPhases& phases, std::int64_t pool_blocks) {
     const PartKey key = key_of(PartKind::rollout, p, phases, node_ranks_);
-    const std::int64_t tokens = pool_blocks * there.rollout.block_tokens;
+    const std::int64_t tokens = pool_blocks * block_span(there.rollout);
     return engines_.value(EngineKey{key, tokens, p.rollout.engines}, [&] {
       return part(key, there).engine->seconds(there, static_cast<double>(tokens), cost_).total();
     });
@@ -357,9 +360,7 @@ class PlanAnswers {
     return out;
   }
   /// Parts are the same beside any pool.
-  static void use_least_pool(Scenario& s) {
-    s.rollout.kv_cache_tokens = max_blocks_per_seq(s) * s.rollout.block_tokens;
-  }
+  static void use_least_pool(Scenario& s) { s.rollout.kv_cache_tokens = max_blocks_per_seq(s) * block_span(s.rollout); }
   /// What nothing refused before is lowered.
   template <class What>
   static What lowered(Result<What> part) {

@@ -206,13 +206,15 @@ PlanRuns expected_runs(const Scenario& s, const RlPoint& p) {
   const auto blocks = [](std::int64_t all, std::int64_t at_once) {
     return ceil_div(all, std::max<std::int64_t>(1, at_once));
   };
-  const auto sequences = static_cast<double>(samples_per_engine(s));
+  // Groups of an engine pass theirs at the same time; what they share counts all of them.
+  const std::int64_t groups = attention_groups(s);
+  const auto sequences = static_cast<double>(samples_per_group(s));
   const std::int64_t prefill = tokens(sequences, s.workload.prompt_tokens.mean);
   // The prompt's pass samples the first token of a response.
   const std::int64_t decode = tokens(sequences, std::max(0.0, s.workload.response_tokens.mean - 1.0));
   PlanRuns runs;
-  runs.prefill = {blocks(prefill, s.rollout.max_prefill_tokens), prefill, samples_per_engine(s)};
-  runs.decode = {blocks(decode, s.rollout.max_running_requests), decode, decode};
+  runs.prefill = {blocks(prefill, prefill_of_group(s)), groups * prefill, samples_per_group(s)};
+  runs.decode = {blocks(decode, slots_of_group(s)), groups * decode, decode};
   runs.optimizer_steps = s.algorithm.mini_batches;
   runs.micro_batches = runs.reference = runs.old_logprobs = s.algorithm.mini_batches * p.train.micro_batches;
   runs.trained_tokens =

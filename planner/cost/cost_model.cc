@@ -97,7 +97,10 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
     m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
     m.at[0] = std::max(bytes, 1.0);
     if (is_attention(op.kind)) {
-      const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
+      // Groups of an engine step together, but attend to what is their own.
+      const bool of_engine = op.kind == OpKind::paged_attention || op.kind == OpKind::latent_attention;
+      const double tokens =
+          std::max<double>(static_cast<double>(of_engine ? op.inputs[0].shape[0].actual(s) : s.tokens), 1.0);
       m.at = {tokens, std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0), heads_of_128(op)};
     }
   } else {

@@ -101,13 +101,12 @@ void read_modules(const YamlNode& list, FrameworkProfile& f, Diagnostics& errors
   if (list.kind != YamlNode::Kind::sequence)
     return errors.push_back(
         profile_mistake(list, fmt::format("recompute_modules: expected a list of modules, found {}", list.describe())));
-  f.recompute_modules = 0;
+  f.recompute_modules = {};
   for (const YamlNode& item : list.items) {
-    const auto* at = std::find(module_names.begin(), module_names.end(), item.text);
-    if (at == module_names.end())
+    if (const auto module = recompute_module(item.text)) f.recompute_modules.add(*module);
+    else
       errors.push_back(profile_mistake(item, fmt::format("recompute_modules: no module {}", item.describe()),
-                                       fmt::format("one of {}", fmt::join(module_names, ", "))));
-    else f.recompute_modules |= 1U << static_cast<unsigned>(at - module_names.begin());
+                                       fmt::format("one of {}", fmt::join(recompute_module_names, ", "))));
   }
 }
 

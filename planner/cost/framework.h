@@ -11,20 +11,9 @@
 
 #include "base/diagnostic.h"
 #include "spec/cluster.h"
+#include "spec/recompute_modules.h"
 
 namespace hotbunk {
-
-/// What selective recomputation may run again, by the names of Megatron-core's --recompute-modules.
-///   core_attn       the attention products, from q, k, v
-///   layernorm       both norms of a layer
-///   mla_up_proj     latent attention's up-projections and rotary positions
-///   mlp             a dense layer's MLP; mlp_act: the activation inside it alone (not Megatron's)
-///   moe             router, dispatch, experts, shared experts, combine
-///   moe_act         the activation inside routed experts
-///   shared_experts  their MLP
-enum class Module : std::uint8_t { core_attn, layernorm, mla_up_proj, mlp, mlp_act, moe, moe_act, shared_experts };
-inline constexpr std::array<std::string_view, 8> module_names{
-    "core_attn", "layernorm", "mla_up_proj", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"};
 
 /// What a launch of the framework can say, as data: the search proposes nothing else, levers turn nothing else, lint
 /// names what a scenario asks for beyond it (planner/answers/lacking.h). By default all that a scenario can.
@@ -86,8 +75,8 @@ struct FrameworkProfile {
   // Selective recomputation keeps every second matrix product and attention's output (torchtitan); else everything but
   // what the modules drop.
   bool selective_products = false;
-  std::uint32_t recompute_modules = 1U << static_cast<unsigned>(Module::core_attn);  // a bit each
-  bool recomputes(Module m) const { return ((recompute_modules >> static_cast<unsigned>(m)) & 1U) != 0; }
+  RecomputeModules recompute_modules{RecomputeModule::core_attn};
+  bool recomputes(RecomputeModule m) const { return recompute_modules.has(m); }
   bool dummy_weight_grads = false;  // one low-precision buffer per distinct weight shape stays allocated
   Sourced loss_bytes{8.0, "bf16 logits, their gradient and one fp32 copy"};  // per logit at the loss, live at once
   Sourced loss_traffic{16.0, "one fused pass each way"};  // bytes moved per logit by softmax, loss and their gradient

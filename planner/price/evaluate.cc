@@ -76,11 +76,13 @@ bool cuts_tokens(const Op& op) {
   return std::ranges::any_of(op.inputs, cut) || std::ranges::any_of(op.outputs, cut);
 }
 
-/// Of a micro-batch's tokens, one in so many is in that part.
+/// Of a micro-batch's tokens, one in so many is in that part. (Where an engine's ranks have tokens of their own as
+/// well, what they send is counted by all of them.)
 std::int64_t sequence_ranks(const Plan& plan, Rank rank) {
+  if (plan.groups.size() <= static_cast<std::size_t>(Family::train_tp)) return 1;
   for (const Body& body : plan.program(rank).bodies)
     if (std::ranges::any_of(body.ops, cuts_tokens))
-      return std::ssize(plan.group_of(static_cast<GroupId>(Family::train_tp), rank));
+      return std::max<std::int64_t>(1, std::ssize(plan.group_of(static_cast<GroupId>(Family::train_tp), rank)));
   return 1;
 }
 

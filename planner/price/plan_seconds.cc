@@ -250,8 +250,8 @@ EngineBlocks::EngineBlocks(const Scenario& s, const PlanBlocks& plan, const Cost
       stages_([&] {
         std::vector<Stage> out;
         for (std::int64_t stage = 0; stage < s.rollout.layout.pp; ++stage) {
-          const auto rank =
-              static_cast<Rank>(rank_of_seat(s.rollout.layout, {.engine = 0, .place = stage * s.rollout.layout.tp}));
+          const auto rank = static_cast<Rank>(rank_of_seat(
+              s.rollout.layout, {.engine = 0, .place = stage * s.rollout.layout.tp * s.rollout.layout.cp}));
           const PlanBlocks of = plan.of_rank(rank);
           out.push_back({cost.place_of(plan.plan(), rank), of.block(PlanPhase::rollout, "prefill"),
                          of.block(PlanPhase::rollout, "decode")});
@@ -262,20 +262,21 @@ EngineBlocks::EngineBlocks(const Scenario& s, const PlanBlocks& plan, const Cost
 
 RolloutSeconds EngineBlocks::seconds(const Scenario& s, double pool_tokens, const CostModel& cost) const {
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
+  const std::int64_t groups = attention_groups(s);  // each as an engine of its own, but for what they share
   RolloutSeconds out;
   out.exchange = exchange_;
   out.context = held_tokens(prompt.mean, response.mean, mean_square(response));
-  const auto sequences = static_cast<double>(std::max<std::int64_t>(samples_per_engine(s), 1));
-  out.slots = std::clamp(std::min(static_cast<double>(s.rollout.max_running_requests), pool_tokens / out.context), 1.0,
-                         sequences);
+  const auto sequences = static_cast<double>(std::max<std::int64_t>(samples_per_group(s), 1));
+  out.slots = std::clamp(std::min(static_cast<double>(slots_of_group(s)), pool_tokens / out.context), 1.0, sequences);
   const EngineSchedule schedule =
       engine_schedule({.sequences = sequences,
                        .slots = out.slots,
-                       .engines = static_cast<double>(std::max<std::int64_t>(s.rollout.layout.dp, 1)),
+                       .engines = static_cast<double>(std::max<std::int64_t>(s.rollout.layout.dp * groups, 1)),
                        .prompt_tokens = prompt.mean,
-                       .max_prefill_tokens = static_cast<double>(s.rollout.max_prefill_tokens),
+                       .max_prefill_tokens = static_cast<double>(prefill_of_group(s)),
                        .responses = response});
-  const auto take = [&](BlockStreams Stage::*block, const Sizes& sizes, double steps, RolloutSeconds::Part& part) {
+  const auto take = [&](BlockStreams Stage::*block, Sizes sizes, double steps, RolloutSeconds::Part& part) {
+    if (groups > 1) sizes[sequence_extent] = sizes.tokens, sizes.tokens *= groups;
     for (const Stage& stage : stages_)
       part.seconds.add((stage.*block).seconds(cost, sharing_, {&stage.place, 1}, sizes), steps);
     part.steps += steps, part.tokens += steps * static_cast<double>(sizes.tokens);
@@ -335,10 +336,9 @@ PlanSeconds plan_seconds(const Scenario& s, const TrainPoint& point, const Plan&
   for (const Buffer& b : plan.programs[0].buffers)
     if (b.section == sections::kv_cache) pool += b.bytes();
   const auto player = std::ranges::find(plan.program_of_rank, 0) - plan.program_of_rank.begin();
-  const std::int64_t held =
-      engine_stage_layers(s, engine_seat(s.rollout.layout, player).place / s.rollout.layout.tp).size();
+  const std::int64_t held = engine_stage_layers(s, engine_stage(s.rollout.layout, player)).size();
   const double tokens =
-      static_cast<double>(pool / std::max<std::int64_t>(kv_block_bytes(s, held), 1) * s.rollout.block_tokens);
+      static_cast<double>(pool / std::max<std::int64_t>(kv_block_bytes(s, held), 1) * block_span(s.rollout));
   out.rollout = EngineBlocks(s, blocks, cost).seconds(s, tokens, cost);
   out.sync = sync_seconds(s, plan, cost);
   return out;

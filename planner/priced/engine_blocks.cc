@@ -101,7 +101,7 @@ void PricedPlanWriter::rollout(std::int32_t phase) {
         if (parts.total > slowest.total) slowest = parts;
       });
       computes.push_back({.tokens = n, .seconds = std::max(0.0, slowest.total - exchanged_seconds(slowest))});
-      sends.push_back({n, slowest, engine_payload(tokens, tokens / static_cast<double>(r.cp), tokens)});
+      sends.push_back({n, slowest, engine_payload(tokens, tokens / token_shares(setting().engine, r), tokens)});
       if (n >= most) break;
     }
     Op& op = priced(OpKind::priced, streams::compute, "prefill.layers", work, std::move(computes));
@@ -171,7 +171,7 @@ void PricedPlanWriter::exchange_in_engine(std::string_view step, const std::vect
 
 /// The engine's pool as the scheduler counts it: blocks, and the bytes of one.
 void PricedPlanWriter::add_pool(Op& op) {
-  const double block = rollout_.kv_bytes_per_token * static_cast<double>(scenario_.rollout.block_tokens);
+  const double block = rollout_.kv_bytes_per_token * static_cast<double>(block_span(scenario_.rollout));
   const std::int64_t pool = b().buffer(shifts_.kv).bytes();
   const auto blocks = static_cast<std::int64_t>(static_cast<double>(pool) / std::max(block, 1.0) + 1e-6);
   op.outputs.push_back(

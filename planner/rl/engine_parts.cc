@@ -103,6 +103,10 @@ std::int64_t stage_layers(RolloutEngine engine, std::int64_t layers, std::int64_
   return base + (i >= end - rest && i < end ? 1 : 0);
 }
 
+double token_shares(RolloutEngine engine, const RolloutPoint& r) {
+  return engine == RolloutEngine::hotbunk ? 1.0 : static_cast<double>(r.cp);
+}
+
 double cache_shares(RolloutEngine engine, const RolloutPoint& r) {
   return static_cast<double>(engine == RolloutEngine::sglang ? r.attention_dp : r.attention_dp * r.cp);
 }
@@ -132,19 +136,23 @@ double mlp_elements(const ModelSpec& m) {
   return (m.gated_mlp ? 3.0 : 2.0) * static_cast<double>(m.hidden) * static_cast<double>(m.intermediate);
 }
 
-double stage_elements(const ModelCounts& c, const RolloutPoint& r, const RolloutStage& s) {
+double stage_elements(const ModelCounts& c, RolloutEngine engine, const RolloutPoint& r, const RolloutStage& s) {
+  // A rank of ours that has sequences of its own has all of what is no MLP and no expert.
+  const bool apart = engine == RolloutEngine::hotbunk && r.attention_dp > 1;
+  const double ends = (s.first ? c.front : 0.0) + (s.last ? c.back : 0.0) + (s.last && !s.first ? c.tied_head : 0.0);
+  const double alone = apart ? ends * (1.0 - 1.0 / static_cast<double>(r.tp)) : 0.0;
   const double whole = s.dense() * c.dense_layer + s.moe * c.moe_layer + (s.first ? c.front : 0.0) +
                        (s.last ? c.back : 0.0) + (s.last && !s.first ? c.tied_head : 0.0);
   const double attention = c.attention * s.layers,
-               elsewhere = s.moe * c.experts * (1.0 - 1.0 / static_cast<double>(r.cp));
-  return attention / static_cast<double>(r.attention_tp()) +
+               elsewhere = s.moe * c.experts * (1.0 - 1.0 / token_shares(engine, r));
+  return alone + attention / static_cast<double>(r.attention_tp()) +
          (whole - attention - elsewhere) / static_cast<double>(r.tp);
 }
 
-double stage_products(const ModelCounts& c, const RolloutPoint& r, const RolloutStage& s) {
+double stage_products(const ModelCounts& c, RolloutEngine engine, const RolloutPoint& r, const RolloutStage& s) {
   const double whole = s.dense() * c.dense_layer_products + s.moe * c.moe_layer_products;
   const double attention = c.attention * s.layers,
-               elsewhere = s.moe * c.experts * (1.0 - 1.0 / static_cast<double>(r.cp));
+               elsewhere = s.moe * c.experts * (1.0 - 1.0 / token_shares(engine, r));
   return attention / static_cast<double>(r.attention_tp()) +
          (whole - attention - elsewhere) / static_cast<double>(r.tp);
 }

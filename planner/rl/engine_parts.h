@@ -66,6 +66,9 @@ void each_stage(const ModelSpec& m, RolloutEngine engine, std::int64_t pp, Visit
   visit(run, count);
 }
 
+/// Context-parallel ranks that a step's tokens are divided among, of prompts, and experts with them. Those of our own
+/// engine all compute all tokens: what they divide is the cache (lowering/rollout.cc).
+double token_shares(RolloutEngine, const RolloutPoint&);
 /// Ranks that a sequence's cache is divided among, on average over an engine's tokens. Attention groups hold tokens of
 /// their own. vLLM's decode context parallelism spans the ranks of prefill context parallelism; SGLang's prefill
 /// context parallelism gathers every rank a whole cache. (docs/planner-prices.md, "Stages and context parallelism of an
@@ -86,9 +89,10 @@ double attention_flops_per_pair(const ModelSpec&, bool decode);
 double mlp_elements(const ModelSpec&);
 
 /// Elements on one rank of a stage: attention is held once per attention group, routed experts are split over the
-/// engine's ranks of the stage (whole experts over ep are as many elements as slices of all), the rest by tp.
-double stage_elements(const ModelCounts&, const RolloutPoint&, const RolloutStage&);
+/// engine's ranks of the stage that have other tokens or other columns (whole experts over ep are as many elements as
+/// slices of all), the rest by tp.
+double stage_elements(const ModelCounts&, RolloutEngine, const RolloutPoint&, const RolloutStage&);
 /// Of these the weights of products.
-double stage_products(const ModelCounts&, const RolloutPoint&, const RolloutStage&);
+double stage_products(const ModelCounts&, RolloutEngine, const RolloutPoint&, const RolloutStage&);
 
 }  // namespace hotbunk

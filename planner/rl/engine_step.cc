@@ -29,6 +29,7 @@ EngineStep::EngineStep(const RlModel& rl, const RolloutPoint& r)
       set_(rl.setting()),
       counts_(rl.counts()),
       r_(r),
+      ways_(token_shares(set_.engine, r)),
       moe_(static_cast<double>(layer_kinds(model_).moe)),
       apart_(r.tp * r.cp * (r.strided ? r.engines : 1)) {
   const std::int64_t node = cost_.ranks_per_node(), engine = apart_ * r.pp;
@@ -44,11 +45,13 @@ GroupShape EngineStep::group(std::int64_t members, std::int64_t apart) const {
 
 double EngineStep::kernels(const RolloutStage& s) const {
   const double reductions = r_.tp > 1 ? 2.0 : 0.0;
-  return (layer_kernels(model_, set_.weights) + reductions) * s.layers + end_kernels(s);
+  // Ours: log-sum-exps gathered, what was attended weighed and summed.
+  const double parts = adds_parts() ? 3.0 : 0.0;
+  return (layer_kernels(model_, set_.weights) + reductions + parts) * s.layers + end_kernels(s);
 }
 
 /// Layers whose experts are split over the engine's tensor and context ranks alike, and summed over both.
-double EngineStep::experts_reduced(const RolloutStage& s) const { return r_.ep == 1 && r_.cp > 1 ? s.moe : 0.0; }
+double EngineStep::experts_reduced(const RolloutStage& s) const { return r_.ep == 1 && ways_ > 1.0 ? s.moe : 0.0; }
 
 RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double local, double prompt) const {
   const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
@@ -68,6 +71,11 @@ RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double l
   if (!s.last) out.pipeline = boundary_tensors * row * local / static_cast<double>(r_.tp);
   if (!s.first && r_.attention_tp() > 1) out.arriving = boundary_tensors * row * local / groups;
   if (r_.cp == 1) return out;
+  if (adds_parts()) {
+    out.context_gather = s.layers * sums_bytes() * whole / groups;
+    out.context_reduce = s.layers * attended_bytes() * whole / groups;
+    return out;
+  }
   out.context_gather = cache_bytes(model_, r_, s.layers, set_.rollout_element_bytes, groups) * prompt;
   if (cache_shares(set_.engine, r_) > groups)
     out.context_reduce = s.layers * attended_bytes() * (whole - prompt) / groups;
@@ -77,16 +85,22 @@ RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double l
 /// Dispatch and combine: each rank sends its share of the tokens to their experts and the results back.
 double EngineStep::dispatch_bytes(const RolloutStage& s, double tokens) const {
   const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
-  return 2.0 * s.moe * row * tokens / static_cast<double>(r_.tp * r_.cp) *
+  return 2.0 * s.moe * row * tokens / (static_cast<double>(r_.tp) * ways_) *
          static_cast<double>(model_.moe->experts_per_token) * static_cast<double>(r_.ep - 1) /
          static_cast<double>(r_.ep);
 }
 
 /// Of one token in one layer, what its heads on this rank attended to: partial results that context ranks add up.
+/// Engines that attend in the latent add these up; ours has made values of it.
 double EngineStep::attended_bytes() const {
-  const std::int64_t width = model_.mla ? model_.mla->kv_lora_rank : model_.head_dim;
+  const std::int64_t width = model_.mla && !adds_parts() ? model_.mla->kv_lora_rank : model_.value_dim();
   return set_.rollout_element_bytes * static_cast<double>(model_.heads * width) /
          static_cast<double>(r_.attention_tp());
+}
+
+/// Of one token in one layer, the log-sum-exps of its heads on this rank that all context ranks have of their parts.
+double EngineStep::sums_bytes() const {
+  return 4.0 * static_cast<double>(r_.cp * model_.heads) / static_cast<double>(r_.attention_tp());  // fp32
 }
 
 template <class Book>
@@ -112,7 +126,7 @@ void EngineStep::exchange(const RolloutStage& s, const Tokens& t, Book& book) co
 }
 
 /// A prompt's ranks gather each other's keys and values before they attend. Decoding over a divided cache, each attends
-/// to its part for all of its heads; with everyone's log-sum-exp the parts are scaled, then added up.
+/// to its part for all of its heads; with everyone's log-sum-exp the parts are scaled, then added up. Ours always does.
 template <class Book>
 void EngineStep::context(const RolloutStage& s, const Tokens& t, Book& book) const {
   if (r_.cp == 1) return;
@@ -122,13 +136,12 @@ void EngineStep::context(const RolloutStage& s, const Tokens& t, Book& book) con
   const auto each_layer = [&](OpKind kind, double bytes) {
     book.add(StepPart::context, s.layers * cost_.collective_seconds(kind, ranks, bytes), s.layers, s.layers * bytes);
   };
-  if (!t.decode) {
+  if (!t.decode && !adds_parts()) {
     each_layer(OpKind::all_gather, mine * cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, 1.0));
     return;
   }
   if (cache_shares(set_.engine, r_) <= groups) return;
-  const double sums = 4.0 * static_cast<double>(model_.heads) / static_cast<double>(r_.attention_tp());  // fp32
-  each_layer(OpKind::all_gather, mine * sums * static_cast<double>(r_.cp));
+  each_layer(OpKind::all_gather, mine * sums_bytes());
   each_layer(OpKind::all_reduce, mine * attended_bytes());
 }
 
@@ -213,7 +226,7 @@ void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) cons
   double inner = dense * width;
   if (s.moe > 0.0) {
     // Experts: with many tokens nearly all are touched, with few only theirs.
-    const auto layers = static_cast<double>(m.layers), ranks = static_cast<double>(r_.tp * r_.cp);
+    const auto layers = static_cast<double>(m.layers), ranks = static_cast<double>(r_.tp) * ways_;
     const double others = counts_.ends + layers * counts_.attention + (layers - moe_) * mlp_elements(m);
     const double active = std::max(0.0, counts_.active - others), all = std::max(0.0, counts_.parameters - others);
     const double share = static_cast<double>(m.moe->experts_per_token) / static_cast<double>(m.moe->experts);
@@ -223,7 +236,7 @@ void EngineStep::layers(const RolloutStage& s, const Tokens& t, Book& book) cons
     const double plain = w.narrow ? moe_ * (counts_.moe_layer - counts_.moe_layer_products) * (e - stored) : 0.0;
     lumped(StepPart::experts, 1.0, 2.0 * t.whole * active * part / ranks, (touched * stored + plain) * part / ranks);
     inner += s.moe * static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp /
-             (t.decode ? static_cast<double>(r_.cp) : 1.0);
+             (t.decode ? ways_ : 1.0);
   }
   // Two norms read the stream and the branch and write both; rotary positions go in place; the gate reads 2, writes 1.
   const double streamed = (mine * s.layers * (8.0 * h + 2.0 * (q + kv)) + 3.0 * t.local * inner) * e;
@@ -248,7 +261,7 @@ void EngineStep::ends(const RolloutStage& s, double sequences, Book& book) const
              rows * h * set_.rollout_element_bytes);
     book.add(StepPart::sampling, cost_.memory_seconds(logits), 1.0, logits);
   }
-  const double kernels = layer_kernels(model_, set_.weights) * s.layers + end_kernels(s);
+  const double kernels = (layer_kernels(model_, set_.weights) + (adds_parts() ? 1.0 : 0.0)) * s.layers + end_kernels(s);
   book.add(StepPart::kernels, kernels * cost_.hardware().kernel_overhead.value, kernels);
   if (s.last)
     book.add(StepPart::logits, cost_.collective_seconds(OpKind::all_gather, group(r_.tp), logits), 1.0, logits);
@@ -296,14 +309,14 @@ Book EngineStep::decode(const RolloutStage& s, double sequences, double held) co
 template <class Book>
 Book EngineStep::prefill(const RolloutStage& s, double tokens, double sequences) const {
   Book book;
-  const Tokens t{tokens, tokens / static_cast<double>(r_.cp), false};
+  const Tokens t{tokens, tokens / ways_, false};
   const double e = set_.rollout_element_bytes;
   // Causal: a prompt of s tokens has s (s + 1) / 2 pairs.
   const double keys = (set_.prompt_square / std::max(set_.prompt_tokens, 1.0) + 1.0) / 2.0;
-  const double shares = static_cast<double>(r_.attention_tp() * r_.attention_dp * r_.cp);
-  const double flops = attention_flops_per_pair(model_, false) * tokens * keys / shares;
-  const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / shares * e;
-  const double gathered = cache_bytes(model_, r_, 1.0, e, static_cast<double>(r_.attention_dp));
+  const double heads = static_cast<double>(r_.attention_tp() * r_.attention_dp), apart = static_cast<double>(r_.cp);
+  const double flops = attention_flops_per_pair(model_, false) * tokens * keys / (heads * apart);
+  const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / (heads * ways_) * e;
+  const double gathered = cache_bytes(model_, r_, 1.0, e, static_cast<double>(r_.attention_dp) * apart / ways_);
   layers(s, t, book);
   exchange(s, t, book);
   ends(s, sequences, book);

@@ -50,6 +50,9 @@ class EngineStep {
   void launch(const RolloutStage&, double each, Book&) const;
   double dispatch_bytes(const RolloutStage&, double tokens) const;
   double attended_bytes() const;
+  double sums_bytes() const;
+  /// Whether context ranks add up what each found in its part of the cache for prompts as well.
+  bool adds_parts() const { return r_.cp > 1 && ways_ == 1.0; }
   double lumped_seconds(double flops, double bytes) const;
   double product_seconds(double rows, double n, double k) const;
   double kernels(const RolloutStage&) const;
@@ -61,6 +64,7 @@ class EngineStep {
   const RlSetting& set_;
   const ModelCounts& counts_;
   const RolloutPoint r_;
+  double ways_ = 1;             // token_shares
   double moe_ = 0;              // layers of the model with experts
   std::int64_t apart_ = 1;      // ranks from one stage to the next
   std::int64_t crossings_ = 0;  // boundaries between stages that lie between nodes

@@ -81,14 +81,15 @@ std::optional<Layout> engine_layout(const RolloutPoint& r, RolloutEngine engine,
   const EngineOrder order = r.strided ? EngineOrder::strided : EngineOrder::contiguous;
   Layout out = rollout_layout(axes, r.engines, order);
   std::vector<MeshAxis> expert;
+  // Routed experts are spread or split over all ranks of a stage; of ours the context-parallel ones have the same.
+  const auto spread = static_cast<std::int64_t>(token_shares(engine, r));
   for (const MeshAxis& axis : out.dense.axes()) {
-    if (axis.name == "cp") continue;
+    if (axis.name == "cp" && spread == r.cp) continue;
     if (axis.name != "tp") {
       expert.push_back(axis);
       continue;
     }
-    // Routed experts are spread or split over all ranks of a stage.
-    expert.insert(expert.end(), {{"etp", r.tp * r.cp / r.ep}, {"ep", r.ep}});
+    expert.insert(expert.end(), {{"etp", r.tp * spread / r.ep}, {"ep", r.ep}});
   }
   out.expert = Mesh(expert);
   return out;

@@ -21,7 +21,7 @@ double RlModel::communicators(const RolloutPoint& r) const {
 double RlModel::prefill_activations(const RolloutPoint& r, const RolloutStage& s) const {
   const ModelSpec& m = train_.model();
   const double e = setting_.rollout_element_bytes, h = static_cast<double>(m.hidden);
-  const double tokens = setting_.max_prefill_tokens / static_cast<double>(r.cp);
+  const double ways = token_shares(setting_.engine, r), tokens = setting_.max_prefill_tokens / ways;
   const auto tp = static_cast<double>(r.tp), group = static_cast<double>(r.attention_tp());
   const double mine = tokens / static_cast<double>(r.attention_dp), d = static_cast<double>(m.head_dim);
   const double qkv = (2.0 * static_cast<double>(m.heads) + 2.0 * static_cast<double>(m.kv_heads)) * d / group;
@@ -31,8 +31,10 @@ double RlModel::prefill_activations(const RolloutPoint& r, const RolloutStage& s
                      static_cast<double>(m.moe->experts_per_token * m.moe->expert_intermediate) / tp);
   const double sampled =
       s.last ? std::min(setting_.max_running, setting_.max_prefill_tokens) * static_cast<double>(m.vocab) * 4.0 : 0.0;
-  // Context ranks gather the keys and values of one layer.
-  const double others = static_cast<double>(r.cp - 1) * mine * cache_bytes(m, r, 1.0, e, 1.0);
+  // Context ranks that divide a prompt gather the keys and values of one layer; of ours each has all log-sum-exps.
+  const double sums = r.cp > 1 ? 4.0 * static_cast<double>((r.cp + 1) * m.heads) / group : 0.0;
+  const double others =
+      mine * (setting_.own_engine ? sums : static_cast<double>(r.cp - 1) * cache_bytes(m, r, 1.0, e, 1.0));
   const double handed = ((s.first ? 0.0 : 1.0) + (s.last ? 0.0 : 1.0)) * boundary_tensors * e * mine * h;
   return std::max({e * mine * (2.0 * h + qkv) + others, e * tokens * (h + std::max(h + 2.0 * width, 3.0 * width)),
                    2.0 * e * tokens * h + sampled * (r.tp > 1 ? 1.0 + 1.0 / tp : 1.0)}) +
@@ -41,9 +43,10 @@ double RlModel::prefill_activations(const RolloutPoint& r, const RolloutStage& s
 
 RlModel::StageBytes RlModel::stage_bytes(const RolloutPoint& r, const RolloutStage& s) const {
   const double e = setting_.rollout_element_bytes;
-  const double narrow =
-      setting_.weights.narrow ? stage_products(counts_, r, s) * (e - setting_.weights.stored_bytes) : 0.0;
-  return {stage_elements(counts_, r, s) * e - narrow,
+  const double narrow = setting_.weights.narrow
+                            ? stage_products(counts_, setting_.engine, r, s) * (e - setting_.weights.stored_bytes)
+                            : 0.0;
+  return {stage_elements(counts_, setting_.engine, r, s) * e - narrow,
           cache_bytes(train_.model(), r, s.layers, e, cache_shares(setting_.engine, r)), prefill_activations(r, s)};
 }
 
@@ -52,7 +55,7 @@ double RlModel::narrow_bytes(const RolloutPoint& r) const {
   double fullest = 0.0, out = 0.0;
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
     if (const double weights = stage_bytes(r, s).weights; weights > fullest)
-      fullest = weights, out = stage_products(counts_, r, s) * setting_.weights.stored_bytes;
+      fullest = weights, out = stage_products(counts_, setting_.engine, r, s) * setting_.weights.stored_bytes;
   });
   return out;
 }

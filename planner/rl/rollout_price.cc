@@ -90,7 +90,7 @@ void RlModel::prefill(const RolloutPoint& r, const EngineSchedule& schedule, Boo
     book.count(of.steps, of.steps * of.tokens);
     if (!fills || r.pp == 1) return;
     book.add(StepPart::filling, s.all.total - s.slowest.total, static_cast<double>(r.pp - 1));
-    book.add(StepPart::hops, step.hops_seconds(of.tokens / static_cast<double>(r.cp), of.sequences),
+    book.add(StepPart::hops, step.hops_seconds(of.tokens / token_shares(setting_.engine, r), of.sequences),
              static_cast<double>(r.pp));
   };
   for (const EngineSchedule::Prefill& p : schedule.first) pass(p, true);
@@ -153,7 +153,7 @@ RolloutPrice RlModel::price_steps(const RolloutPoint& r, double leftovers, Book&
   out.exchange_seconds = exchange_seconds(r);
   const double prefilled = distinct * setting_.prompt_tokens;
   const double decoded = schedule.full.steps * out.slots + (schedule.steps - schedule.full.steps) * schedule.last;
-  out.sent = payload(r, prefilled, prefilled + decoded, prefilled / static_cast<double>(r.cp) + decoded);
+  out.sent = payload(r, prefilled, prefilled + decoded, prefilled / token_shares(setting_.engine, r) + decoded);
   return out;
 }
 

@@ -136,7 +136,7 @@ SyncPrice RlModel::sync_price(const RlPoint& p) const {
 RlModel::HeaviestStage RlModel::heaviest_stage(const RolloutPoint& r) const {
   HeaviestStage out;
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
-    const double elements = stage_elements(counts_, r, s);
+    const double elements = stage_elements(counts_, setting_.engine, r, s);
     if (elements > out.elements)
       out = {elements, s.layers,
              s.dense() * counts_.dense_layer_tensors + s.moe * counts_.moe_layer_tensors + (s.first ? 1.0 : 0.0) +
@@ -188,7 +188,7 @@ void RlModel::quantize(const RolloutPoint& r, SyncJob& job) const {
   job.quantizing_bytes = setting_.rollout_element_bytes + weights.stored_bytes;
   job.quantized_elements = dense * counts_.dense_layer_products + moe * counts_.moe_layer_products;
   each_stage(train_.model(), setting_.engine, r.pp, [&](const RolloutStage& s, std::int64_t) {
-    job.quantized_slice = std::max(job.quantized_slice, stage_products(counts_, r, s));
+    job.quantized_slice = std::max(job.quantized_slice, stage_products(counts_, setting_.engine, r, s));
   });
   if (setting_.engine != RolloutEngine::sglang) return;
   const double narrower = setting_.rollout_element_bytes - weights.stored_bytes;

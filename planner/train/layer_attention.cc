@@ -88,7 +88,7 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   b.keep_input(b.narrow() * kv_rank);
   b.stream(2.0 * e * T * kv_rank, 3.0 * e * T * kv_rank);
   {
-    const ModuleScope module(b, Module::mla_up_proj);
+    const ModuleScope module(b, RecomputeModule::mla_up_proj);
     up_grad += b.linear(T, heads * qk, q_rank > 0 ? q_rank : h);
     b.weights(all * qk * (q_rank > 0 ? q_rank : h), 0.0);
     up_grad += b.linear(T, heads * (nope + v), kv_rank);

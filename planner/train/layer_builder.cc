@@ -120,7 +120,7 @@ void LayerBuilder::weights(double split, double replicated) {
 
 void LayerBuilder::keep_attended(double elements) {
   if (quantizes()) {
-    const ModuleScope module(*this, Module::core_attn);
+    const ModuleScope module(*this, RecomputeModule::core_attn);
     keep(e_ * elements);
   }
   keep_input(elements);
@@ -131,7 +131,7 @@ void LayerBuilder::norm(bool quantized, bool read) {
   // transformers' RMSNorm: hidden.to(float32) is kept for the square and the product, the normalised copy for the
   // weight.
   keep((frame_.eager_activations ? 4.0 : e_) * narrow_ * h);
-  const ModuleScope module(*this, Module::layernorm);
+  const ModuleScope module(*this, RecomputeModule::layernorm);
   if (frame_.eager_activations && !frozen()) keep(e_ * narrow_ * h);
   if (frame_.lowered_ops) {
     // Ours adds the branch to the stream on the way, and its gradient on the way back; run again, it finds the sum.
@@ -186,7 +186,7 @@ void LayerBuilder::attention(double heads, double kv_heads, double qk, double v)
   const double keys = frame_.fused_attention ? causal : all_keys;
   const double products = 2.0 * tokens_ * keys * heads * (qk + v);
   out_.flops_forward += 2.0 * tokens_ * causal * heads * (qk + v);
-  const ModuleScope module(*this, Module::core_attn);
+  const ModuleScope module(*this, RecomputeModule::core_attn);
   core_again_ = again_;
   const double before_forward = out_.forward, before_backward = out_.backward;
   if (frame_.repeated_kv && kv_heads < heads) {

@@ -124,7 +124,7 @@ class LayerBuilder {
 /// more in backward and what it keeps is dropped. A module inside a recomputed one adds nothing.
 class ModuleScope {
  public:
-  ModuleScope(LayerBuilder& b, Module module)
+  ModuleScope(LayerBuilder& b, RecomputeModule module)
       : b_(b), starts_(!b.again_ && b.frame_.recomputes(module) && !b.frame_.selective_products), before_(b.out_) {
     if (starts_) b_.again_ = true;
   }

@@ -8,8 +8,8 @@ namespace hotbunk {
 namespace {
 
 /// Column, activation, row; `width` is the whole intermediate size, divided by `ways`. `groups` experts of `rows` each.
-void feed_forward(LayerBuilder& b, const ModelSpec& m, Module activation, double rows, double width, double ways,
-                  double groups = 1.0) {
+void feed_forward(LayerBuilder& b, const ModelSpec& m, RecomputeModule activation, double rows, double width,
+                  double ways, double groups = 1.0) {
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
@@ -76,16 +76,16 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   if (!b.frozen()) b.keep_input(rows * h);  // of the first product
   b.keep(e * rows * h);                     // of the combination
   const double local = std::max(1.0, experts / ep);
-  feed_forward(b, model, Module::moe_act, rows / local, i, etp, local);
+  feed_forward(b, model, RecomputeModule::moe_act, rows / local, i, etp, local);
   const double expert_weights = experts / ep * 3.0 * h * i / etp;
   b.out().parameters += expert_weights;
   b.out().expert_parameters += expert_weights;
   b.out().largest_weights += 3.0 * h * i / etp;
   if (moe.shared_experts > 0) {
-    const ModuleScope module(b, Module::shared_experts);
+    const ModuleScope module(b, RecomputeModule::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
     if (b.quantizes() && !b.frozen()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
-    feed_forward(b, model, Module::mlp_act, b.tokens(), width, b.tp());
+    feed_forward(b, model, RecomputeModule::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
   }
@@ -138,8 +138,8 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, bool linear, std::vector<
   const double h = b.hidden(), i = static_cast<double>(model_.intermediate), fan = model_.gated_mlp ? 3.0 : 2.0;
   const double before = b.out().weight_grad;
   {
-    const ModuleScope module(b, Module::mlp);
-    feed_forward(b, model_, Module::mlp_act, b.tokens(), i, b.tp());
+    const ModuleScope module(b, RecomputeModule::mlp);
+    feed_forward(b, model_, RecomputeModule::mlp_act, b.tokens(), i, b.tp());
     b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
     b.tensor_parallel((b.out().weight_grad - before) * 0.5);
   }
@@ -156,7 +156,7 @@ LayerCost TrainModel::moe_layer(const TrainPoint& p, std::vector<KeptTensor>* ke
   attention_block(b, *this, false);
   b.norm(false, !b.frozen());  // the router reads it
   {
-    const ModuleScope module(b, Module::moe);
+    const ModuleScope module(b, RecomputeModule::moe);
     mixture(b, *this, p);
   }
   b.residual();

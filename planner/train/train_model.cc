@@ -384,7 +384,7 @@ void TrainModel::stage_traffic(const TrainPoint& p, const Layers& l, std::int64_
   out.tensor_payload =
       m * ((l.dense.tensor_payload * dense + l.moe.tensor_payload * moe) * (again ? 1.0 + forward_tensor(p) : 1.0) +
            (stage == 0 ? l.embedding.tensor_payload : 0.0) + (stage == p.pp - 1 ? l.head.tensor_payload : 0.0));
-  const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(Module::moe);
+  const bool routes_again = p.recompute == Recompute::selective && framework_.recomputes(RecomputeModule::moe);
   out.expert_payload = m * l.moe.expert_payload * moe * (again || routes_again ? 1.5 : 1.0);
   const bool exchanges_again =
       again || (p.recompute == Recompute::selective && (dense > 0 ? l.dense : l.moe).context_again);

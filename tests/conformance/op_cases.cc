@@ -375,6 +375,13 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {0, 1},
                  {},
                  {}});
+  // Of a rank alone in its group, whose keys are all of them.
+  out.push_back({OpKind::attention_sinks,
+                 {{"o", x, {T, a * d}, wave}, {"lse", DType::f32, {T, a}, one}, {"lses", DType::f32, {1, T, a}, one}},
+                 {0, 1, 2},
+                 {0, 1},
+                 {{Attr::ranks, std::int64_t{1}}},
+                 {}});
   out.push_back({OpKind::attention_sinks_backward,
                  {{"do", x, {T, a * d}, wave},
                   {"o", x, {T, a * d}, wave},

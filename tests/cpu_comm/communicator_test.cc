@@ -177,6 +177,29 @@ void check_copies(Communicator& c, Memory& memory, std::int64_t n) {
     at += static_cast<int>(in[r] / 4);
   }
 
+  // The same with parts that lie anywhere: sent from behind one another's end backwards, received with a gap of one
+  // element, which stays as it is.
+  std::vector<CommPart> leaving, arriving;
+  T* apart = memory.take<T>(w * (n + 1));
+  std::int64_t left = 0, gap = 1;
+  for (int r = 0; r < w; ++r) left += out[r];
+  for (int r = 0; r < w; ++r) {
+    left -= out[r];
+    leaving.push_back({left, out[r]});
+    apart[gap - 1] = -7;
+    arriving.push_back({gap * 4, in[r]});
+    gap += in[r] / 4 + 1;
+  }
+  c.all_to_all_v(send, leaving, apart, arriving);
+  for (int r = 0; r < w; ++r) {
+    std::int64_t theirs = 0;  // behind what it sends to the ranks above this one
+    for (int d = me + 1; d < w; ++d) theirs += elements(r, d) * n * 4 / 5 / 4;
+    const std::int64_t at = arriving[r].begin / 4;
+    RANK_REQUIRE(apart[at - 1] == -7, "all_to_all_v writes in front of what comes from {}", r);
+    for (std::int64_t i = 0; i < in[r] / 4; ++i)
+      RANK_REQUIRE(apart[at + i] == value(r, theirs + i), "all_to_all_v of parts from {}", r);
+  }
+
   c.send_recv(me, send, n * 4, me, recv, n * 4);  // a ring of one
   for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(recv[i] == value(me, i), "send_recv of {} to itself", n);
   if (w > 1) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backends/cpu_gloo/kernels/paged_attention.h"
+#include "backends/cpu_gloo/kernels/sinks.h"
 #include "tests/cpu_kernels/dense.h"
 
 using namespace hotbunk;
@@ -311,6 +312,106 @@ TEST_CASE("paged attention reads what kv_write wrote: prefill, chunked prefill a
       CHECK(error_of(decoded, [&](auto s, auto j) { return s == 1 ? 0.0 : o.at(s == 0 ? 129 : 136, j); }) == 0.0);
       CHECK(decoded.padding_intact());
     }
+}
+
+TEST_CASE("ranks that hold parts of the keys find with their log-sum-exps what one that holds all of them finds") {
+  KernelContext ctx(2);
+  for (const DType dtype : kFloatTypes)
+    for (const std::int64_t ranks : {2, 3, 5})
+      for (const Scores scores : {Scores{0.16f}, Scores{0.16f, 1.5f, 50}, Scores{0.16f, 0.0f, 2}}) {
+        CAPTURE(name_of(dtype), ranks, scores.window);
+        Random rng(37);
+        Paged p(dtype, dtype, rng);
+        const auto [want, want_lse] = NaiveAttention(p.qkv, p.shape, p.cu, scores).forward();
+        const double bound = dtype == DType::f32 ? kF32Tolerance : 2e-2;  // of bf16 each part was rounded
+        const std::int64_t out = 240, heads = p.shape.num_heads;
+        const std::vector<std::int32_t> full{130, 7};
+        // Slots of blocks with `ranks` times as many tokens, as a scheduler hands them out.
+        std::vector<std::int32_t> slots;
+        for (std::size_t s = 0; s < 2; ++s)
+          for (std::int32_t t = 0, span = static_cast<std::int32_t>(Paged::kBlockSize * ranks); t < full[s]; ++t)
+            slots.push_back(p.table[s * Paged::kMaxBlocks + static_cast<std::size_t>(t / span)] * span + t % span);
+        std::vector<Tensor> parts, sums, decoded, last;
+        Tensor all(DType::f32, ranks * 137, heads), all_last(DType::f32, ranks * 3, heads);
+        for (std::int64_t place = 0; place < ranks; ++place) {
+          const KeyShare share{ranks, place};
+          Paged own(dtype, dtype, rng);  // a pool of NaN
+          kv_write(ctx, p.qkv.matrix(), held_slots(slots.data(), 137, share).data(), 137, p.shape, own.view());
+          parts.emplace_back(dtype, 137, out, out + 3), sums.emplace_back(DType::f32, 137, heads);
+          paged_prefill_attention(ctx, p.qkv.matrix(), p.shape, own.view(),
+                                  {p.table.data(), Paged::kMaxBlocks, full.data(), share}, p.cu, scores,
+                                  parts.back().matrix(), sums.back().f32());
+          // Decode of the last token of both sequences, an idle slot between: the same bits.
+          Tensor q(dtype, 3, p.shape.width());
+          for (std::int64_t c = 0; c < p.shape.width(); ++c)
+            q.set(0, c, p.qkv.at(129, c)), q.set(1, c, 0.5), q.set(2, c, p.qkv.at(136, c));
+          std::vector<std::int32_t> table(p.table.begin(), p.table.begin() + Paged::kMaxBlocks);
+          table.insert(table.end(), Paged::kMaxBlocks, -7);
+          table.insert(table.end(), p.table.begin() + Paged::kMaxBlocks, p.table.end());
+          const std::vector<std::int32_t> context{130, 0, 7};
+          decoded.emplace_back(dtype, 3, out), last.emplace_back(DType::f32, 3, heads);
+          paged_decode_attention(ctx, q.matrix(), p.shape, own.view(),
+                                 {table.data(), Paged::kMaxBlocks, context.data(), share}, 3, scores,
+                                 decoded.back().matrix(), last.back().f32());
+          CHECK(error_of(decoded.back(),
+                         [&](auto s, auto j) { return s == 1 ? 0.0 : parts.back().at(s == 0 ? 129 : 136, j); }) == 0.0);
+          for (std::int64_t t = 0; t < 137; ++t)
+            for (std::int64_t h = 0; h < heads; ++h) all.set(place * 137 + t, h, sums.back().at(t, h));
+          for (std::int64_t t = 0; t < 3; ++t)
+            for (std::int64_t h = 0; h < heads; ++h) all_last.set(place * 3 + t, h, last.back().at(t, h));
+        }
+        for (std::size_t r = 0; r < parts.size(); ++r) {
+          attention_part(ctx, parts[r].matrix(), sums[r].f32(), all.f32(), ranks, 137, heads, 40);
+          attention_part(ctx, decoded[r].matrix(), last[r].f32(), all_last.f32(), ranks, 3, heads, 40);
+          check_dense(sums[r], want_lse, kF32Tolerance);
+          CHECK(parts[r].padding_intact());
+          CHECK(last[r].at(1, 0) == -std::numeric_limits<double>::infinity());
+        }
+        Tensor whole(DType::f32, 137, out), whole_last(DType::f32, 3, out);
+        for (std::int64_t t = 0; t < 137; ++t)
+          for (std::int64_t c = 0; c < out; ++c) {
+            double sum = 0.0, sum_last = 0.0;
+            for (const Tensor& part : parts) sum += part.at(t, c);
+            for (const Tensor& part : decoded) sum_last += t < 3 ? part.at(t, c) : 0.0;
+            whole.set(t, c, sum);
+            if (t < 3) whole_last.set(t, c, sum_last);
+          }
+        check_dense(whole, want, bound);
+        CHECK(error_of(whole_last, [&](auto s, auto j) { return s == 1 ? 0.0 : whole.at(s == 0 ? 129 : 136, j); }) ==
+              0.0);
+      }
+}
+
+TEST_CASE("decode has prefill's bits, whether a group's heads read keys in place or packed, one by one or together") {
+  for (DType dtype : kFloatTypes)
+    for (const HeadShape shape :
+         {HeadShape{2, 2, 64}, {4, 4, 32, 80}, {8, 4, 32}, {3, 1, 64}, {4, 1, 64}, {5, 1, 64}, {2, 1, 20}})
+      for (const Scores scale : {Scores{0.16f}, Scores{0.16f, 1.5f, 70}})
+        for (int threads : {1, 2}) {
+          CAPTURE(name_of(dtype), shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dv(), scale.window,
+                  threads);
+          KernelContext ctx(threads);
+          Random rng(33);
+          const std::int64_t length = 137, blocks = 18, out = shape.num_heads * shape.dv(), sequences = 3;
+          const Tensor qkv = Tensor::random(dtype, length, shape.width(), 0, rng);
+          Tensor pool =
+              Tensor::random(DType::f32, blocks, 8 * shape.num_kv_heads * (shape.head_dim + shape.dv()), 0, rng);
+          std::vector<std::int32_t> table;  // of three sequences that are one's beginnings
+          for (std::int32_t b = 0; b < sequences * blocks; ++b) table.push_back((b % blocks * 7 + 3) % blocks);
+          const KvPool view{pool.data(), DType::f32, blocks, 8};
+          const std::vector<std::int32_t> contexts{137, 9, 65};
+          const PagedContext paged{table.data(), blocks, contexts.data()};
+          Tensor prefilled(dtype, length, out), q(dtype, sequences, shape.width()), decoded(dtype, sequences, out);
+          paged_prefill_attention(ctx, qkv.matrix(), shape, view, paged, std::vector<std::int32_t>{0, 137}, scale,
+                                  prefilled.matrix());
+          for (std::int64_t s = 0; s < sequences; ++s)
+            for (std::int64_t c = 0; c < shape.width(); ++c)
+              q.set(s, c, qkv.at(contexts[static_cast<std::size_t>(s)] - 1, c));
+          paged_decode_attention(ctx, q.matrix(), shape, view, paged, sequences, scale, decoded.matrix());
+          CHECK(error_of(decoded, [&](auto s, auto j) {
+                  return prefilled.at(contexts[static_cast<std::size_t>(s)] - 1, j);
+                }) == 0.0);
+        }
 }
 
 TEST_CASE("kv_write skips slot -1, touches nothing else, and refuses slots outside the pool") {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "backends/cuda/cuda_backend.h"
+#include "backends/cuda/device_arena.h"
 #include "backends/cuda/launch_order.h"
 #include "backends/cuda/nccl_communicator.h"
 #include "graph/program_order.h"
@@ -138,6 +139,60 @@ TEST_CASE("what breaks NCCL's rules is found: other calls, other sizes, memory t
              else c.recv(0, x.data(), 8);
            }),
            "is not mapped device memory");
+}
+
+namespace {
+
+/// An arena of two pieces, in each of which the ranks gather a byte of each: [stays) is mapped throughout, [sleeps)
+/// goes and comes back.
+std::string gathered_in_two_pieces(NcclProcess& p, bool tells) {
+  const auto c = p.world.communicator(two, "c", p.launch.stream());
+  const std::int64_t piece = p.world.context().granularity_bytes();
+  const BookOptions book{.reserve_bytes = 2 * piece, .capacity_bytes = 2 * piece, .chunk_bytes = piece};
+  // Without the communicators' books, as a backend that forgets them.
+  RegisteredMemory forgets(p.nccl.table());
+  DeviceArena arena(p.world.context(), book, {piece}, {.registered = tells ? p.world.registered_memory() : &forgets});
+  if (!tells) p.world.registered_memory()->mapped(reinterpret_cast<CUdeviceptr>(arena.base()), 2 * piece);
+  const auto gather = [&](std::int64_t at, std::int64_t bytes) {
+    std::byte* const all = arena.base() + at;
+    std::byte* const own = all + p.world.rank() * bytes;
+    p.launch.fill(reinterpret_cast<CUdeviceptr>(own), 7, bytes);
+    c->all_gather(own, all, bytes);
+    p.world.synchronize(p.launch.stream());
+  };
+  const auto registered = [&] {
+    const auto calls = p.nccl.calls();
+    const auto count = [&](const char* entry) { return calls.contains(entry) ? calls.at(entry) : 0; };
+    return fmt::format("{}-{}", count("ncclCommRegister"), count("ncclCommDeregister"));
+  };
+  arena.map(0, 2 * piece, "test");
+  gather(0, 8), gather(16, 8), gather(piece, 8);
+  std::string said = registered();
+  gather(piece - 8, 8);  // over the border
+  said += " " + registered();
+  arena.unmap(piece, 2 * piece);
+  said += " " + registered();
+  arena.map(piece, 2 * piece, "test");
+  gather(piece, 8), gather(0, 8);
+  said += " " + registered();
+  arena.unmap(0, 2 * piece);
+  return said + " " + registered();
+}
+
+}  // namespace
+
+TEST_CASE("pieces that stay mapped are registered with NCCL, once, and given back before they are unmapped") {
+  for (const std::string& said : in_ranks(2, [](NcclProcess& p) { return gathered_in_two_pieces(p, true); }))
+    CHECK(said == "2-0 2-0 2-1 2-1 2-2");
+  // Whoever is slower may see the other end instead.
+  const auto forgot = in_ranks(2, [](NcclProcess& p) { return gathered_in_two_pieces(p, false); });
+  CHECK_THAT(fmt::format("{}", fmt::join(forgot, "\n")),
+             Catch::Contains("cuMemUnmap: a communicator of 2 ranks still has"));
+  // An older NCCL has no such calls.
+  const auto older = [](Nccl& table) { table.ncclCommRegister = nullptr, table.ncclCommDeregister = nullptr; };
+  for (const std::string& said : in_ranks(
+           2, [](NcclProcess& p) { return gathered_in_two_pieces(p, true); }, {}, older))
+    CHECK(said == "0-0 0-0 0-0 0-0 0-0");
 }
 
 TEST_CASE("two ranks that launch what they share of two communicators in different orders are found") {

@@ -27,8 +27,7 @@ struct Pair {
       p.world.context(),
       {.name = "device", .reserve_bytes = 3 * granule, .capacity_bytes = 3 * granule, .chunk_bytes = 4096},
       {granule, 2 * granule},
-      &peers,
-      "plan."};
+      {.peers = &peers, .scope = "plan."}};
   int meetings = 0;
 
   bool owns() const { return p.world.rank() == 0; }

@@ -2,6 +2,7 @@
 // their devices.
 #pragma once
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -58,7 +59,8 @@ inline std::vector<std::string> in_ranks(int ranks, const std::function<std::str
     } catch (const RuntimeFailure& e) {
       said = e.what();
     }
-    for (const std::string& finding : fake.findings()) said = "found: " + finding;
+    if (const auto findings = fake.findings(); !findings.empty())
+      said = fmt::format("found: {}", fmt::join(findings, "; "));
     return write_file_atomic(folder / std::to_string(env.rank), said) ? 0 : 4;
   });
   std::vector<std::string> out;

@@ -153,6 +153,38 @@ TEST_CASE("Paged attention reads every sequence's context once") {
   CHECK(op_bytes(write, decode, here) == 2 * (2 * kv_row) + 2 * 4);
 }
 
+TEST_CASE("Of a sequence that ranks hold in parts each reads its own, and weighs what it found among all") {
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
+               o = tensor(5, bf16_type, {tokens(8), fixed(24)}), lse = tensor(6, fp32_type, {tokens(8), fixed(4)}),
+               all = tensor(7, fp32_type, {fixed(3), tokens(8), fixed(4)});
+  const auto shared = [](Op op, std::int64_t ranks) {
+    with(op, Attr::ranks, ranks).group = 0;
+    return op;
+  };
+  const Op paged = with_heads(op(OpKind::paged_attention, {x, pool, cu, tables, lengths}, {o, lse})),
+           write = with_heads(op(OpKind::kv_write, {x, tensor(8, int32_type, {tokens(8)})}, {pool}));
+  // 17 keys over 3 ranks: 6 on the fullest; with a window of 5 the 2 queries see 10, of which that has 4.
+  const Sizes decode{.tokens = 2, .seqs = 2, .attention_pairs = 17};
+  CHECK(op_flops(shared(paged, 3), decode) == 4 * 6 * 24);
+  CHECK(op_bytes(shared(paged, 3), decode, here) == 2 * 2 * (48 + 24) + 6 * 2 * 2 * 6 * 2);
+  Op windowed = shared(paged, 3);
+  CHECK(op_flops(with(windowed, Attr::window, std::int64_t{5}), decode) == 4 * 4 * 24);
+  CHECK(op_bytes(shared(write, 2), decode, here) == 2 * (2 * 2 * 6 * 2) + 2 * 4);  // one of 2 rows
+  for (const Op& good : {shared(paged, 3), shared(write, 2)}) CHECK_THAT(check_op(good), Catch::Equals(""));
+  Op alone = shared(paged, 3);
+  alone.group = -1;
+  CHECK(!check_op(alone).empty());
+  CHECK(!check_op(shared(paged, 0)).empty());
+  Op weighs = op(OpKind::attention_sinks, {o, lse, all}, {o, lse});
+  CHECK(!check_op(weighs).empty());  // no group
+  weighs.group = 0;
+  CHECK_THAT(check_op(weighs), Catch::Equals(""));
+  weighs.inputs[2] = tensor(7, fp32_type, {fixed(3), tokens(8), fixed(5)});
+  CHECK(!check_op(weighs).empty());
+}
+
 TEST_CASE("With a window attention counts at most as many pairs as fit there") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
                pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),

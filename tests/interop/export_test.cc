@@ -72,6 +72,10 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
   if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};
   if (key.path == "train.precision.master" || key.path == "train.precision.moments")
     return {{"train.precision.master=bf16", "train.precision.moments=bf16"}};
+  if (key.path == "train.recompute_modules") {
+    if (base.train.engine != TrainEngine::megatron) return {};  // FSDP's say nothing of modules
+    return {{"train.recompute_modules=[core_attn, moe_act]", "train.recompute=selective"}};
+  }
   const std::string rank = "train.lora.rank=16", attention = "train.lora.targets=[q_proj, k_proj, v_proj, o_proj]";
   if (key.path == "train.lora.rank") return {{rank}, {rank, attention}};
   if (key.path == "train.lora.alpha") return {{"train.lora.alpha=48", rank}, {"train.lora.alpha=48", rank, attention}};

@@ -254,8 +254,11 @@ TEST_CASE("Megatron and torchtitan: every sample is a sequence of the same lengt
                       "--vocab-size 128256 "
                       "--seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 "
                       "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 "
-                      "--num-layers-per-virtual-pipeline-stage 4"))
+                      "--num-layers-per-virtual-pipeline-stage 4 --recompute-granularity selective "
+                      "--recompute-modules core_attn mlp"))
           .scenario;
+  CHECK(m.train.recompute == Recompute::selective);
+  CHECK(m.train.recompute_modules == "core_attn-mlp");
   CHECK(m.algorithm.name == AlgorithmName::sft);
   CHECK(m.cluster.nodes == 2);
   CHECK(m.train.layout.dp == 2);

@@ -103,6 +103,57 @@ TEST_CASE("tensor parallelism generates the same, with fewer key-value heads tha
   }
 }
 
+TEST_CASE("context parallelism of an engine generates the same, beside tensor parallelism and in stages too") {
+  struct Way {
+    std::int64_t tp, cp, pp = 1;
+  };
+  // Windows, sinks, caps, latents and experts; key-value heads as above: tp 4 has more ranks than llama-gqa has of
+  // them.
+  const std::map<std::string, std::vector<Way>> cases = {
+      {"llama-gqa", {{1, 2}, {4, 2}, {1, 3}}}, {"mistral-window", {{1, 4}}},           {"gemma2-tiny", {{2, 2}}},
+      {"gpt-oss-tiny", {{1, 3}, {2, 2}}},      {"deepseek-v3-tiny", {{1, 2}, {2, 2}}}, {"gpt2-tiny", {{1, 2}}}};
+  for (const auto& [name, ways] : cases) {
+    const Golden g = Golden::load(name);
+    const auto prompts = prompts_of(g.prompts);
+    const std::vector<float> one = generate(greedy(g), prompts).logps();
+    for (const Way& way : ways) {
+      CAPTURE(name, way.tp, way.cp, way.pp);
+      Scenario s = greedy(g, way.tp * way.cp * way.pp);
+      s.rollout.layout.tp = way.tp, s.rollout.layout.cp = way.cp, s.rollout.layout.pp = way.pp;
+      s.rollout.max_prefill_tokens = 7;  // chunks, whose context the ranks share
+      if (way.cp == 2) s.rollout.block_tokens = 2, s.rollout.kv_cache_tokens = 32;  // preemptions
+      const Generated out = generate(s, prompts);
+      CHECK(out.new_tokens() == g.new_tokens);
+      CHECK(relative_error(out.logps(), one) <= logp_bound);
+    }
+  }
+}
+
+TEST_CASE("ranks of an engine that attend to sequences of their own and share the MLP generate the same") {
+  const std::map<std::string, std::vector<std::int64_t>> cases = {{"llama-gqa", {2, 4}},     {"gemma2-tiny", {2}},
+                                                                  {"gpt2-tiny", {2}},        {"mixtral-tiny", {2}},
+                                                                  {"deepseek-v3-tiny", {2}}, {"gpt-oss-tiny", {2}}};
+  for (const auto& [name, sizes] : cases) {
+    const Golden g = Golden::load(name);
+    const auto prompts = prompts_of(g.prompts);
+    const std::vector<float> one = generate(greedy(g), prompts).logps();
+    for (const std::int64_t tp : sizes)
+      for (const bool tight : {false, true}) {
+        CAPTURE(name, tp, tight);
+        Scenario s = greedy(g, tp);
+        s.rollout.layout.attention_dp = tp;
+        if (g.model.moe && !tight) s.rollout.layout.ep = tp;
+        if (tight) {  // few slots, chunks and preemptions, at other times on each rank
+          s.rollout.block_tokens = 4, s.rollout.kv_cache_tokens = 32 * tp;
+          s.rollout.max_prefill_tokens = 5 * tp, s.rollout.max_running_requests = 3 * tp;
+        }
+        const Generated out = generate(s, prompts);
+        CHECK(out.new_tokens() == g.new_tokens);
+        CHECK(relative_error(out.logps(), one) <= logp_bound);
+      }
+  }
+}
+
 TEST_CASE("sampling is a function of the seed, not of the batching") {
   const Golden g = Golden::load("qwen3-norm");
   const auto prompts = prompts_of(g.prompts);

@@ -151,16 +151,18 @@ TEST_CASE("and so with Ulysses in training") {
     int rollout_tp;
     const char* transport;
     const char* recompute = "selective";
+    const char* modules = "[]";
+    const char* load = "shards";
   };
   std::vector<Case> cases;
   for (const Way way : {Way{"fsdp2", "dp: 2, ulysses: 2", 2, "ipc"},
                         {"fsdp2", "dp: 1, ulysses: 4", 2, "collective", "full"},
                         {"fsdp2", "dp: 2, ulysses: 2, fsdp: 2", 4, "ipc", "none"},
-                        {"zero1", "dp: 2, ulysses: 2", 1, "collective"},
+                        {"zero1", "dp: 2, ulysses: 2", 1, "collective", "selective", "[]", "rank0"},
                         {"zero2", "ulysses: 2, tp: 2", 2, "ipc", "full"},
-                        {"ddp", "ulysses: 4", 4, "ipc"},
+                        {"ddp", "ulysses: 4", 4, "ipc", "selective", "[core_attn, mlp]"},
                         {"fsdp2", "ulysses: 2, tp: 2, sp: true", 2, "collective"},
-                        {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full"}})
+                        {"fsdp2", "ulysses: 2, pp: 2", 2, "ipc", "full", "[]", "rank0"}})
     for (const int tokens : {6, 64}) {
       const bool staged = std::string_view(way.layout).ends_with("pp: 2");
       cases.push_back(
@@ -172,6 +174,7 @@ TEST_CASE("and so with Ulysses in training") {
                 fmt::format("train.pipeline_split={}", staged ? "[2, 1]" : "[]"),
                 fmt::format("sync.transport={}", way.transport), "sync.verify=true",
                 fmt::format("train.micro_batch_tokens={}", tokens), fmt::format("train.recompute={}", way.recompute),
+                fmt::format("train.recompute_modules={}", way.modules), fmt::format("train.load={}", way.load),
                 "train.loss_chunk_tokens=10", "train.precision.params=bf16", "algorithm.reference=true",
                 "algorithm.mini_batches=2", "checkpoint_every=1"}),
            {},
@@ -343,6 +346,60 @@ TEST_CASE("and so with experts") {
                      tiny_scenario(4, way.rollout_tp, sets)});
   }
   CHECK(run_cases(4, cases, same_plan) == "");
+}
+
+TEST_CASE("and so with engines whose ranks share each sequence's cache, or have sequences of their own") {
+  const std::string latents =
+      "model={model_type: deepseek_v3, hidden_size: 20, intermediate_size: 36, num_hidden_layers: 2, "
+      "num_attention_heads: 4, first_k_dense_replace: 1, kv_lora_rank: 10, qk_nope_head_dim: 6, qk_rope_head_dim: 4, "
+      "v_head_dim: 6, q_lora_rank: 9, moe_intermediate_size: 12, n_routed_experts: 4, num_experts_per_tok: 2, "
+      "n_shared_experts: 1, n_group: 2, topk_group: 1, vocab_size: 33, max_position_embeddings: 256, "
+      "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
+  const std::string sinks =
+      "model={model_type: gpt_oss, architectures: [GptOssForCausalLM], hidden_size: 24, intermediate_size: 40, "
+      "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, vocab_size: 33, "
+      "max_position_embeddings: 64, num_local_experts: 4, num_experts_per_tok: 2, sliding_window: 4, "
+      "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
+  struct Way {
+    const char* engines;
+    std::vector<std::string> sets;
+  };
+  std::vector<Case> cases;
+  for (const Way& way :
+       {Way{"tp: 1, cp: 2, dp: 2", {}},
+        {"tp: 2, cp: 2, dp: 1", {"train.precision.params=bf16", "sync.transport=collective"}},
+        {"tp: 1, cp: 4, dp: 1", {"rollout.sleep_level=1", "train.layout={dp: 2, tp: 2}"}},
+        {"tp: 1, cp: 2, dp: 2, order: strided", {"rollout.max_prefill_tokens=5", "rollout.block_tokens=1"}},
+        {"tp: 1, cp: 2, pp: 2, dp: 1", {"model.num_hidden_layers=4", "sync.transport=collective"}},
+        {"tp: 2, cp: 2, dp: 1", {latents, "train.precision.params=bf16"}},
+        {"tp: 2, cp: 2, ep: 2, dp: 1", {sinks, "train.layout={dp: 1, cp: 2, ulysses: 2}"}}}) {
+    std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
+                                     "rollout.kv_cache_tokens=32", way.sets.empty() ? "steps=2" : "steps=1"};
+    sets.insert(sets.end(), way.sets.begin(), way.sets.end());
+    cases.push_back(
+        {fmt::format("engines of {}, {}", way.engines, fmt::join(way.sets, " ")), tiny_scenario(4, 1, sets)});
+  }
+  for (const Way& way :
+       {Way{"tp: 2, attention_dp: 2, dp: 2", {}},
+        {"tp: 4, attention_dp: 4, dp: 1", {"sync.transport=collective", "train.layout={dp: 2, tp: 2, sp: true}"}},
+        {"tp: 2, attention_dp: 2, dp: 2, order: strided", {"rollout.sleep_level=1", "train.precision.params=bf16"}},
+        {"tp: 2, attention_dp: 2, ep: 2, dp: 2", {latents, "rollout.max_prefill_tokens=10"}},
+        {"tp: 4, attention_dp: 4, dp: 1",
+         {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}}}) {
+    std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
+                                     "rollout.kv_cache_tokens=80", way.sets.empty() ? "steps=2" : "steps=1"};
+    sets.insert(sets.end(), way.sets.begin(), way.sets.end());
+    cases.push_back(
+        {fmt::format("engines of {}, {}", way.engines, fmt::join(way.sets, " ")), tiny_scenario(4, 1, sets)});
+  }
+  // In fp32, log-probs are those of training up to the order in which the parts are summed.
+  const auto sound = [](const Outcome& o) {
+    for (const StepMetrics& m : o.measured.metrics)
+      if (o.job.scenario.rollout.dtype == DType::f32 && !(m.values.at("rollout/logprob_gap_max") < 1e-5))
+        return fmt::format("step {}: a gap of {}", m.step, m.values.at("rollout/logprob_gap_max"));
+    return same_plan(o);
+  };
+  CHECK(run_cases(4, cases, sound) == "");
 }
 
 TEST_CASE("and so with latent attention, dense first layers, shared experts and their routers") {

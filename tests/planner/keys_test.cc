@@ -187,13 +187,14 @@ TEST_CASE("units that are not prefetched are gathered in the open, and one fewer
 }
 
 TEST_CASE("what has no effect beside the other keys is said") {
-  const auto notes = [](const Sets& sets) {
-    const auto s = load_scenario(file_of("qwen2.5-7b-colocated"), sets);
+  const auto notes_of = [](const char* scenario, const Sets& sets) {
+    const auto s = load_scenario(file_of(scenario), sets);
     if (!s) FAIL(render(s.error()));
     const auto pricer = ScenarioPricer::make(*s, catalog_root());
     REQUIRE(pricer.has_value());
     return render(explain(**pricer));
   };
+  const auto notes = [&](const Sets& sets) { return notes_of("qwen2.5-7b-colocated", sets); };
   const std::string stale = "algorithm.max_staleness = 1 changes nothing";
   CHECK_THAT(notes({"algorithm.max_staleness=1"}), Catch::Contains(stale) && Catch::Contains("disaggregated"));
   CHECK_THAT(notes({}), !Catch::Contains("changes nothing"));
@@ -201,6 +202,10 @@ TEST_CASE("what has no effect beside the other keys is said") {
                     "algorithm.max_staleness=1"}),
              !Catch::Contains(stale));
   CHECK_THAT(notes({"train.engine=zero1", "train.prefetch=0"}), Catch::Contains("train.prefetch changes nothing"));
+  // Rounds of experts' rows are a plan's: an estimate says that it knows none.
+  const std::string rounds = "train.expert_capacity = 0.5 changes nothing of this estimate";
+  CHECK_THAT(notes_of("qwen3-30b-a3b-megatron", {"train.expert_capacity=0.5"}), Catch::Contains(rounds));
+  CHECK_THAT(notes_of("expert-rounds-cpu", {}), !Catch::Contains("changes nothing"));
 }
 
 }  // namespace hotbunk

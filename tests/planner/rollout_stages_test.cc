@@ -2,15 +2,23 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <map>
 #include <memory>
 
+#include "graph/catalogue.h"
 #include "layout/layout.h"
 #include "layout/reshard.h"
+#include "layout/scenario_layout.h"
+#include "lowering/builder.h"
+#include "lowering/lower.h"
+#include "lowering/rollout.h"
 #include "planner/answers/answers.h"
 #include "planner/rl/engine_step.h"
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
+#include "spec/kv_blocks.h"
 #include "spec/loader.h"
+#include "tests/paths.h"
 #include "tests/planner/pricers.h"
 
 namespace hotbunk {
@@ -59,7 +67,7 @@ TEST_CASE("stages hold the model once, a tied embedding at both ends") {
       const ModelCounts c = counts_of(m);
       double sum = 0.0, layers = 0.0;
       each_stage(m, RolloutEngine::sglang, pp, [&](const RolloutStage& s, std::int64_t count) {
-        sum += static_cast<double>(count) * stage_elements(c, {.pp = pp}, s);
+        sum += static_cast<double>(count) * stage_elements(c, RolloutEngine::vllm, {.pp = pp}, s);
         layers += static_cast<double>(count) * s.layers;
       });
       const double again = m.tie_embeddings && pp > 1 ? static_cast<double>(m.vocab * m.hidden) : 0.0;
@@ -172,6 +180,90 @@ TEST_CASE("context ranks share prompts; only vLLM's share a sequence's cache") {
   CHECK(wire(e, "cp keys and values", false) > 0);
   CHECK(wire(e, "cp partial attention", false) > 0);
   CHECK(wire(explain(*sglang2), "cp partial attention", false) == 0);
+}
+
+namespace {
+
+std::unique_ptr<ScenarioPricer> own_engine(const std::string& model, const std::string& layout) {
+  return pricer_of_text("model: " + model +
+                            "\ncluster: {gpu: h200-sxm-141gb, nodes: 1}\n"
+                            "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_tokens: 16384}\n"
+                            "algorithm: {name: grpo, prompts: 16, samples_per_prompt: 8}\n"
+                            "workload: {prompt_tokens: {mean: 8, max: 8}, response_tokens: {mean: 8, max: 16}}\n",
+                        {"rollout.layout=" + layout, "rollout.engine=hotbunk"});
+}
+
+/// Payload of rank 0 in a step of its engine over the groups of a family.
+std::map<OpKind, double> sent_in(const Plan& plan, const std::string& block, const Sizes& sizes, Family family) {
+  std::map<OpKind, double> sent;
+  for (const Block& b : plan.program(0).phases[static_cast<std::size_t>(plan.phase_index("rollout"))])
+    if (b.name == block)
+      each_op(plan.program(0), b, [&](const BoundOp& op) {
+        if (op->group == static_cast<GroupId>(family) && is_communication(op->kind))
+          sent[op->kind] += static_cast<double>(payload_bytes(*op, sizes, places_of(plan, 0)));
+      });
+  return sent;
+}
+
+}  // namespace
+
+TEST_CASE("what an engine of ours is priced to send over its context ranks is what its plan sends") {
+  for (const std::string& model :
+       {std::string("qwen2.5-7b"), source_folder + std::string("/tests/golden/deepseek-v3-tiny")})
+    for (const char* layout : {"{tp: 2, cp: 2, dp: 2}", "{tp: 1, cp: 4, dp: 2}"}) {
+      INFO(model << " " << layout);
+      const auto p = own_engine(model, layout);
+      const Scenario& s = p->scenario();
+      const auto plan = lower(s);
+      REQUIRE(plan.has_value());
+      const RolloutPoint r = p->point().rollout;
+      const RolloutStage whole{
+          static_cast<double>(s.model.layers),
+          s.model.moe ? static_cast<double>(s.model.layers - s.model.moe->first_dense_layers) : 0.0, true, true};
+      const EngineStep step(p->rl(), r);
+      for (const char* block : {"prefill", "decode"}) {
+        const std::int64_t seqs = 4, tokens = std::string_view(block) == "decode" ? seqs : 32;
+        const Sizes sizes{.tokens = tokens, .seqs = seqs, .attention_pairs = 8 * tokens};
+        auto sent = sent_in(*plan, block, sizes, Family::engine_context);
+        const auto all = static_cast<double>(tokens);
+        const RolloutPayload priced = step.payload(whole, all, all, std::string_view(block) == "decode" ? 0.0 : all);
+        CHECK(sent.size() == 2);
+        CHECK(sent[OpKind::all_gather] == priced.context_gather);
+        CHECK(sent[OpKind::all_reduce] == priced.context_reduce);
+      }
+      // A rank holds its part of every sequence.
+      CHECK(p->rl().price_rollout(r).kv_bytes_per_token * static_cast<double>(block_span(s.rollout)) ==
+            static_cast<double>(kv_block_bytes(s)));
+    }
+}
+
+TEST_CASE("and what ranks with sequences of their own send around the MLP, and hold") {
+  const auto p = own_engine("qwen2.5-7b", "{tp: 4, attention_dp: 4, dp: 2}");
+  const Scenario& s = p->scenario();
+  const auto plan = lower(s);
+  REQUIRE(plan.has_value());
+  const RolloutPoint r = p->point().rollout;
+  const EngineStep step(p->rl(), r);
+  for (const std::string block : {"prefill", "decode"}) {
+    // 4 ranks with 8 tokens, or one for each of 4 sequences.
+    const std::int64_t seqs = 4, own = block == "decode" ? seqs : 8;
+    Sizes sizes{.tokens = 4 * own, .seqs = seqs, .attention_pairs = 8 * own};
+    sizes[sequence_extent] = own;
+    auto sent = sent_in(*plan, block, sizes, Family::tp);
+    const auto all = static_cast<double>(4 * own);
+    const RolloutPayload priced = step.payload({28, 0, true, true}, all, all, block == "decode" ? 0.0 : all);
+    // An all-reduce is a reduce-scatter and an all-gather; beside them everyone's ids and log-probs.
+    CHECK(priced.reduce == 28 * all * 3584 * 2);
+    CHECK(sent == std::map<OpKind, double>{{OpKind::reduce_scatter, priced.reduce},
+                                           {OpKind::all_gather, priced.reduce + 8.0 * 4 * static_cast<double>(seqs)}});
+  }
+  double weights = 0;
+  for (const LocalWeight& w : rollout_weights(s.model, engine_cuts(s)[0], 0))
+    weights += static_cast<double>(w.elements());
+  const RolloutPrice price = p->rl().price_rollout(r);
+  CHECK(price.weight_bytes == Approx(2 * weights).epsilon(1e-4));  // norms are whole on every rank
+  CHECK(price.kv_bytes_per_token * 4.0 * static_cast<double>(s.rollout.block_tokens) ==
+        static_cast<double>(kv_block_bytes(s)));
 }
 
 TEST_CASE("an update brings a rank its stage's weights") {

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
-#include <mutex>
-#include <optional>
 #include <random>
 
 #include "planner/answers/answers.h"
@@ -51,15 +49,15 @@ RlSpace small_space(const Scenario& s) {
   return out;
 }
 
-/// The slow obvious search: nested loops over the space and RlModel::price, nothing shared with the fast one.
-struct Brute {
-  struct Item {
-    double value = 0, second = 0, over = 0;
-    RlCandidate c;
-  };
-  std::vector<Item> all;
+/// Every point of a space with its price, whatever is looked for: nested loops and RlModel::price, nothing shared with
+/// the search. With `plans`, what has none of them is left out.
+struct EveryPoint {
+  RlModel model;
+  PlanPrices plans;
+  std::vector<RlCandidate> all;
 
-  Brute(RlModel model, const RlSpace& s, const SearchOptions& o) {
+  EveryPoint(RlModel given, const RlSpace& s, PlanPrices plan_prices = {})
+      : model(std::move(given)), plans(std::move(plan_prices)) {
     for (const PlacementChoice& place : s.placement) {
       for (auto cp : s.train.cp)
         for (auto ulysses : s.train.ulysses)
@@ -82,13 +80,13 @@ struct Brute {
                         p.train.sp = sp, p.train.fsdp = group;
                         p.train.reshard_after_forward = reshard, p.train.optimizer_on_host = on_host;
                         if ((group > 0 && (data % group != 0 || group >= data)) || (data == 1 && !reshard)) continue;
-                        if (model.train().divides(p.train)) add_rollouts(model, s, o, p, place);
+                        if (model.train().divides(p.train)) add_rollouts(s, p, place);
                       }
               }
     }
   }
 
-  void add_rollouts(RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, const PlacementChoice& place) {
+  void add_rollouts(const RlSpace& s, RlPoint p, const PlacementChoice& place) {
     const bool shared = place.mode == PlacementMode::colocated;
     for (auto tp : s.rollout_tp)
       for (auto pp : s.rollout_pp)
@@ -101,11 +99,11 @@ struct Brute {
                          .memory_fraction = fraction,
                          .pp = pp};
             if (!s.has_engine(tp, 1, pp) || !model.divides(p.rollout)) continue;
-            add_variants(model, s, o, p, shared);
+            add_variants(s, p, shared);
           }
   }
 
-  void add_variants(const RlModel& model, const RlSpace& s, const SearchOptions& o, RlPoint p, bool shared) {
+  void add_variants(const RlSpace& s, RlPoint p, bool shared) {
     const std::vector<TransitionOrder> none = {TransitionOrder{}};
     for (SyncMechanism sync : shared ? s.sync : s.sync_apart)
       for (double bucket : s.bucket_bytes)
@@ -114,14 +112,29 @@ struct Brute {
           if (p.train.optimizer_on_host && p.sleeps()) continue;
           RlPrice price = model.price(p);
           if (price.iteration_seconds <= 0) continue;
-          if (o.plan_prices && !o.plan_prices(p, price)) continue;
-          const double bytes = price.peak_bytes(), seconds = price.iteration_seconds;
-          const double over = std::max(0.0, bytes - o.limit_bytes()) + std::max(0.0, price.host_bytes - o.host_bytes);
-          price.fits = over <= 0;
-          const double value = objective_of(o.objective, model, p, price);
-          const bool by_time = o.objective == Objective::memory || o.objective == Objective::gpus;
-          all.push_back({value, by_time ? seconds : bytes, over, {p, price}});
+          if (plans && !plans(p, price)) continue;
+          all.push_back({p, price});
         }
+  }
+};
+
+/// The slow obvious search: all points, sorted.
+struct Brute {
+  struct Item {
+    double value = 0, second = 0, over = 0;
+    RlCandidate c;
+  };
+  std::vector<Item> all;
+
+  Brute(const EveryPoint& every, const SearchOptions& o) {
+    for (RlCandidate c : every.all) {
+      const double bytes = c.price.peak_bytes(), seconds = c.price.iteration_seconds;
+      const double over = std::max(0.0, bytes - o.limit_bytes()) + std::max(0.0, c.price.host_bytes - o.host_bytes);
+      c.price.fits = over <= 0;
+      const double value = objective_of(o.objective, every.model, c.point, c.price);
+      const bool by_time = o.objective == Objective::memory || o.objective == Objective::gpus;
+      all.push_back({value, by_time ? seconds : bytes, over, c});
+    }
   }
 
   std::vector<Item> best(std::size_t keep) const {
@@ -230,11 +243,12 @@ void check_search(const RlModel& model, const RlSpace& space, SearchOptions opti
 TEST_CASE("joint search = brute force for every objective, on one to three threads") {
   const auto pricer = pricer_for(searched({"algorithm.max_staleness=1"}));
   const RlSpace space = small_space(pricer->scenario());
+  const EveryPoint every(pricer->rl(), space);
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 60e9}) {
       const SearchOptions options{
           .keep = 6, .objective = static_cast<Objective>(o), .device_bytes = device, .headroom = 0.05};
-      const Brute brute(pricer->rl(), space, options);
+      const Brute brute(every, options);
       REQUIRE(brute.all.size() > 2000);
       REQUIRE(brute.best(options.keep).size() == options.keep);
       check_search(pricer->rl(), space, options, brute);
@@ -244,9 +258,10 @@ TEST_CASE("joint search = brute force for every objective, on one to three threa
 TEST_CASE("joint search = brute force without log-prob passes, which tell the same of micro-batches as training") {
   const auto pricer = pricer_for(searched({"algorithm.reference=false", "algorithm.old_logprobs=false"}));
   const RlSpace space = small_space(pricer->scenario());
+  const EveryPoint every(pricer->rl(), space);
   for (const double device : {80e9, 60e9}) {
     const SearchOptions options{.keep = 6, .device_bytes = device};
-    check_search(pricer->rl(), space, options, Brute(pricer->rl(), space, options));
+    check_search(pricer->rl(), space, options, Brute(every, options));
   }
 }
 
@@ -259,7 +274,7 @@ TEST_CASE("joint search = brute force under our own engine by estimates, and wit
     if (sets[0] == "rollout.engine=hotbunk") space.rollout_pp = {1};
     INFO(sets[0]);
     const SearchOptions options{.keep = 6};
-    check_search(pricer->rl(), space, options, Brute(pricer->rl(), space, options));
+    check_search(pricer->rl(), space, options, Brute(EveryPoint(pricer->rl(), space), options));
   }
 }
 
@@ -294,28 +309,20 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   keep_what_executes(space, s, pricer->point().sync);
   space.train.micro_batch = {3, 6};
   space.memory_fraction = {0.5, 0.8};
-  std::map<RlPoint, std::optional<std::pair<MappedBytes, RlPrice>>> plans;  // asked for by every objective
-  std::mutex mutex;
   const CostModel& cost = pricer->train().cost();
   const PlanPrices each{.use = [&](const RlPoint& p, RlPrice& price) {
-    const std::scoped_lock lock(mutex);
-    const auto [at, added] = plans.try_emplace(p);
-    if (added)
-      if (const auto plan = plan_answer_of(with_point(s, p)))
-        use_plan_seconds(
-            ComputedSeconds::of(with_point(s, p), plan_seconds(with_point(s, p), p.train, plan->plan, cost)),
-            shifts_seconds(plan->shifts, cost), at->second.emplace(mapped_bytes(plan->memory), RlPrice()).second);
-    if (!at->second) return false;
-    use_mapped_bytes(at->second->first, price);
-    price.seconds = at->second->second.seconds;
-    price.iteration_seconds = at->second->second.iteration_seconds;
+    const auto plan = plan_answer_of(with_point(s, p));
+    if (!plan) return false;
+    use_mapped_bytes(mapped_bytes(plan->memory), price);
+    use_plan_seconds(ComputedSeconds::of(with_point(s, p), plan_seconds(with_point(s, p), p.train, plan->plan, cost)),
+                     shifts_seconds(plan->shifts, cost), price);
     return true;
   }};
+  const EveryPoint every(pricer->rl(), space, each);
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 50e9}) {
       SearchOptions options{.keep = 4, .objective = static_cast<Objective>(o), .device_bytes = device};
-      options.plan_prices = each;
-      const Brute brute(pricer->rl(), space, options);
+      const Brute brute(every, options);
       REQUIRE(brute.all.size() > 200);
       REQUIRE(brute.nearest(1e300) < 1e300);  // some do not fit
       options.plan_prices = plan_prices(s, pricer->train().cost());

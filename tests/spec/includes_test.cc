@@ -99,6 +99,36 @@ TEST_CASE("includes follow the folders' order: the simulator and the backends ne
   CHECK(seen > 800);  // files were found
 }
 
+TEST_CASE("a family is asked for by its file alone: nobody else names one") {
+  // Of a config's defaults, its parameters' names and its files only model/families/ speaks; what computes, places and
+  // prices a model asks what it has (ModelSpec). The enumeration itself names all, and the planner's published tables
+  // are of models of GPT's.
+  const std::vector<std::string> may_name = {"spec/model.h", "planner/validate/validate.cc"};
+  std::size_t named = 0;
+  for (const auto& [folder, allowed] : may_include)
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(source_folder) / folder)) {
+      const std::string ending = entry.path().extension().string();
+      if (ending != ".cc" && ending != ".h") continue;
+      const std::string file = fs::relative(entry.path(), source_folder).generic_string();
+      const bool is_family = file.starts_with("model/families/");
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);) {
+        if (line.find("ModelFamily::") != std::string::npos) {
+          ++named;
+          INFO(file << ": " << line);
+          CHECK((is_family || std::ranges::find(may_name, file) != may_name.end()));
+        }
+        // They are part of spec/'s library, whose loader asks them: nothing above it.
+        if (const std::string quoted = "#include \""; is_family && line.starts_with(quoted)) {
+          const std::string header = line.substr(quoted.size());
+          INFO(file << " includes " << header);
+          CHECK((header.starts_with("base/") || header.starts_with("spec/") || header.starts_with("model/families/")));
+        }
+      }
+    }
+  CHECK(named >= 14);
+}
+
 TEST_CASE("a type of one name has one definition") {
   std::map<std::string, std::string> defined;
   for (const auto& [folder, allowed] : may_include)

@@ -286,6 +286,54 @@ TEST_CASE("windows: of all layers, of those that layer_types names, by the famil
   CHECK(windows(changed("llama-gqa", {{"sliding_window", 5}})) == Windows{0, 0});  // a key that Llama has not
 }
 
+TEST_CASE("what a config leaves out is as transformers has it for its family") {
+  const auto read = [](const char* type, std::int64_t layers = 6) {
+    const auto model = model_from_json({{"model_type", type},
+                                        {"hidden_size", 64},
+                                        {"intermediate_size", 96},
+                                        {"num_hidden_layers", layers},
+                                        {"num_attention_heads", 16},
+                                        {"vocab_size", 100}},
+                                       "m", [](std::string_view) { return SourceLocation{}; });
+    if (!model) FAIL(render(model.error()));
+    return *model;
+  };
+  using Numbers = std::vector<std::int64_t>;
+  const auto sizes = [](const ModelSpec& m) { return Numbers{m.kv_heads, m.head_dim, m.max_position}; };
+  CHECK(sizes(read("llama")) == Numbers{16, 4, 2048});
+  CHECK(sizes(read("qwen2")) == Numbers{16, 4, 2048});
+  CHECK(sizes(read("qwen3")) == Numbers{16, 128, 2048});
+  CHECK(sizes(read("gemma2")) == Numbers{16, 256, 2048});
+  CHECK(sizes(read("gemma3_text")) == Numbers{16, 256, 131072});
+  CHECK(sizes(read("glm4_moe")) == Numbers{16, 4, 131072});
+  CHECK(sizes(read("gpt_oss")) == Numbers{8, 64, 131072});
+  CHECK(sizes(read("qwen3_5_text")) == Numbers{16, 256, 2048});
+  CHECK(sizes(read("deepseek_v3")) == Numbers{16, 192, 2048});
+  CHECK(windows(read("gemma3_text")) == Numbers{4096, 4096, 4096, 4096, 4096, 0});
+  CHECK(windows(read("gpt_oss", 2)) == Numbers{128, 0});
+  CHECK(windows(read("mixtral", 1)) == Numbers{0});
+  CHECK((read("qwen2").qkv_bias && !read("qwen2").o_bias && read("gpt_oss").o_bias && !read("llama").qkv_bias));
+  const auto experts = [](const ModelSpec& m) {
+    return Numbers{m.moe->experts, m.moe->experts_per_token, m.moe->expert_intermediate, m.moe->shared_experts,
+                   m.moe->first_dense_layers};
+  };
+  CHECK(experts(read("mixtral")) == Numbers{8, 2, 96, 0, 0});
+  CHECK(experts(read("qwen3_moe")) == Numbers{128, 8, 768, 0, 0});
+  CHECK(experts(read("glm4_moe")) == Numbers{128, 8, 1408, 1, 1});
+  CHECK(experts(read("gpt_oss")) == Numbers{128, 4, 96, 0, 0});
+  CHECK(!read("deepseek_v3").moe);
+  const auto thetas = [](const ModelSpec& m) { return std::vector{m.rope_theta, m.window_rope_theta, m.norm_eps}; };
+  CHECK(thetas(read("llama")) == std::vector{1e4, 0.0, 1e-6});
+  CHECK(thetas(read("gemma3_text")) == std::vector{1e6, 1e4, 1e-6});
+  CHECK(thetas(read("gpt_oss")) == std::vector{1.5e5, 0.0, 1e-5});
+  const RopeScaling yarn = read("gpt_oss").rope_scaling.value();
+  CHECK((yarn.type == "yarn" && yarn.factor == 32.0 && yarn.original_max_position == 4096 && !yarn.truncate));
+  CHECK(yarn.attention_factor == Approx(0.1 * std::log(32.0) + 1.0));
+  CHECK(Numbers{read("glm4_moe").rotary_dim, read("qwen3_5_text").rotary_dim} == Numbers{2, 64});
+  CHECK(std::vector{read("gemma2").attention_softcap, read("gemma2").logit_softcap} == std::vector{50.0, 30.0});
+  CHECK(read("gemma3_text").logit_softcap == 0.0);
+}
+
 TEST_CASE("Gemma-2: what its config says and what it does not") {
   const ModelSpec m = changed("gemma2-tiny", {});
   CHECK(m.family == ModelFamily::gemma2);
@@ -313,8 +361,6 @@ TEST_CASE("eos_token_id may be a list; the first counts") {
   REQUIRE(model);
   CHECK(model->eos_token == 5);
 }
-
-}  // namespace hotbunk
 
 TEST_CASE("a DeepSeek or GLM of dense layers alone says so to transformers, whose default is another") {
   for (const char* name : {"deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny"}) {
@@ -363,3 +409,5 @@ TEST_CASE("gpt-oss's experts are read out of one tensor, gates from even columns
   CHECK(where[expert + "up_proj.bias"] == std::vector<std::int64_t>{5, 7});
   CHECK(where[expert + "down_proj.bias"] == std::vector<std::int64_t>{3, 4, 5});
 }
+
+}  // namespace hotbunk

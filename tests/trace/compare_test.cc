@@ -147,4 +147,48 @@ error of simulated against measured: mean 19.6 % (weighted by time), max 36.0 % 
 )");
 }
 
+TEST_CASE("how many rounds of experts' rows had any is shown, and is no difference") {
+  Plan plan = test::sample_plan();
+  plan.extents.push_back({"routed", 6, CountedBy::device});
+  Program& program = plan.programs[0];
+  const ExtentId routed{2};
+  const auto buffer = [&](const char* name, DType dtype, std::int64_t elements) {
+    program.buffers.push_back({name, dtype, elements, Category::activations, sections::transient, 0});
+    return static_cast<BufferId>(program.buffers.size() - 1);
+  };
+  const auto dim = [](std::int64_t size) { return Dim{size, fixed_extent, 0}; };
+  Tensor own{buffer("own", DType::f32, 6), 0, DType::f32, 3, {dim(3), dim(2), dim(1)}},
+      sent{buffer("sent", DType::i32, 6), 0, DType::i32, 2, {dim(2), dim(3)}},
+      came{buffer("came", DType::f32, 3), 0, DType::f32, 2, {Dim{3, routed, 0}, dim(1)}};
+  std::vector<Op> ops;
+  for (const std::int64_t round : {0, 1}) {
+    Op& op = ops.emplace_back();
+    op.kind = OpKind::all_to_all, op.group = 0, op.name = "round" + std::to_string(round);
+    came.shape[0].begin = 3 * round;
+    op.inputs = {own, sent}, op.outputs = {came};
+    op.attrs = {{Attr::rounds, std::int64_t{2}}};
+  }
+  program.phases[2].push_back(test::block_of(program, "train", ops));
+  Trace a = test::sample_trace(), b = measured();
+  for (Trace* t : {&a, &b}) t->names.insert(t->names.end(), {"round0", "round1"});
+  const auto name = [&](std::int32_t round) { return static_cast<std::int32_t>(a.names.size()) - 2 + round; };
+  const auto add = [&](Trace& t, Rank rank, std::int32_t round, std::int64_t bytes) {
+    t.spans.push_back({rank, streams::tensor, OpKind::all_to_all, 2, 1, name(round), 0, test::ms, bytes, 0});
+  };
+  // Two exchanges, of which simulated rows fit a round. Measured, rank 1 gets all of the second one's: it alone has
+  // rows in the second round of it, which rank 0 plays with it.
+  for (const int exchange : {0, 1})
+    for (const Rank rank : {0, 1}) {
+      add(a, rank, 0, 12);
+      add(b, rank, 0, exchange == 1 && rank == 0 ? 0 : 12);
+      add(b, rank, 1, exchange == 1 && rank == 1 ? 12 : 0);
+    }
+  const Comparison c = compare_traces(plan, a, b);
+  CHECK(c.rounds == std::vector<RoundsRow>{{"train", 2, 2, 2, 3}});
+  CHECK_THAT(render_verdict(c, false), Catch::Contains("rounds of experts' rows in train: 2 planned, 1.00 played in "
+                                                       "simulated, 1.50 in measured, mean of 2 exchanges"));
+  CHECK(comparison_to_json(c)["rounds"][0]["b_rounds"] == 3);
+  CHECK(compare_traces(test::sample_plan(), test::sample_trace(), measured()).rounds.empty());
+}
+
 }  // namespace hotbunk

@@ -16,6 +16,15 @@ void attend_group(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::
   const std::int64_t width = round_up(keys, kLanes), dp = t.dp;
   float* s = t.s + r0 * kBlock;
   gemm_small(n, width, d, t.q + r0 * d, d, 1, k_t, kBlock, s, kBlock, false);
+  weigh_scores(t, r0, n, width, seen, softcap, first);
+  gemm_small(n, dp, keys, s, kBlock, 1, v, dp, t.o + r0 * dp, dp, !first);
+}
+
+}  // namespace
+
+void weigh_scores(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::int64_t width, const SeenKeys& seen,
+                  float softcap, bool first) {
+  float* s = t.s + r0 * kBlock;
   if (softcap > 0.0f) cap_scores(s, n, width, softcap);
   for (std::int64_t r = 0; r < n; r += kLanes) {
     float* part = s + r * kBlock;
@@ -24,12 +33,8 @@ void attend_group(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::
                  {seen.begin + further, seen.end + further, seen.per_row, seen.limit}, 1.0f, t.state,
                  [&](std::int64_t i, std::int64_t c, Vf p) HB_FORCE_INLINE { store(part + i * kBlock + c, p); });
   }
-  float* o = t.o + r0 * dp;
-  if (!first) shrink_rows(t.state.shrink + r0, o, n, dp);
-  gemm_small(n, dp, keys, s, kBlock, 1, v, dp, o, dp, !first);
+  if (!first) shrink_rows(t.state.shrink + r0, t.o + r0 * t.dp, n, t.dp);
 }
-
-}  // namespace
 
 void attend_block(const AttentionTile& t, std::int64_t rows, std::int64_t d, const float* k_t, const float* v,
                   const SeenKeys& seen, float softcap, bool first) {

@@ -33,4 +33,10 @@ struct AttentionTile {
 void attend_block(const AttentionTile& t, std::int64_t rows, std::int64_t d, const float* k_t, const float* v,
                   const SeenKeys&, float softcap, bool first);
 
+/// The step between its two products: scores t.s of n queries from r0, `width` keys wide, become weights, and what
+/// t.o has summed so far shrinks. For who forms the products without tiles, each element as one chain of multiply-adds
+/// over ascending k (gemm_small).
+void weigh_scores(const AttentionTile& t, std::int64_t r0, std::int64_t n, std::int64_t width, const SeenKeys&,
+                  float softcap, bool first);
+
 }  // namespace hotbunk::kernels

@@ -47,7 +47,6 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
     bias_f32 = wide_bias.data();
   }
   if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
-    HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
     row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
     return;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -31,7 +32,7 @@ void expand_token(const LatentShape& shape, const E* kv, const E* rotated, E* ke
   }
 }
 
-/// What the pool keeps of positions [0, n) of a sequence, one below the other.
+/// What the pool keeps of the first n tokens that it holds of a sequence, one below the other.
 template <class E>
 void take_context(const KvPool& pool, std::int64_t width, const std::int32_t* blocks, std::int64_t n, E* out) {
   for (std::int64_t p = 0; p < n; ++p) {
@@ -46,12 +47,14 @@ struct LatentCall {
   std::int64_t r;
   ConstMatrix w;
   Scores scores;
+  KeyShare share;
 };
 
-/// The last n of a sequence's `context` tokens; q and o begin with theirs.
+/// The last n of a sequence's `length` tokens, of which the pool holds `context`; q, o and lse begin with theirs.
 template <class E>
-void attend_sequence(KernelContext& ctx, const LatentCall& call, const std::int32_t* blocks, std::int64_t context,
-                     std::int64_t n, ConstMatrix q, Matrix o) {
+void attend_sequence(KernelContext& ctx, const LatentCall& call, const std::int32_t* blocks, std::int32_t length,
+                     std::int64_t n, ConstMatrix q, Matrix o, float* lse) {
+  const std::int64_t context = call.share.held(length);
   const LatentShape& shape = call.shape;
   const std::int64_t kept = call.r + shape.rope, of_keys = shape.heads * shape.key(), wide = shape.expanded();
   const auto room = [](std::int64_t elements) { return round_up(elements * static_cast<std::int64_t>(sizeof(E)), 64); };
@@ -70,11 +73,10 @@ void attend_sequence(KernelContext& ctx, const LatentCall& call, const std::int3
                    values + p * shape.heads * shape.value);
   });
   // One block that has all of it.
-  const auto length = static_cast<std::int32_t>(context);
   const std::int32_t first = 0;
   const std::array<std::int32_t, 2> rows = {0, static_cast<std::int32_t>(n)};
-  paged_prefill_attention(ctx, q, shape.packed(), {keys, dtype, 1, context}, {&first, 1, &length}, rows, call.scores,
-                          o);
+  paged_prefill_attention(ctx, q, shape.packed(), {keys, dtype, 1, context}, {&first, 1, &length, call.share}, rows,
+                          call.scores, o, lse);
 }
 
 }  // namespace
@@ -143,21 +145,24 @@ void latent_write(KernelContext& ctx, ConstMatrix latent, std::int64_t r, ConstM
 
 void latent_paged_attention(KernelContext& ctx, ConstMatrix q, const LatentShape& shape, const KvPool& pool,
                             std::int64_t r, ConstMatrix w, const PagedContext& paged,
-                            std::span<const std::int32_t> cu_seqlens, Scores scores, Matrix o) {
+                            std::span<const std::int32_t> cu_seqlens, Scores scores, Matrix o, float* lse) {
   HB_CHECK(q.dtype == pool.dtype && w.dtype == pool.dtype && o.dtype == pool.dtype, "latent attention: mixed dtypes");
-  const LatentCall call{shape, pool, r, w, scores};
+  const LatentCall call{shape, pool, r, w, scores, paged.share};
   with_float_type(pool.dtype, [&](auto tag) {
     using E = decltype(tag);
     for (std::size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-      const std::int64_t begin = cu_seqlens[s], n = cu_seqlens[s + 1] - begin, context = paged.context_len[s];
+      const std::int64_t begin = cu_seqlens[s], n = cu_seqlens[s + 1] - begin;
+      const std::int32_t length = paged.context_len[s];
       if (n == 0) continue;
       const Matrix out{row<E>(o, begin), o.dtype, o.ld};
-      if (context > 0) {
-        attend_sequence<E>(ctx, call, paged.block_table + static_cast<std::int64_t>(s) * paged.max_blocks, context, n,
-                           {row<E>(q, begin), q.dtype, q.ld}, out);
+      float* const sums = lse == nullptr ? nullptr : lse + begin * shape.heads;
+      if (paged.share.held(length) > 0) {
+        attend_sequence<E>(ctx, call, paged.block_table + static_cast<std::int64_t>(s) * paged.max_blocks, length, n,
+                           {row<E>(q, begin), q.dtype, q.ld}, out, sums);
         continue;
       }
       for (std::int64_t t = 0; t < n; ++t) std::fill_n(row<E>(out, t), shape.heads * shape.value, E{});
+      if (sums != nullptr) std::fill_n(sums, n * shape.heads, -std::numeric_limits<float>::infinity());
     }
   });
 }

@@ -37,10 +37,12 @@ void latent_write(KernelContext&, ConstMatrix latent, std::int64_t r, ConstMatri
 /// w[a·(dn + dv), r] (gemm.h's product) and attended as paged_prefill_attention() does. So a row's bits are those of
 /// training's linear layer and attention_forward, where that product is row-invariant. All of one dtype. Rows of
 /// sequences without context become zeros.
+/// Where paged.share has several pools, each makes keys and values of what it holds and attends to these; `lse` as of
+/// paged_prefill_attention(), or nullptr.
 /// Costs context · a·(dn + dv)·r products for each sequence and step; moving w into q and o would save them and round
 /// otherwise than training does.
 void latent_paged_attention(KernelContext&, ConstMatrix q, const LatentShape&, const KvPool&, std::int64_t r,
                             ConstMatrix w, const PagedContext&, std::span<const std::int32_t> cu_seqlens, Scores,
-                            Matrix o);
+                            Matrix o, float* lse = nullptr);
 
 }  // namespace hotbunk::kernels

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -23,6 +24,7 @@ constexpr int kVecs = kQuads;               // vectors of a panel
 constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
+constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are interleaved once, not for every block
 constexpr std::int64_t kBlockRows = 128;          // weight rows of such a block, at most
 
 /// Four floats in every quad of a vector.
@@ -95,17 +97,36 @@ HB_INLINE std::array<float, kPanelRows> sum_panel(const Vf (&acc)[kVecs]) {
 
 constexpr std::int64_t whole_vectors(std::int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-/// Floats between rows of x where it is copied. Rows a multiple of 1 KiB apart share a few sets of the L1 cache: of 16
-/// of them each would push out the others.
-constexpr std::int64_t padded_pitch(std::int64_t K) {
-  const std::int64_t n = whole_vectors(K);
-  return n % 256 == 0 ? n + kLanes : n;
+/// Four elements as fp32.
+HB_INLINE void copy_quad(const float* from, float* to) { std::memcpy(to, from, 4 * sizeof(float)); }
+HB_INLINE void copy_quad(const bf16* from, float* to) {
+  using Halves = std::uint16_t __attribute__((vector_size(8)));
+  using Words = std::uint32_t __attribute__((vector_size(16)));
+  Halves bits;
+  std::memcpy(&bits, static_cast<const void*>(from), sizeof bits);
+  const Words wide = __builtin_convertvector(bits, Words) << 16;
+  std::memcpy(to, &wide, sizeof wide);
 }
 
-/// What a call works on. x is fp32; behind its K columns there are zeros up to a whole vector.
+/// `tokens` rows of x as fp32 with their quads side by side: [whole_vectors(K) / 4][tokens][4], zeros behind K. A tile
+/// so reads one stream, whatever the rows' pitch: rows a multiple of 1 KiB apart would share a few sets of the L1
+/// cache.
+template <class W>
+void interleave(const W* x, std::int64_t ldx, std::int64_t tokens, std::int64_t K, float* to) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const W* from = x + t * ldx;
+    float* quad = to + t * 4;
+    std::int64_t k = 0;
+    for (; k + 4 <= K; k += 4, quad += tokens * 4) copy_quad(from + k, quad);
+    for (; k < whole_vectors(K); k += 4, quad += tokens * 4)
+      for (std::int64_t i = 0; i < 4; ++i) quad[i] = k + i < K ? as_f32(from[k + i]) : 0.0f;
+  }
+}
+
+/// What a call works on.
 template <class W, class Y>
 struct Operands {
-  const float* x;
+  const W* x;
   std::int64_t ldx;
   const W* w;
   std::int64_t ldw;
@@ -127,70 +148,146 @@ struct Operands {
   }
 };
 
-// --- few rows of x: weights straight from memory
-// ----------------------------------------------------------------------
+/// Rows of x in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
+struct Groups {
+  std::int64_t tokens, count;
+  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
+  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
+};
 
-/// NV·kQuads weight rows from n0 times TB rows of x from t0.
-template <int NV, int TB, class W, class Y>
-HB_INLINE void stream_tile(const Operands<W, Y>& o, std::int64_t n0, std::int64_t t0) {
-  float sums[TB][NV][kQuads] = {};
-  const W* w = o.w + n0 * o.ldw;
-  const float* x = o.x + t0 * o.ldx;
-  for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk) {
-    Vf acc[NV][TB] = {};
-    for_vectors(std::min(kRowChunk, o.K - k0), [&](std::int64_t i, auto ld, auto) HB_FORCE_INLINE {
-      Vf wv[NV][kQuads];
-#pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-#pragma GCC unroll 4
-        for (int q = 0; q < kQuads; ++q) wv[v][q] = ld(w + (v * kQuads + q) * o.ldw + k0 + i);
-        transpose_quads(wv[v]);
-      }
-#pragma GCC unroll 4
-      for (int q = 0; q < kQuads; ++q)
-#pragma GCC unroll 16
-        for (int t = 0; t < TB; ++t) {
-          Vf xv = load_quad(x + t * o.ldx + k0 + i + 4 * q);
-          if constexpr (NV > 1) asm("" : "+v"(xv));  // one load for all vectors
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) acc[v][t] += wv[v][q] * xv;
-        }
-    });
-    for (int t = 0; t < TB; ++t)
-      for (int v = 0; v < NV; ++v) {
-        const auto s = sum_quads(acc[v][t]);
-        for (int q = 0; q < kQuads; ++q) sums[t][v][q] += s[static_cast<std::size_t>(q)];
-      }
-  }
-  for (int t = 0; t < TB; ++t) o.write(t0 + t, n0, sums[t][0], NV * kQuads);
-}
-
-template <int NV, int TB, class W, class Y>
-void stream_tokens(const Operands<W, Y>& o, std::int64_t n0, std::int64_t t0, std::int64_t tokens) {
-  if (tokens == TB) return stream_tile<NV, TB>(o, n0, t0);
-  if constexpr (TB > 1) stream_tokens<NV, TB - 1>(o, n0, t0, tokens);
-}
-
-constexpr int kFewTokens = kLanes == 16 ? 4 : 2;    // two vectors of weights per tile
-constexpr int kSomeTokens = kLanes == 16 ? 16 : 8;  // one
-
-/// Weight rows [begin, end) times rows [t0, t0 + tokens) of x, tokens ≤ kSomeTokens.
+/// All rows of x, group behind group: T·whole_vectors(K) floats.
 template <class W, class Y>
-void stream_rows(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, std::int64_t t0, std::int64_t tokens) {
-  std::int64_t n = begin;
-  if (tokens <= kFewTokens)
-    for (; n + 2 * kQuads <= end; n += 2 * kQuads) stream_tokens<2, kFewTokens>(o, n, t0, tokens);
-  for (; n + kQuads <= end; n += kQuads) stream_tokens<1, kSomeTokens>(o, n, t0, tokens);
-  for (; n < end; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
-    float y[kSomeTokens * kQuads];
-    const Operands<W, float> alone{o.x + t0 * o.ldx, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K, false};
-    stream_tokens<1, kSomeTokens>(alone, 0, 0, tokens);
-    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n, y + t * kQuads, 1);
+void interleave(const Operands<W, Y>& o, const Groups& groups, float* to) {
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t t0 = groups.first(g);
+    interleave(o.x + t0 * o.ldx, o.ldx, groups.first(g + 1) - t0, o.K, to + t0 * whole_vectors(o.K));
   }
 }
 
-// --- many rows of x: blocks of arranged weights
-// -----------------------------------------------------------------------
+// --- few rows of x: weights straight from memory --------------------------------------------------------------------
+
+/// kLanes columns of kQuads weight rows from w: vector q holds quad q of each row.
+template <class W>
+HB_INLINE void load_quads(const W* w, std::int64_t ldw, Vf (&to)[kQuads]) {
+#pragma GCC unroll 4
+  for (int q = 0; q < kQuads; ++q) to[q] = load(w + q * ldw);
+  transpose_quads(to);
+}
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// The rows meet before they are widened: zeros below a bf16 make an fp32 of it, half the shuffles.
+HB_INLINE void load_quads(const bf16* w, std::int64_t ldw, Vf (&to)[kQuads]) {
+  const auto* high = reinterpret_cast<const __m128i*>(w + ldw);
+  const __m256i rows = _mm256_inserti128_si256(
+      _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w))), _mm_loadu_si128(high), 1);
+  to[0] = std::bit_cast<Vf>(_mm256_unpacklo_epi16(_mm256_setzero_si256(), rows));
+  to[1] = std::bit_cast<Vf>(_mm256_unpackhi_epi16(_mm256_setzero_si256(), rows));
+}
+#endif
+
+/// Asks for the cache line at p. Columns of the tile after next: rows of a few KiB are too short for the processor to
+/// see that they follow each other.
+HB_INLINE void ask_for(const void* p) { __builtin_prefetch(p); }
+
+/// acc[v][t] += the products of n columns (whole vectors) of NV·kQuads weight rows with TB interleaved rows of x.
+template <int NV, int TB, class W>
+HB_INLINE void stream_columns(const W* w, std::int64_t ldw, const float* x, std::int64_t n, Vf (&acc)[NV][TB]) {
+  const W* rows[NV];  // one pointer each and the rows' distance: what x86 can address without arithmetic
+  std::int64_t ahead = 2 * NV * kQuads * ldw;
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; ++v) {
+    rows[v] = w + v * kQuads * ldw;
+    asm("" : "+r"(rows[v]));
+  }
+  asm("" : "+r"(ahead));
+  for (std::int64_t k = 0; k < n; k += kLanes, x += kLanes * TB) {
+    Vf wv[NV][kQuads];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      load_quads(rows[v], ldw, wv[v]);
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuads; ++q) ask_for(rows[v] + ahead + q * ldw);
+      rows[v] += kLanes;
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuads; ++q)
+#pragma GCC unroll 16
+      for (int t = 0; t < TB; ++t) {
+        Vf xv = load_quad(x + (q * TB + t) * 4);
+        if constexpr (NV > 1) asm("" : "+v"(xv));  // one load for all vectors
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[v][t] += wv[v][q] * xv;
+      }
+  }
+}
+
+/// sums[t][row of the tile] += the products of n columns of NV·kQuads weight rows with TB interleaved rows of x. The
+/// sums of a row of x lie `pitch` apart.
+template <int NV, int TB, class W>
+void stream_tile(const W* w, std::int64_t ldw, const float* x, std::int64_t n, float* sums, std::int64_t pitch) {
+  Vf acc[NV][TB] = {};
+  const std::int64_t whole = n / kLanes * kLanes;
+  stream_columns<NV, TB>(w, ldw, x, whole, acc);
+  if (whole < n) {  // the last columns, zeros behind them
+    W end[NV * kQuads * kLanes] = {};
+    for (int r = 0; r < NV * kQuads; ++r) std::copy_n(w + r * ldw + whole, n - whole, end + r * kLanes);
+    stream_columns<NV, TB>(static_cast<const W*>(end), kLanes, x + whole * TB, kLanes, acc);
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < TB; ++t)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      const auto s = sum_quads(acc[v][t]);
+      for (int q = 0; q < kQuads; ++q) sums[t * pitch + v * kQuads + q] += s[static_cast<std::size_t>(q)];
+    }
+}
+
+template <int NV, int TB, class W>
+void stream_tokens(std::int64_t tokens, const W* w, std::int64_t ldw, const float* x, std::int64_t n, float* sums,
+                   std::int64_t pitch) {
+  if (tokens == TB) return stream_tile<NV, TB>(w, ldw, x, n, sums, pitch);
+  if constexpr (TB > 1) stream_tokens<NV, TB - 1>(tokens, w, ldw, x, n, sums, pitch);
+}
+
+constexpr int kStreamRows = 8;                     // weight rows whose results are written together
+constexpr int kFewTokens = 2;                      // one tile for all of them
+constexpr int kSomeTokens = kLanes == 16 ? 8 : 4;  // per tile of two vectors
+
+/// `rows` weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved one behind
+/// the other.
+template <int NV, int TB, class W, class Y>
+void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, const float* x) {
+  float sums[kSkinnyRows * kStreamRows] = {};
+  for (std::int64_t r = 0; r < rows; r += NV * kQuads)
+    for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)  // a chunk of the tile's rows stays in the L1 cache
+      for (std::int64_t g = 0; g < groups.count; ++g) {
+        const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+        stream_tokens<NV, TB>(tokens, o.w + (n0 + r) * o.ldw + k0, o.ldw, x + t0 * whole_vectors(o.K) + k0 * tokens,
+                              std::min(kRowChunk, o.K - k0), sums + t0 * rows + r, rows);
+      }
+  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * rows, rows);
+}
+
+/// Weight rows [begin, end) times all T ≤ kSkinnyRows rows of x; `room`: T·whole_vectors(K) floats.
+template <class W, class Y>
+void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, std::int64_t T, float* room) {
+  const Groups groups(T, T <= kFewTokens ? kFewTokens : kSomeTokens);
+  const float* x = room;
+  if constexpr (sizeof(W) == sizeof(float))
+    if (T == 1 && o.K % kLanes == 0) x = o.x;
+  if (x == room) interleave(o, groups, room);
+  std::int64_t n = begin;
+  for (; n + kStreamRows <= end; n += kStreamRows)
+    if (T <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
+    else stream_rows<2, kSomeTokens>(o, n, kStreamRows, groups, x);
+  for (; n < end; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
+    float y[kSkinnyRows * kQuads];
+    const Operands<W, float> alone{o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K, false};
+    stream_rows<1, kSomeTokens>(alone, 0, kQuads, groups, x);
+    for (std::int64_t t = 0; t < T; ++t) o.write(t, n, y + t * kQuads, 1);
+  }
+}
+
+// --- many rows of x: blocks of arranged weights ---------------------------------------------------------------------
 
 /// Panels of kPanelRows weight rows, one after the other, each [K/4][kVecs] vectors: quad q of vector v is of row
 /// q·kVecs + v of the panel. Rows that are not there are zero.
@@ -208,18 +305,17 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
-/// One panel times TB rows of x, over n columns (whole vectors): sums[t] += products.
+/// One panel times TB interleaved rows of x, over n columns (whole vectors): sums[t·kBlockRows + row] += products.
 template <int TB>
-HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t ldx, std::int64_t n,
-                          std::array<float, kPanelRows>* sums) {
+HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums) {
   Vf acc[TB][kVecs] = {};
-  for (std::int64_t k = 0; k < n; k += 4) {
+  for (std::int64_t k = 0; k < n; k += 4, panel += 4 * kPanelRows, x += 4 * TB) {
     Vf wv[kVecs];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) wv[v] = load(panel + k * kPanelRows + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) wv[v] = load(panel + v * kLanes);
 #pragma GCC unroll 8
     for (int t = 0; t < TB; ++t) {
-      Vf xv = load_quad(x + t * ldx + k);
+      Vf xv = load_quad(x + t * 4);
       asm("" : "+v"(xv));  // one load for all vectors
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) acc[t][v] += wv[v] * xv;
@@ -228,32 +324,32 @@ HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t ldx, 
 #pragma GCC unroll 8
   for (int t = 0; t < TB; ++t) {
     const auto s = sum_panel(acc[t]);
-    for (std::size_t i = 0; i < kPanelRows; ++i) sums[t][i] += s[i];
+    for (std::size_t i = 0; i < kPanelRows; ++i) sums[t * kBlockRows + static_cast<std::int64_t>(i)] += s[i];
   }
 }
 
 template <int TB>
-void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t ldx, std::int64_t n,
-                  std::array<float, kPanelRows>* sums) {
-  if (tokens == TB) return panel_tile<TB>(panel, x, ldx, n, sums);
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, ldx, n, sums);
+void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums) {
+  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums);
+  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums);
 }
 
-/// Weight rows [n0, n0 + rows) times all T rows of x; `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
+/// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
+/// `all`: the groups interleaved, where they are `kept`; else room for one.
 template <class W, class Y>
-void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, std::int64_t T, float* block) {
+void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, float* block,
+                   float* all, bool kept) {
   arrange(o.w + n0 * o.ldw, o.ldw, rows, o.K, block);
-  for (std::int64_t t0 = 0; t0 < T; t0 += kPanelTokens) {
-    const std::int64_t tokens = std::min<std::int64_t>(kPanelTokens, T - t0);
-    for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows) {
-      const float* panel = block + p0 * whole_vectors(o.K);
-      std::array<float, kPanelRows> sums[kPanelTokens] = {};
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+    float* x = kept ? all + t0 * whole_vectors(o.K) : all;
+    if (!kept) interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
+    float sums[kPanelTokens][kBlockRows] = {};
+    for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
-        panel_tokens<kPanelTokens>(tokens, panel + k0 * kPanelRows, o.x + t0 * o.ldx + k0, o.ldx,
-                                   whole_vectors(std::min(kRowChunk, o.K - k0)), sums);
-      const std::int64_t there = std::min<std::int64_t>(kPanelRows, rows - p0);
-      for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0 + p0, sums[t].data(), there);
-    }
+        panel_tokens<kPanelTokens>(tokens, block + p0 * whole_vectors(o.K) + k0 * kPanelRows, x + k0 * tokens,
+                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0]);
+    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
 }
 
@@ -264,20 +360,22 @@ std::int64_t block_rows(std::int64_t K) {
 }
 
 template <class W, class Y>
-void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N, float* blocks) {
-  const std::int64_t step = block_rows(o.K), share = step * whole_vectors(o.K);
-  const std::int64_t panels = (N + kPanelRows - 1) / kPanelRows;
-  parallel_for(ctx, panels, rows_grain(kPanelRows * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
+void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
+  const bool few = T <= kSkinnyRows, kept = T <= kKeptTokens;
+  const std::int64_t step = block_rows(o.K), block = few ? 0 : step * whole_vectors(o.K);
+  const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
+  auto* scratch = static_cast<float*>(
+      ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
+  const std::int64_t unit = few ? kStreamRows : kPanelRows, units = (N + unit - 1) / unit;
+  parallel_for(ctx, units, rows_grain(unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
                [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 const std::int64_t last = std::min(N, end * kPanelRows);
-                 if (T <= kSkinnyRows)
-                   for (std::int64_t n = begin * kPanelRows; n < last; n += kPanelRows)
-                     for (std::int64_t t = 0; t < T; t += kSomeTokens)
-                       stream_rows(o, n, std::min<std::int64_t>(n + kPanelRows, last), t,
-                                   std::min<std::int64_t>(kSomeTokens, T - t));
-                 else
-                   for (std::int64_t n = begin * kPanelRows; n < last; n += step)
-                     block_of_rows(o, n, std::min(step, last - n), T, blocks + thread * share);
+                 const std::int64_t last = std::min(N, end * unit);
+                 float *room = scratch + thread * share, *x = room + block;
+                 if (few) return stream(o, begin * unit, last, T, room);
+                 const Groups groups(T, kPanelTokens);
+                 if (kept) interleave(o, groups, x);  // each thread for itself: less than waiting for one another
+                 for (std::int64_t n = begin * unit; n < last; n += step)
+                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept);
                });
 }
 
@@ -286,29 +384,13 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
 void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y, std::int64_t T,
               std::int64_t N, std::int64_t K, Write write) {
   if (T == 0 || N == 0) return;
-  // One row has nobody to push out; many are not streamed side by side.
-  const bool pushed_out = T > 1 && T <= kSkinnyRows && x.ld % 256 == 0;
-  const bool in_place = x.dtype == DType::f32 && K % kLanes == 0 && !pushed_out;
-  const std::int64_t x_floats = in_place ? 0 : T * padded_pitch(K);
-  const std::int64_t block_floats = T <= kSkinnyRows ? 0 : ctx.num_threads() * block_rows(K) * whole_vectors(K);
-  auto* scratch =
-      static_cast<float*>(ctx.scratch(kScratchSlot, static_cast<std::size_t>(x_floats + block_floats) * sizeof(float)));
-  if (!in_place)
-    with_float_type(x.dtype, [&](auto tag) {
-      parallel_for(ctx, T, rows_grain(2 * K), [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) {
-          const auto* from = row<decltype(tag)>(x, t);
-          float* to = scratch + t * padded_pitch(K);
-          for_vectors(K, [&](std::int64_t k, auto ld, auto) HB_FORCE_INLINE { store(to + k, ld(from + k)); });
-        }
-      });
-    });
+  HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
   with_float_type(w.dtype, [&](auto w_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using W = decltype(w_tag);
       using Y = decltype(y_tag);
-      const Operands<W, Y> operands{in_place ? static_cast<const float*>(x.data) : scratch,
-                                    in_place ? x.ld : padded_pitch(K),
+      const Operands<W, Y> operands{static_cast<const W*>(x.data),
+                                    x.ld,
                                     static_cast<const W*>(w.data),
                                     w.ld,
                                     bias,
@@ -316,7 +398,7 @@ void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bia
                                     y.ld,
                                     K,
                                     write == Write::accumulate};
-      run(ctx, operands, T, N, scratch + x_floats);
+      run(ctx, operands, T, N);
     });
   });
 }

@@ -161,10 +161,11 @@ HB_INLINE Vf interleave_high(Vf a, Vf b) {
 #endif
 }
 
-/// Transposes kLanes × kLanes: log2(kLanes) perfect shuffles of the rows with themselves.
+/// Transposes kLanes × kLanes.
 HB_INLINE void transpose(Vf (&rows)[kLanes]) {
+#if defined(__AVX512F__)
 #pragma GCC unroll 4
-  for (int round = 1; round < kLanes; round *= 2) {
+  for (int round = 1; round < kLanes; round *= 2) {  // log2(kLanes) perfect shuffles of the rows with themselves
     Vf next[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
@@ -174,6 +175,26 @@ HB_INLINE void transpose(Vf (&rows)[kLanes]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
+#else
+  Vf pairs[kLanes], quads[kLanes];  // inside halves of 4 lanes first: AVX2 shuffles across them cost twice
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 2) {
+    pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < kLanes; i += 4)
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      quads[i + 2 * j] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      quads[i + 2 * j + 1] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = __builtin_shufflevector(quads[i], quads[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    rows[i + 4] = __builtin_shufflevector(quads[i], quads[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#endif
 }
 
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -37,6 +38,30 @@ void attention_sinks(KernelContext& ctx, Matrix o, float* lse, ConstVector sinks
           for_vectors(head_dim,
                       [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(out + j, share * ld(out + j)); });
           sum = both;
+        }
+    });
+  });
+}
+
+void attention_part(KernelContext& ctx, Matrix o, float* lse, const float* parts, std::int64_t ranks, std::int64_t T,
+                    std::int64_t heads, std::int64_t head_dim) {
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  with_float_type(o.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, T, rows_grain(2 * heads * head_dim), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t)
+        for (std::int64_t h = 0; h < heads; ++h) {
+          const auto part = [&](std::int64_t r) { return parts[(r * T + t) * heads + h]; };
+          float top = none, sum = 0.0f;
+          for (std::int64_t r = 0; r < ranks; ++r) top = std::max(top, part(r));
+          for (std::int64_t r = 0; r < ranks && top > none; ++r) sum += std::exp(part(r) - top);
+          float& own = lse[t * heads + h];
+          const float all = top > none ? top + std::log(sum) : none;
+          const Vf share = splat(own > none ? std::exp(own - all) : 0.0f);
+          E* out = row<E>(o, t) + h * head_dim;
+          for_vectors(head_dim,
+                      [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(out + j, share * ld(out + j)); });
+          own = all;
         }
     });
   });

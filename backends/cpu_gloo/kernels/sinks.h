@@ -15,6 +15,12 @@ namespace hotbunk::kernels {
 void attention_sinks(KernelContext&, Matrix o, float* lse, ConstVector sinks, std::int64_t T, std::int64_t heads,
                      std::int64_t head_dim);
 
+/// o[T, a·d] and lse[T, a] of one rank's keys as a part of what all ranks' keys give, in place: o exp(lse − all), lse =
+/// all, the log-sum-exp over parts[ranks, T, a], of which this rank's is at its place. Added up over the ranks, o is
+/// attention over all keys. Every rank finds the same bits of lse. Without a key anywhere: 0 and -inf.
+void attention_part(KernelContext&, Matrix o, float* lse, const float* parts, std::int64_t ranks, std::int64_t T,
+                    std::int64_t heads, std::int64_t head_dim);
+
 /// dsinks[a] (+)= -Σ_t exp(sink - lse'[t]) · (do[t] · o'[t]), summed over tokens in their order.
 void attention_sinks_backward(KernelContext&, ConstMatrix d_o, ConstMatrix o, const float* lse, ConstVector sinks,
                               float* d_sinks, std::int64_t T, std::int64_t heads, std::int64_t head_dim, Write);

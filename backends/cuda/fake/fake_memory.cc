@@ -194,6 +194,8 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
     return found(fmt::format("cuMemUnmap: the host has not waited for '{}' on stream {}, which uses [{:#x}, {:#x})",
                              touched_.name_of(c->earlier.name), c->earlier.stream, c->begin, c->end));
   CUresult result = CUDA_SUCCESS;
+  if (const std::string who = before_unmap_ && !going_ ? before_unmap_(begin, end) : ""; !who.empty())
+    result = found(fmt::format("cuMemUnmap: {}", who));
   for (CUdeviceptr at = begin; at < end;) {
     const auto it = mappings_.find(at);
     if (it == mappings_.end() || at + static_cast<CUdeviceptr>(it->second.bytes) > end)
@@ -281,6 +283,11 @@ bool FakeDriver::is_pinned(const void* p, std::size_t bytes) const {
   const auto it = pinned_.upper_bound(at);
   return it != pinned_.begin() &&
          at + bytes <= std::prev(it)->first + static_cast<std::uint64_t>(std::prev(it)->second.bytes);
+}
+
+void FakeDriver::ask_before_unmap(std::function<std::string(CUdeviceptr, CUdeviceptr)> ask) {
+  const std::lock_guard lock(mutex_);
+  before_unmap_ = std::move(ask);
 }
 
 std::string FakeDriver::why_no_device_memory(CUdeviceptr begin, std::size_t bytes) {

@@ -57,6 +57,10 @@ struct FakeNccl::Comm {
 };
 
 FakeNccl::FakeNccl(FakeDriver& driver) : driver_(driver) {
+  driver_.ask_before_unmap([this](CUdeviceptr begin, CUdeviceptr end) {
+    const std::lock_guard lock(mutex_);
+    return why_not_unmapped(begin, end);
+  });
   FakeNccl* none = nullptr;
   HB_CHECK(alive_nccl.compare_exchange_strong(none, this), "a double of NCCL is alive already");
 }
@@ -64,11 +68,24 @@ FakeNccl::FakeNccl(FakeDriver& driver) : driver_(driver) {
 FakeNccl::~FakeNccl() {
   for (const auto& comm : comms_)
     if (!comm->gone) leave(*comm);
+  driver_.ask_before_unmap({});
   alive_nccl.store(nullptr);
 }
 
 std::string FakeNccl::file(const Comm& comm, const std::string& suffix) {
   return fmt::format("/dev/shm/hotbunk-nccl-{}.{}", comm.id, suffix);
+}
+
+std::string FakeNccl::why_not_unmapped(CUdeviceptr begin, CUdeviceptr end) const {
+  for (const auto& comm : comms_) {
+    if (comm->gone) continue;
+    for (const auto& [data, bytes] : comm->registered) {
+      const auto at = reinterpret_cast<CUdeviceptr>(data);
+      if (at < end && begin < at + bytes)
+        return fmt::format("a communicator of {} ranks still has [{:#x}, +{}) registered", comm->size, at, bytes);
+    }
+  }
+  return "";
 }
 
 FakeNccl::Comm* FakeNccl::find(NcclComm handle) {
@@ -320,7 +337,7 @@ struct FakeNccl::Entries {
   }
   static NcclResult finalize(NcclComm c) {
     return on("ncclCommFinalize", c, [](FakeNccl&, Comm& comm) {
-      return comm.pending == 0 ? NcclResult::success : NcclResult::invalid_usage;
+      return comm.pending == 0 && comm.registered.empty() ? NcclResult::success : NcclResult::invalid_usage;
     });
   }
   static NcclResult destroy(NcclComm c) {
@@ -417,7 +434,7 @@ struct FakeNccl::Entries {
   }
   static NcclResult enroll(NcclComm c, void* data, std::size_t bytes, void** handle) {
     return on("ncclCommRegister", c, [&](FakeNccl&, Comm& comm) {
-      comm.registered[data] = bytes;
+      if (!comm.registered.try_emplace(data, bytes).second) return NcclResult::invalid_usage;
       *handle = data;
       return NcclResult::success;
     });

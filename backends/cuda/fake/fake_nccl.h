@@ -4,9 +4,9 @@
 //
 // It holds the callers to NCCL's rules: one rank per device, ids of one communicator, ranks that make the same calls in
 // the same order with the same sizes, also of several communicators (two ranks launch what they share in one order),
-// memory that is mapped when the stream comes to it. What breaks one is a finding
-// of the driver's double. Calls are in progress first, as of a communicator that does not block. An asynchronous error
-// can be asked for; the messages behind it come only when the communicator is aborted.
+// memory that is mapped when the stream comes to it, and that is unmapped only when no communicator has it registered.
+// What breaks one is a finding of the driver's double. Calls are in progress first, as of a communicator that does not
+// block. An asynchronous error can be asked for; the messages behind it come only when the communicator is aborted.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -69,6 +69,8 @@ class FakeNccl {
   /// Where rank's file of this kind is.
   static std::string file(const Comm&, const std::string& suffix);
   void check_memory(const Message&) const;
+  /// "" or which communicator has memory of that range registered.
+  std::string why_not_unmapped(CUdeviceptr begin, CUdeviceptr end) const;
   Comm* find(NcclComm);
 
   FakeDriver& driver_;

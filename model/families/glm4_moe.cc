@@ -1,0 +1,36 @@
+// GLM-4.5: experts as DeepSeek-V3 has them; of queries and keys a part turns.
+#include <nlohmann/json.hpp>
+
+#include "model/families/deepseek_experts.h"
+#include "model/families/parts.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr LlamaConfig glm4_moe_config = {
+    .max_position = 131072, .norm_eps = 1e-5, .o_bias = false, .asks_qk_norm = true, .rotation = {.part = 0.5}};
+constexpr std::string_view glm4_moe_keys[] = {"partial_rotary_factor", "use_qk_norm"};
+
+void read_glm4_moe(ConfigReader& c, ModelSpec& m) {
+  read_llama_config(c, glm4_moe_config, m);
+  read_partial_rotation(c, glm4_moe_config.rotation, m);
+  read_deepseek_experts(c, {.experts = 128, .experts_per_token = 8, .width = 1408, .shared = 1, .first_dense = 1}, m);
+}
+
+void write_glm4_moe(const ModelSpec& m, nlohmann::json& c) {
+  write_llama_config(m, glm4_moe_config, c);
+  write_deepseek_experts(m, c);
+}
+
+}  // namespace
+
+extern const FamilySpec glm4_moe_family = {.id = ModelFamily::glm4_moe,
+                                           .class_name = "Glm4MoeForCausalLM",
+                                           .model_type = "glm4_moe",
+                                           .keys = glm4_moe_keys,
+                                           .keys_of_parts = deepseek_expert_keys,
+                                           .read = read_glm4_moe,
+                                           .write = write_glm4_moe,
+                                           .layer = put_llama_layer};
+
+}  // namespace hotbunk

@@ -1,0 +1,49 @@
+// Qwen3 with experts in every layer.
+#include <nlohmann/json.hpp>
+
+#include "model/families/parts.h"
+
+namespace hotbunk {
+namespace {
+
+constexpr LlamaConfig qwen3_moe_config = {.head_dim = 128, .qk_norm = true, .windows = {.any = true, .if_used = true}};
+constexpr std::string_view qwen3_moe_keys[] = {"num_local_experts",     "num_experts",         "num_experts_per_tok",
+                                               "moe_intermediate_size", "norm_topk_prob",      "output_router_logits",
+                                               "router_aux_loss_coef",  "decoder_sparse_step", "mlp_only_layers"};
+
+void read_qwen3_moe(ConfigReader& c, ModelSpec& m) {
+  read_llama_config(c, qwen3_moe_config, m);
+  MoeSpec e;
+  e.experts =
+      c.integer(c.find("num_local_experts") != nullptr ? "num_local_experts" : "num_experts", 128, 1, c.max_experts);
+  e.experts_per_token = c.integer("num_experts_per_tok", 8, 1, c.max_experts);
+  e.expert_intermediate = c.integer("moe_intermediate_size", 768, 1, c.max_width);
+  e.norm_topk = c.boolean("norm_topk_prob", false);
+  read_balance(c, e);
+  const nlohmann::json* const dense = c.find("mlp_only_layers");
+  if (c.integer("decoder_sparse_step", 1, 1, c.max_layers) != 1 ||
+      (dense != nullptr && !(dense->is_array() && dense->empty())))
+    c.report("E412", "decoder_sparse_step", "dense layers between MoE layers are not known", {},
+             "decoder_sparse_step must be 1 and mlp_only_layers empty");
+  m.moe = e;
+}
+
+void write_qwen3_moe(const ModelSpec& m, nlohmann::json& c) {
+  write_llama_config(m, qwen3_moe_config, c);
+  write_balance(*m.moe, c);
+  c["num_experts"] = m.moe->experts;
+  c["moe_intermediate_size"] = m.moe->expert_intermediate;
+  c["norm_topk_prob"] = m.moe->norm_topk;
+}
+
+}  // namespace
+
+extern const FamilySpec qwen3_moe_family = {.id = ModelFamily::qwen3_moe,
+                                            .class_name = "Qwen3MoeForCausalLM",
+                                            .model_type = "qwen3_moe",
+                                            .keys = qwen3_moe_keys,
+                                            .read = read_qwen3_moe,
+                                            .write = write_qwen3_moe,
+                                            .layer = put_llama_layer};
+
+}  // namespace hotbunk
