@@ -57,11 +57,12 @@ void transfer(Communicator& c, const OpCall& call, std::int64_t padding) {
 /// What all ranks of a group have said of the rows that they send to one another's experts (graph/catalogue.h).
 class SentRows {
  public:
-  SentRows(const OpCall& call, const Tensor& sent)
+  SentRows(const OpCall& call, const Tensor& sent, const ReadRows& read)
       : ranks_(sent.shape[0].size),
         experts_(sent.shape[1].size - 1),
         offsets_(static_cast<std::size_t>(ranks_ * (experts_ + 1))) {
-    std::memcpy(offsets_.data(), call.addresses.address(sent), offsets_.size() * sizeof(std::int32_t));
+    const std::size_t bytes = offsets_.size() * sizeof(std::int32_t);
+    std::memcpy(offsets_.data(), read(call.addresses.address(sent), static_cast<std::int64_t>(bytes)), bytes);
   }
   std::int64_t ranks() const { return ranks_; }
 
@@ -88,12 +89,12 @@ class SentRows {
 };
 
 /// Rows of experts, to the ranks that have these or back: all of them, or those of the round whose rows `came` has.
-void exchange_rows(Communicator& c, const OpCall& call) {
+void exchange_rows(Communicator& c, const OpCall& call, const ReadRows& read) {
   const Op& op = call.op;
   const Tensor& own = own_tokens_rows(op);
   const bool back = &own != &op.inputs[0];
   const Dim& came = (back ? op.inputs[0] : op.outputs[0]).shape[0];
-  const SentRows rows(call, op.inputs[1]);
+  const SentRows rows(call, op.inputs[1], read);
   HB_CHECK(rows.ranks() == c.size(), "counts of {} ranks over {}", rows.ranks(), c.size());
   const std::int64_t row_bytes = own.shape[2].size * size_of(own.dtype), me = c.rank();
   std::vector<std::int64_t> sent, received;
@@ -168,7 +169,7 @@ Communicator& PlanCommunicators::communicator(const Op& op, std::int16_t phase) 
   return *it->second;
 }
 
-void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
+void PlanCommunicators::collective(const OpCall& call, std::int16_t phase, const ReadRows& read) {
   const auto& [memory, op, sizes, places, bound] = call;
   Communicator& c = communicator(op, phase);
   const std::int64_t padding = op.integer(Attr::padding_bytes, 0);
@@ -187,7 +188,7 @@ void PlanCommunicators::collective(const OpCall& call, std::int16_t phase) {
       return c.broadcast(memory.address(op.outputs[0]), op.outputs[0].bytes(sizes),
                          static_cast<int>(op.integer(Attr::src_rank, 0)));
     case OpKind::all_to_all: {
-      if (is_routed(op)) return exchange_rows(c, call);
+      if (is_routed(op)) return exchange_rows(c, call, read);
       const std::int64_t bytes = op.inputs[0].bytes(sizes);
       HB_CHECK(bytes == op.outputs[0].bytes(sizes) && bytes % c.size() == 0, "all_to_all '{}' of {} B to {} B over {}",
                bound.name(), bytes, op.outputs[0].bytes(sizes), c.size());

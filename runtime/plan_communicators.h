@@ -18,6 +18,10 @@ namespace hotbunk {
 /// Whether some rank reads another one's memory in place (peer_copy).
 bool reads_peers(const Plan&);
 
+/// `bytes` from there as the host reads them, which last until the next call: where they lie, or, of a device, a copy
+/// behind what its stream has done so far.
+using ReadRows = std::function<const std::byte*(const std::byte* from, std::int64_t bytes)>;
+
 class PlanCommunicators {
  public:
   /// Makes the communicator of these world ranks, in group order, for one stream.
@@ -32,8 +36,11 @@ class PlanCommunicators {
   /// time. `scope` begins their names; span_steps: TrafficFold.
   PlanCommunicators(const Plan&, Rank, std::int32_t span_steps, const std::string& scope, const Make&);
 
-  /// Both run on the thread of op.stream; the traffic is counted under the phase.
-  void collective(const OpCall&, std::int16_t phase);
+  /// Both run on the thread of op.stream; the traffic is counted under the phase. `read`: what ranks say of rows of
+  /// experts.
+  void collective(
+      const OpCall&, std::int16_t phase,
+      const ReadRows& read = [](const std::byte* from, std::int64_t) { return from; });
   /// Strided reads of peers' memory: the same-named buffer of each peer, wherever its own program put it. Returns the
   /// bytes that came from others.
   std::int64_t peer_copy(const OpCall&, std::int16_t phase, const PeerAddress&, const CopyBox&);

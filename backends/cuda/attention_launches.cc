@@ -1,5 +1,8 @@
 #include "backends/cuda/attention_launches.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "backends/cuda/launch_operands.h"
 #include "graph/catalogue.h"
 
@@ -14,10 +17,12 @@ constexpr int most_tiled = 128;  // numbers of a head
 
 /// By the dtype and the heads alone, which training and rollout have in common: both take the same variant, and their
 /// log-probabilities stay equal to the bit (P5).
-bool is_tiled(DType dtype, const Heads& h) { return dtype == DType::bf16 && h.d % 8 == 0 && h.d <= most_tiled; }
+bool is_tiled(DType dtype, const Heads& h) {
+  return dtype == DType::bf16 && (h.d | h.v) % 8 == 0 && std::max(h.d, h.v) <= most_tiled;
+}
 
 std::string tiled(const char* kernel, const Heads& h) {
-  return fmt::format("tiled_{}_{}", kernel, h.d <= 64 ? 64 : 128);
+  return fmt::format("tiled_{}_{}", kernel, std::max(h.d, h.v) <= 64 ? 64 : 128);
 }
 
 /// At most so many tiles of `items` in all, of S sequences.
@@ -25,11 +30,16 @@ Grid tiles(std::int64_t items, int S, int k) { return {items == 0 ? 0 : blocks_o
 Grid tiles_of_queries(int T, int S, const Heads& h) { return tiles(std::int64_t{T} * (h.a / h.k), S, h.k); }
 
 /// Rows are copied 16 bytes at a time.
-CUdeviceptr aligned(const CudaCall& c, const Tensor& t) {
-  const CUdeviceptr address = at(c, t);
+CUdeviceptr aligned(const CudaCall& c, CUdeviceptr address) {
   HB_CHECK(address % 16 == 0, "{}: a tensor of attention in tiles at {:#x}, which is no multiple of 16", c.bound.name(),
            address);
   return address;
+}
+CUdeviceptr aligned(const CudaCall& c, const Tensor& t) { return aligned(c, at(c, t)); }
+
+AttentionScores scores(const CudaCall& c) {
+  const double usual = 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
+  return {real(c, Attr::scale, usual), real(c, Attr::softcap, 0.0), narrow(c.op.integer(Attr::window, 0))};
 }
 
 }  // namespace
@@ -40,9 +50,9 @@ void run_attention(const CudaCall& c) {
   const DType dtype = in(c, 0).dtype;
   if (is_tiled(dtype, h))
     return c.launch(tiled("attention", h), tiles_of_queries(T, S, h), tiled_threads, aligned(c, in(c, 0)),
-                    at(c, in(c, 1)), aligned(c, out(c, 0)), at(c, out(c, 1)), S, h.a, h.k, h.d, attention_scale(h));
+                    at(c, in(c, 1)), aligned(c, out(c, 0)), at(c, out(c, 1)), S, h, scores(c));
   c.launch(named("attention", dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, out(c, 0)), at(c, out(c, 1)), T, S, h.a, h.k, h.d, attention_scale(h));
+           at(c, out(c, 0)), at(c, out(c, 1)), T, S, h, scores(c));
 }
 
 void run_attention_backward(const CudaCall& c) {
@@ -53,37 +63,74 @@ void run_attention_backward(const CudaCall& c) {
   if (is_tiled(dtype, h)) {
     c.launch(tiled("attention_query_backward", h), tiles_of_queries(T, S, h), tiled_threads, aligned(c, in(c, 0)),
              aligned(c, in(c, 1)), aligned(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), aligned(c, out(c, 0)), delta,
-             S, h.a, h.k, h.d, attention_scale(h));
+             S, h, scores(c));
     return c.launch(tiled("attention_key_backward", h), tiles(T, S, h.k), tiled_threads, aligned(c, in(c, 0)),
-                    aligned(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), aligned(c, out(c, 0)), S, h.a, h.k,
-                    h.d, attention_scale(h));
+                    aligned(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), aligned(c, out(c, 0)), S, h,
+                    scores(c));
   }
   c.launch(named("attention_query_backward", dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), delta, T, S, h.a, h.k,
-           h.d, attention_scale(h));
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), delta, T, S, h,
+           scores(c));
   c.launch(named("attention_key_backward", dtype), warps(std::int64_t{T} * h.k), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
-           attention_scale(h));
+           at(c, in(c, 1)), at(c, in(c, 3)), delta, at(c, in(c, 4)), at(c, out(c, 0)), T, S, h, scores(c));
 }
 
 void run_kv_write(const CudaCall& c) {
   const Heads h = heads(c);
-  c.launch(named("kv_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(std::int64_t{h.k} * h.d),
-           at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), h.a, h.k, h.d, narrow(c.op.integer(Attr::block_tokens)));
+  c.launch(named("kv_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)},
+           row_threads(std::int64_t{h.k} * std::max(h.d, h.v)), at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), h,
+           narrow(c.op.integer(Attr::block_tokens)));
+}
+
+void attend_paged(const CudaCall& c, const PagedKeys& p) {
+  const Tensor& x = in(c, 0);
+  const int T = extent(c, x, 0);
+  const AttentionHeads& h = p.heads;
+  if (is_tiled(x.dtype, h))
+    return c.launch(tiled("paged_attention", h), tiles_of_queries(T, p.S, h), tiled_threads, aligned(c, x), width(c, x),
+                    aligned(c, p.pool), p.cu_seqlens, p.tables, p.lengths, aligned(c, p.out), p.lse, p.S, h,
+                    p.block_tokens, p.max_blocks, scores(c));
+  c.launch(named("paged_attention", x.dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, x), width(c, x), p.pool,
+           p.cu_seqlens, p.tables, p.lengths, at(c, p.out), p.lse, T, p.S, h, p.block_tokens, p.max_blocks, scores(c));
 }
 
 void run_paged_attention(const CudaCall& c) {
-  const int T = extent(c, in(c, 0), 0), S = narrow(c.sizes.seqs);
-  const Heads h = heads(c);
-  const DType dtype = in(c, 0).dtype;
-  const int block_tokens = narrow(c.op.integer(Attr::block_tokens)), max_blocks = extent(c, in(c, 3), 1);
-  if (is_tiled(dtype, h))
-    return c.launch(tiled("paged_attention", h), tiles_of_queries(T, S, h), tiled_threads, aligned(c, in(c, 0)),
-                    aligned(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), aligned(c, out(c, 0)), S,
-                    h.a, h.k, h.d, block_tokens, max_blocks, attention_scale(h));
-  c.launch(named("paged_attention", dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T, S, h.a, h.k, h.d,
-           block_tokens, max_blocks, attention_scale(h));
+  attend_paged(c, {.heads = heads(c),
+                   .pool = at(c, in(c, 1)),
+                   .cu_seqlens = at(c, in(c, 2)),
+                   .tables = at(c, in(c, 3)),
+                   .lengths = at(c, in(c, 4)),
+                   .out = out(c, 0),
+                   .lse = c.op.outputs.size() > 1 ? at(c, out(c, 1)) : CUdeviceptr{0},
+                   .S = narrow(c.sizes.seqs),
+                   .block_tokens = narrow(c.op.integer(Attr::block_tokens)),
+                   .max_blocks = extent(c, in(c, 3), 1)});
+}
+
+namespace {
+
+/// Those of this rank's heads.
+CUdeviceptr own_part(const CudaCall& c, const Tensor& of_all_heads) {
+  return at(c, of_all_heads) + static_cast<CUdeviceptr>(own_sinks(c.op, c.places).begin * size_of(of_all_heads.dtype));
+}
+
+}  // namespace
+
+void run_attention_sinks(const CudaCall& c) {
+  const int T = extent(c, out(c, 0), 0), a = extent(c, out(c, 1), 1), v = extent(c, out(c, 0), 1) / a;
+  if (c.op.has(Attr::ranks))
+    return c.launch(named("attention_sinks_part", out(c, 0).dtype), warps(std::int64_t{T} * a), head_threads,
+                    at(c, out(c, 0)), at(c, out(c, 1)), at(c, in(c, 2)), extent(c, in(c, 2), 0), T, a, v);
+  c.launch(named("attention_sinks", out(c, 0).dtype), warps(std::int64_t{T} * a), head_threads, at(c, out(c, 0)),
+           at(c, out(c, 1)), own_part(c, in(c, 2)), T, a, v);
+}
+
+void run_attention_sinks_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 0), 0), a = extent(c, in(c, 2), 1), v = extent(c, in(c, 0), 1) / a;
+  const int accumulate = flag(c, Attr::accumulate);
+  if (accumulate == 0) c.launch.fill(at(c, out(c, 0)), 0, out(c, 0).bytes(c.sizes));  // other ranks' heads
+  c.launch(named("attention_sinks_backward", in(c, 0).dtype), {a}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), own_part(c, in(c, 3)), own_part(c, out(c, 0)), T, a, v, accumulate);
 }
 
 // --- context-parallel ranks -----------------------------------------------------------------------------------------
@@ -94,7 +141,7 @@ namespace {
 struct Widths {
   int queries, keys;
 };
-Widths widths(const Heads& h) { return {h.a * h.d, 2 * h.k * h.d}; }
+Widths widths(const Heads& h) { return {h.a * h.d, h.k * (h.d + h.v)}; }
 
 struct Share {
   int ranks, place, source, all;
@@ -125,8 +172,8 @@ void run_context_attention(const CudaCall& c) {
   const Share s = share(c);
   c.launch(fmt::format("context_attention_{}_{}", kernel_dtype(in(c, 0).dtype), kernel_dtype(out(c, 0).dtype)),
            warps(std::int64_t{T} * h.a), head_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
-           at(c, out(c, 0)), at(c, out(c, 1)), T, S, h.a, h.k, h.d, s.ranks, s.place, s.source, s.all,
-           attention_scale(h), flag(c, Attr::accumulate));
+           at(c, out(c, 0)), at(c, out(c, 1)), T, S, h, s.ranks, s.place, s.source, s.all, scores(c),
+           flag(c, Attr::accumulate));
 }
 
 void run_context_attention_backward(const CudaCall& c) {
@@ -137,11 +184,10 @@ void run_context_attention_backward(const CudaCall& c) {
   const CUdeviceptr delta = c.scratch;
   c.launch(named("context_attention_query_backward", dtype), warps(std::int64_t{T} * h.a), head_threads,
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)),
-           at(c, out(c, 0)), delta, T, S, h.a, h.k, h.d, s.ranks, s.place, s.source, s.all, attention_scale(h),
-           flag(c, Attr::accumulate));
+           at(c, out(c, 0)), delta, T, S, h, s.ranks, s.place, s.source, s.all, scores(c), flag(c, Attr::accumulate));
   c.launch(named("context_attention_key_backward", dtype), warps(std::int64_t{T} * (s.all != 0 ? s.ranks : 1) * h.k),
            head_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 4)), delta, at(c, in(c, 5)),
-           at(c, out(c, 1)), T, S, h.a, h.k, h.d, s.ranks, s.place, s.source, s.all, attention_scale(h));
+           at(c, out(c, 1)), T, S, h, s.ranks, s.place, s.source, s.all, scores(c));
 }
 
 }  // namespace hotbunk::cuda

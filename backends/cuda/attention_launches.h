@@ -1,5 +1,7 @@
-// Launches of attention: rows or tiles (kernels/attention.cu, attention_tiled.cu), and of context-parallel ranks.
+// Launches of attention: rows or tiles (kernels/attention.cu, attention_tiled.cu), its sinks, and of context-parallel
+// ranks.
 #pragma once
+#include "backends/cuda/kernels/attention.h"
 #include "backends/cuda/op_launches.h"
 
 namespace hotbunk::cuda {
@@ -8,6 +10,19 @@ void run_attention(const CudaCall&);
 void run_attention_backward(const CudaCall&);
 void run_kv_write(const CudaCall&);
 void run_paged_attention(const CudaCall&);
+
+/// Keys and values in blocks, and the sequences to whose last positions the rows of an op's first input belong: S of
+/// them, from wherever these addresses begin. Other rows are left alone.
+struct PagedKeys {
+  AttentionHeads heads;
+  CUdeviceptr pool = 0, cu_seqlens = 0, tables = 0, lengths = 0;
+  const Tensor& out;
+  CUdeviceptr lse = 0;  // none: not asked for
+  int S = 0, block_tokens = 0, max_blocks = 0;
+};
+void attend_paged(const CudaCall&, const PagedKeys&);
+void run_attention_sinks(const CudaCall&);
+void run_attention_sinks_backward(const CudaCall&);
 
 void run_take_kv(const CudaCall&);
 void run_merge_qkv(const CudaCall&);

@@ -17,6 +17,10 @@ struct KernelFile {
   const char* prefix;
 };
 constexpr std::array kernel_files = {
+    KernelFile{"activations", "swiglu_"},
+    KernelFile{"activations", "geglu_"},
+    KernelFile{"activations", "clamped_swiglu_"},
+    KernelFile{"activations", "gelu_"},
     KernelFile{"attention", "attention_"},
     KernelFile{"attention", "kv_write_"},
     KernelFile{"attention", "paged_attention_"},
@@ -29,6 +33,9 @@ constexpr std::array kernel_files = {
     KernelFile{"context", "merge_qkv_"},
     KernelFile{"elementwise", "add_"},
     KernelFile{"elementwise", "cast_"},
+    KernelFile{"elementwise", "scale_"},
+    KernelFile{"elementwise", "add_bias_"},
+    KernelFile{"elementwise", "softcap"},
     KernelFile{"elementwise", "gather_rows_"},
     KernelFile{"elementwise", "column_sums_"},
     KernelFile{"elementwise", "sum_ranks_"},
@@ -49,6 +56,9 @@ constexpr std::array kernel_files = {
     KernelFile{"grouped_f32", "grouped_bias_f32"},
     KernelFile{"heads", "split_heads_"},
     KernelFile{"heads", "merge_heads_"},
+    KernelFile{"latent", "latent_"},
+    KernelFile{"layer_norm", "layer_norm_"},
+    KernelFile{"lora", "lora_merge_"},
     KernelFile{"loss", "log_prob"},
     KernelFile{"loss", "token_loss"},
     KernelFile{"loss", "vocab_"},
@@ -65,7 +75,7 @@ constexpr std::array kernel_files = {
     KernelFile{"optimizer", "clip_coefficient"},
     KernelFile{"optimizer", "adamw"},
     KernelFile{"rope", "rope_"},
-    KernelFile{"swiglu", "swiglu_"},
+    KernelFile{"sinks", "attention_sinks_"},
 };
 
 CUmemAllocationProp memory_of(CUdevice device) {

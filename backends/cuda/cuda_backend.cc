@@ -16,8 +16,6 @@ CudaBackend::~CudaBackend() = default;
 
 Capability CudaBackend::supports(const Op& op) const {
   if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
-  if (is_routed(op))
-    return {false, "how many rows go to which rank is known on the device, and its transport asks the host"};
   if (op.hands_over()) return {false, "what roles hand over without meeting is played in virtual time only"};
   if (is_communication(op.kind)) return {};
   const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||

@@ -275,9 +275,10 @@ Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) 
   if (launch_order_ && meets_others(*op))
     turn = LaunchOrder::take(launch_order_, turns_.first + turns_.places->at(turns_.asked++));
   return enqueue(id, op, args,
-                 [this, phase = record_.where().phase, turn = std::move(turn)](Stream&, const CudaCall& call) {
+                 [this, phase = record_.where().phase, turn = std::move(turn)](Stream& s, const CudaCall& call) {
                    if (turn) turn->await([&] { world_.watch().check("waiting to launch " + call.bound.name()); });
-                   communicators_->collective(call, phase);
+                   communicators_->collective(
+                       call, phase, [&s](const std::byte* from, std::int64_t bytes) { return s.read(from, bytes); });
                    if (turn) turn->done();
                    return std::int64_t{-1};
                  });

@@ -43,6 +43,14 @@ struct CudaDevice::Stream {
 
   BlasProducts* products_or_none() { return products ? &*products : nullptr; }
   void synchronize() const { world.synchronize(launch.stream()); }
+  /// Reads behind what the stream has done, for which the host waits.
+  const std::byte* read(const std::byte* from, std::int64_t bytes) {
+    std::byte* here = staging.take(bytes);
+    HB_CUDA(launch.driver(),
+            cuMemcpyDtoHAsync(here, address_of(from), static_cast<std::size_t>(bytes), launch.stream()));
+    synchronize();
+    return here;
+  }
 
   CudaWorld& world;
   OwnedStream owner;

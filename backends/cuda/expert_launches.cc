@@ -43,14 +43,22 @@ void count_own_rows(const CudaCall& c, const Tensor& rows) {
 /// Of a grouped product: its matrices, the tile of rows, and threads.
 struct Grouped {
   ExpertMatrices m;
-  int R, N, K, segments, experts, rows_of_tile, threads;
+  int R, first, N, K, segments, experts, rows_of_tile, threads;
 };
 Grouped grouped(const CudaCall& c, const Tensor& rows) {
   const ExpertMatrices m = expert_matrices(c.op);
   const bool f32 = rows.dtype == DType::f32;
   const std::int64_t all = rows.elements(c.sizes) / rows.shape[static_cast<std::size_t>(rows.rank) - 1].size;
-  return {
-      m, narrow(all), narrow(m.n), narrow(m.k), narrow(m.segments), narrow(m.experts), f32 ? 32 : 64, f32 ? 32 : 128};
+  const std::int64_t first = rows.rank > 2 ? 0 : rows.shape[0].begin;  // of those that came in a round
+  return {m,
+          narrow(all),
+          narrow(first),
+          narrow(m.n),
+          narrow(m.k),
+          narrow(m.segments),
+          narrow(m.experts),
+          f32 ? 32 : 64,
+          f32 ? 32 : 128};
 }
 /// Of tiles over rows: at most one more for each segment, and for what lies behind the last.
 Grid grouped_grid(const Grouped& g, int columns) {
@@ -88,6 +96,13 @@ void run_expert_sort(const CudaCall& c) {
            each, group, first);
 }
 
+void run_expert_arrivals(const CudaCall& c) {
+  const Tensor& sent = in(c, 0);
+  const std::int64_t place = c.places.at(static_cast<std::size_t>(c.op.group));
+  c.launch("expert_arrivals", {1}, 32, at(c, sent), at(c, out(c, 0)), at(c, out(c, 1)), extent(c, sent, 1) - 1,
+           extent(c, sent, 0), narrow(place));
+}
+
 void run_dispatch(const CudaCall& c) {
   const Choices chosen = choices(c, in(c, 1));
   const int H = width(c, in(c, 0));
@@ -123,27 +138,27 @@ void run_grouped_linear(const CudaCall& c) {
   const CUdeviceptr bias = or_none(c, 3);
   const Range columns = bias != 0 ? bias_columns(c.op, c.places) : Range{};
   c.launch(named("grouped_matmul_nt", in(c, 0).dtype), grouped_grid(g, g.N), g.threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), bias, at(c, out(c, 0)), g.R, g.N, g.K, g.segments, g.experts,
+           at(c, in(c, 1)), at(c, in(c, 2)), bias, at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
            narrow(columns.begin), narrow(columns.size()));
 }
 
 void run_grouped_linear_dgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
   c.launch(named("grouped_matmul_nn", in(c, 0).dtype), grouped_grid(g, g.K), g.threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.N, g.K, g.segments, g.experts);
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts);
 }
 
 void run_grouped_linear_wgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
   const int accumulate = flag(c, Attr::accumulate);
   c.launch(named("grouped_matmul_tn", in(c, 0).dtype), {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts},
-           g.threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.N, g.K, g.segments,
-           g.experts, accumulate);
+           g.threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K,
+           g.segments, g.experts, accumulate);
   if (c.op.outputs.size() < 2) return;
   const Range columns = bias_columns(c.op, c.places);
   c.launch(named("grouped_bias", in(c, 0).dtype), {blocks_of(columns.size(), head_threads), g.experts}, head_threads,
-           at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.segments, g.experts, g.N, narrow(columns.begin),
-           narrow(columns.size()), accumulate);
+           at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
+           narrow(columns.begin), narrow(columns.size()), accumulate);
 }
 
 std::int64_t expert_scratch_bytes(const Op& op) {

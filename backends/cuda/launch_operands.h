@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
+#include "backends/cuda/kernels/attention.h"
 #include "backends/cuda/op_launches.h"
 #include "base/check.h"
 
@@ -35,14 +35,15 @@ inline int rows(const CudaCall& c, const Tensor& t) { return narrow(t.elements(c
 inline int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
 inline std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
 
-struct Heads {
-  int a, k, d;
-};
+inline float real(const CudaCall& c, Attr a, double otherwise) { return static_cast<float>(c.op.real(a, otherwise)); }
+
+using Heads = AttentionHeads;
 inline Heads heads(const Op& op) {
-  return {narrow(op.integer(Attr::heads)), narrow(op.integer(Attr::kv_heads)), narrow(op.integer(Attr::head_dim))};
+  const std::int64_t d = op.integer(Attr::head_dim);
+  return {narrow(op.integer(Attr::heads)), narrow(op.integer(Attr::kv_heads)), narrow(d),
+          narrow(op.integer(Attr::value_dim, d))};
 }
 inline Heads heads(const CudaCall& c) { return heads(c.op); }
-inline float attention_scale(const Heads& h) { return 1.0f / std::sqrt(static_cast<float>(h.d)); }
 
 /// A warp for each of n items.
 inline Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }

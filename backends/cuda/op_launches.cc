@@ -8,8 +8,10 @@
 
 #include "backends/cuda/attention_launches.h"
 #include "backends/cuda/expert_launches.h"
+#include "backends/cuda/latent_launches.h"
 #include "backends/cuda/launch_operands.h"
 #include "backends/cuda/many_tensors.h"
+#include "backends/cuda/product_launches.h"
 #include "base/check.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
@@ -18,6 +20,7 @@ namespace hotbunk::cuda {
 namespace {
 
 float eps(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
+float offset(const CudaCall& c) { return real(c, Attr::offset, 0.0); }
 
 // --- data -----------------------------------------------------------------------------------------------------------
 
@@ -60,39 +63,6 @@ void run_gather_rows(const CudaCall& c) {
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), H);
 }
 
-// --- linear ---------------------------------------------------------------------------------------------------------
-
-/// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu, by cuBLASLt where that is asked for and can.
-void multiply(const CudaCall& c, Product::Form product, const Tensor& a, const Tensor& b, CUdeviceptr bias,
-              const Tensor& to, int M, int N, int K, int accumulate) {
-  if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
-                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind))
-    return;
-  const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
-  const bool f32 = a.dtype == DType::f32;
-  const Grid grid{blocks_of(N, 64), blocks_of(M, f32 ? 32 : 64)};
-  c.launch(fmt::format("matmul_{}_{}_{}", form, kernel_dtype(a.dtype), kernel_dtype(to.dtype)), grid, f32 ? 32 : 128,
-           at(c, a), at(c, b), bias, at(c, to), M, N, K, accumulate);
-}
-
-void run_linear(const CudaCall& c) {
-  const CUdeviceptr bias = c.op.num_operands() > 2 ? at(c, in(c, 2)) : CUdeviceptr{0};
-  multiply(c, Product::Form::nt, in(c, 0), in(c, 1), bias, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 0),
-           extent(c, in(c, 1), 1), 0);
-}
-void run_linear_dgrad(const CudaCall& c) {
-  multiply(c, Product::Form::nn, in(c, 0), in(c, 1), 0, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 1),
-           extent(c, in(c, 1), 0), flag(c, Attr::accumulate));
-}
-void run_linear_wgrad(const CudaCall& c) {
-  const int T = extent(c, in(c, 0), 0), N = extent(c, in(c, 0), 1);
-  const int accumulate = flag(c, Attr::accumulate);
-  multiply(c, Product::Form::tn, in(c, 0), in(c, 1), 0, out(c, 0), N, extent(c, in(c, 1), 1), T, accumulate);
-  if (c.op.outputs.size() > 1)
-    c.launch(named("column_sums", in(c, 0).dtype), {blocks_of(N, head_threads)}, head_threads, at(c, in(c, 0)),
-             at(c, out(c, 1)), T, N, accumulate);
-}
-
 // --- norms, rope, heads ---------------------------------------------------------------------------------------------
 
 void run_rms_norm(const CudaCall& c) {
@@ -101,38 +71,64 @@ void run_rms_norm(const CudaCall& c) {
   const CUdeviceptr residual = fused ? at(c, in(c, 2)) : CUdeviceptr{0},
                     sum = fused ? at(c, out(c, 2)) : CUdeviceptr{0};
   c.launch(named("rms_norm", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(H), at(c, in(c, 0)), residual,
-           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c));
+           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c), offset(c));
 }
 void run_rms_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
-  // The weight's gradient first: dx may be dy.
-  c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
+  // The weight's gradient first: dx may be dy. A frozen weight has none.
+  if (c.op.outputs.size() > 1)
+    c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
+             at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
   c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, flag(c, Attr::residual));
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, offset(c), flag(c, Attr::residual));
 }
 void run_qk_norm(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0);
   const Heads h = heads(c);
   c.launch(named("qk_norm", in(c, 0).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), T, h.a, h.k, h.d, eps(c));
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), T, h.a, h.k, h.d, eps(c), offset(c));
 }
 void run_qk_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0);
   const Heads h = heads(c);
-  c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
-           flag(c, Attr::accumulate));
+  if (c.op.outputs.size() > 1)  // else the weights are frozen
+    c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
+             at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
+             flag(c, Attr::accumulate));
   c.launch(named("qk_norm_backward", in(c, 1).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads,
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T,
-           h.a, h.k, h.d);
+           h.a, h.k, h.d, offset(c));
+}
+void run_layer_norm(const CudaCall& c) {
+  const int H = extent(c, in(c, 0), 1);
+  const bool fused = c.op.num_operands() > 3;
+  const CUdeviceptr residual = fused ? at(c, in(c, 3)) : CUdeviceptr{0},
+                    sum = fused ? at(c, out(c, 2)) : CUdeviceptr{0};
+  c.launch(named("layer_norm", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(H), at(c, in(c, 0)), residual,
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c));
+}
+void run_layer_norm_backward(const CudaCall& c) {
+  const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
+  const DType dtype = in(c, 1).dtype;
+  // The weights' gradients first: dx may be dy. They need the rows' means, which nobody kept.
+  c.launch(named("layer_norm_mean", dtype), {T}, row_threads(H), at(c, in(c, 1)), c.scratch, H);
+  c.launch(named("layer_norm_weight", dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), at(c, out(c, 1)), at(c, out(c, 2)), T, H,
+           flag(c, Attr::accumulate));
+  c.launch(named("layer_norm_backward", dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
+           at(c, in(c, 3)), at(c, out(c, 0)), H, flag(c, Attr::residual));
 }
 
 void rotate(const CudaCall& c, float sign) {
+  const bool neighbours = c.op.has(Attr::rope_dim);
   const Heads h = heads(c);
-  const int rotated = h.a + h.k, width = (h.a + 2 * h.k) * h.d;
-  c.launch(named("rope", out(c, 0).dtype), {extent(c, out(c, 0), 0)}, row_threads(std::int64_t{rotated} * (h.d / 2)),
-           at(c, out(c, 0)), at(c, in(c, 1)), c.tables.frequencies(c.op), rotated, width, h.d, sign);
+  // Of latent attention, whose keys turn elsewhere, only the queries are here.
+  const int rotated = neighbours ? h.a : h.a + h.k;
+  const int turned = narrow(c.op.integer(Attr::rope_dim, c.op.integer(Attr::rope_first, h.d)));
+  c.launch(named(neighbours ? "rope_neighbours" : "rope", out(c, 0).dtype), {extent(c, out(c, 0), 0)},
+           row_threads(std::int64_t{rotated} * (turned / 2)), at(c, out(c, 0)), at(c, in(c, 1)),
+           c.tables.frequencies(c.op), rotated, width(c, out(c, 0)), h.d, turned, real(c, Attr::rope_amplitude, 1.0),
+           sign);
 }
 void run_rope(const CudaCall& c) { rotate(c, 1.0f); }
 void run_rope_backward(const CudaCall& c) { rotate(c, -1.0f); }
@@ -148,27 +144,53 @@ void run_merge_heads(const CudaCall& c) { run_heads(c, "merge_heads", in(c, 0));
 
 // --- elementwise, embedding -----------------------------------------------------------------------------------------
 
-void run_swiglu(const CudaCall& c) {
-  const int T = rows(c, out(c, 0)), I = width(c, out(c, 0));
-  c.launch(named("swiglu", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)}, walk_threads,
-           at(c, in(c, 0)), at(c, out(c, 0)), T, I);
+/// A function of elements, of rows as wide as what it makes.
+template <class... T>
+void activate(const CudaCall& c, const char* kernel, const T&... values) {
+  const int R = rows(c, out(c, 0)), I = width(c, out(c, 0));
+  c.launch(named(kernel, in(c, 0).dtype), {walking_blocks_of(std::int64_t{R} * I, walk_threads)}, walk_threads,
+           at(c, in(c, 0)), at(c, out(c, 0)), R, I, values...);
 }
-void run_swiglu_backward(const CudaCall& c) {
-  const int T = rows(c, in(c, 0)), I = width(c, in(c, 0));
-  c.launch(named("swiglu_backward", in(c, 0).dtype), {walking_blocks_of(std::int64_t{T} * I, walk_threads)},
-           walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), T, I);
+/// Its backward: of the gradient and of what the function was of.
+template <class... T>
+void activate_backward(const CudaCall& c, const char* kernel, const T&... values) {
+  const int R = rows(c, in(c, 0)), I = width(c, in(c, 0));
+  c.launch(named(kernel, in(c, 0).dtype), {walking_blocks_of(std::int64_t{R} * I, walk_threads)}, walk_threads,
+           at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), R, I, values...);
+}
+void run_swiglu(const CudaCall& c) { activate(c, "swiglu"); }
+void run_swiglu_backward(const CudaCall& c) { activate_backward(c, "swiglu_backward"); }
+void run_geglu(const CudaCall& c) { activate(c, "geglu"); }
+void run_geglu_backward(const CudaCall& c) { activate_backward(c, "geglu_backward"); }
+void run_gelu(const CudaCall& c) { activate(c, "gelu"); }
+void run_gelu_backward(const CudaCall& c) { activate_backward(c, "gelu_backward"); }
+void run_clamped_swiglu(const CudaCall& c) {
+  activate(c, "clamped_swiglu", real(c, Attr::limit, 0.0), real(c, Attr::alpha, 0.0));
+}
+void run_clamped_swiglu_backward(const CudaCall& c) {
+  activate_backward(c, "clamped_swiglu_backward", real(c, Attr::limit, 0.0), real(c, Attr::alpha, 0.0));
+}
+float cap(const CudaCall& c) { return real(c, Attr::softcap, 0.0); }
+void run_softcap(const CudaCall& c) {
+  const std::int64_t n = out(c, 0).elements(c.sizes);
+  c.launch("softcap", {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, out(c, 0)), cap(c), n);
+}
+void run_add_bias(const CudaCall& c) {
+  const std::int64_t n = out(c, 0).elements(c.sizes);
+  c.launch(named("add_bias", out(c, 0).dtype), {walking_blocks_of(n, walk_threads)}, walk_threads, at(c, out(c, 0)),
+           at(c, in(c, 1)), width(c, out(c, 0)), n);
 }
 void run_embedding(const CudaCall& c) {
   const Range rows = vocab_rows(c.op, c.places);
   const int H = extent(c, out(c, 0), 1);
   c.launch(named("embedding", in(c, 0).dtype), {extent(c, out(c, 0), 0)}, row_threads(H), at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, out(c, 0)), H, narrow(rows.begin), narrow(rows.end));
+           at(c, in(c, 1)), at(c, out(c, 0)), H, narrow(rows.begin), narrow(rows.end), real(c, Attr::factor, 1.0));
 }
 void run_embedding_backward(const CudaCall& c) {
   const Range rows = vocab_rows(c.op, c.places);
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
   c.launch(named("embedding_backward", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, out(c, 0)), T, H, narrow(rows.begin), narrow(rows.end));
+           at(c, in(c, 1)), at(c, out(c, 0)), T, H, narrow(rows.begin), narrow(rows.end), real(c, Attr::factor, 1.0));
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
@@ -189,7 +211,7 @@ void run_log_prob(const CudaCall& c) {
 void run_log_prob_backward(const CudaCall& c) {
   c.launch(named("log_prob_backward", out(c, 0).dtype), {extent(c, in(c, 0), 0)}, vocabulary_threads(c),
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), narrow(ids(c).begin),
-           narrow(ids(c).size()), extent(c, in(c, 0), 1), 1.0f / temperature(c));
+           narrow(ids(c).size()), extent(c, in(c, 0), 1), 1.0f / temperature(c), cap(c));
 }
 void run_vocab_stats(const CudaCall& c) {
   c.launch("vocab_stats", {extent(c, in(c, 0), 0)}, vocabulary_threads(c), at(c, in(c, 0)), at(c, in(c, 1)),
@@ -234,8 +256,15 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::linear, run_linear},
                                       Registration{OpKind::linear_dgrad, run_linear_dgrad},
                                       Registration{OpKind::linear_wgrad, run_linear_wgrad},
+                                      Registration{OpKind::lora_down, run_lora_down},
+                                      Registration{OpKind::lora_up, run_lora_up},
+                                      Registration{OpKind::lora_up_dgrad, run_lora_up_dgrad},
+                                      Registration{OpKind::lora_up_wgrad, run_lora_up_wgrad},
+                                      Registration{OpKind::lora_merge, run_lora_merge},
                                       Registration{OpKind::rms_norm, run_rms_norm},
                                       Registration{OpKind::rms_norm_backward, run_rms_norm_backward},
+                                      Registration{OpKind::layer_norm, run_layer_norm},
+                                      Registration{OpKind::layer_norm_backward, run_layer_norm_backward},
                                       Registration{OpKind::qk_norm, run_qk_norm},
                                       Registration{OpKind::qk_norm_backward, run_qk_norm_backward},
                                       Registration{OpKind::rope, run_rope},
@@ -244,8 +273,18 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::attention_backward, run_attention_backward},
                                       Registration{OpKind::kv_write, run_kv_write},
                                       Registration{OpKind::paged_attention, run_paged_attention},
+                                      Registration{OpKind::attention_sinks, run_attention_sinks},
+                                      Registration{OpKind::attention_sinks_backward, run_attention_sinks_backward},
                                       Registration{OpKind::swiglu, run_swiglu},
                                       Registration{OpKind::swiglu_backward, run_swiglu_backward},
+                                      Registration{OpKind::clamped_swiglu, run_clamped_swiglu},
+                                      Registration{OpKind::clamped_swiglu_backward, run_clamped_swiglu_backward},
+                                      Registration{OpKind::geglu, run_geglu},
+                                      Registration{OpKind::geglu_backward, run_geglu_backward},
+                                      Registration{OpKind::gelu, run_gelu},
+                                      Registration{OpKind::gelu_backward, run_gelu_backward},
+                                      Registration{OpKind::softcap, run_softcap},
+                                      Registration{OpKind::add_bias, run_add_bias},
                                       Registration{OpKind::add, run_add},
                                       Registration{OpKind::gather_rows, run_gather_rows},
                                       Registration{OpKind::embedding, run_embedding},
@@ -262,6 +301,7 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::route, run_route},
                                       Registration{OpKind::route_backward, run_route_backward},
                                       Registration{OpKind::expert_sort, run_expert_sort},
+                                      Registration{OpKind::expert_arrivals, run_expert_arrivals},
                                       Registration{OpKind::dispatch, run_dispatch},
                                       Registration{OpKind::dispatch_backward, run_dispatch_backward},
                                       Registration{OpKind::grouped_linear, run_grouped_linear},
@@ -273,6 +313,12 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::merge_qkv, run_merge_qkv},
                                       Registration{OpKind::context_attention, run_context_attention},
                                       Registration{OpKind::context_attention_backward, run_context_attention_backward},
+                                      Registration{OpKind::latent_norm, run_latent_norm},
+                                      Registration{OpKind::latent_norm_backward, run_latent_norm_backward},
+                                      Registration{OpKind::latent_heads, run_latent_heads},
+                                      Registration{OpKind::latent_heads_backward, run_latent_heads_backward},
+                                      Registration{OpKind::latent_write, run_latent_write},
+                                      Registration{OpKind::latent_attention, run_latent_attention},
                                       Registration{OpKind::split_heads, run_split_heads},
                                       Registration{OpKind::merge_heads, run_merge_heads}};
 
@@ -285,7 +331,14 @@ const std::vector<Alike>& alike() {
   static const std::vector<Alike> rows = {{OpKind::linear, {0, 1, 2}, {}},
                                           {OpKind::linear_dgrad, {0, 1}, {}},
                                           {OpKind::linear_wgrad, {0, 1}, {}},
+                                          {OpKind::lora_down, {0, 1}, {0}},
+                                          {OpKind::lora_up, {0, 1}, {0}},
+                                          {OpKind::lora_up_dgrad, {0, 1}, {0}},
+                                          {OpKind::lora_up_wgrad, {0, 1}, {}},
+                                          {OpKind::lora_merge, {1, 2}, {}},
                                           {OpKind::rms_norm, {0, 1, 2}, {0, 2}},
+                                          {OpKind::layer_norm, {0, 1, 2, 3}, {0, 2}},
+                                          {OpKind::layer_norm_backward, {0, 1, 2}, {0}},
                                           {OpKind::rms_norm_backward, {0, 1, 2}, {0}},
                                           {OpKind::qk_norm, {0, 1, 2}, {0}},
                                           {OpKind::qk_norm_backward, {0, 1, 2, 3}, {0}},
@@ -293,8 +346,17 @@ const std::vector<Alike>& alike() {
                                           {OpKind::attention_backward, {0, 1, 2}, {0}},
                                           {OpKind::kv_write, {0}, {0}},
                                           {OpKind::paged_attention, {0, 1}, {0}},
+                                          {OpKind::attention_sinks, {0}, {0}},
+                                          {OpKind::attention_sinks_backward, {0, 1, 3}, {}},
                                           {OpKind::swiglu, {0}, {0}},
                                           {OpKind::swiglu_backward, {0, 1}, {0}},
+                                          {OpKind::clamped_swiglu, {0}, {0}},
+                                          {OpKind::clamped_swiglu_backward, {0, 1}, {0}},
+                                          {OpKind::geglu, {0}, {0}},
+                                          {OpKind::geglu_backward, {0, 1}, {0}},
+                                          {OpKind::gelu, {0}, {0}},
+                                          {OpKind::gelu_backward, {0, 1}, {0}},
+                                          {OpKind::add_bias, {0, 1}, {0}},
                                           {OpKind::add, {0}, {0}},
                                           {OpKind::gather_rows, {0}, {0}},
                                           {OpKind::embedding, {0}, {0}},
@@ -308,9 +370,22 @@ const std::vector<Alike>& alike() {
                                           {OpKind::take_kv, {0}, {0}},
                                           {OpKind::context_attention, {0, 1}, {}},
                                           {OpKind::context_attention_backward, {0, 1, 2, 3}, {}},
+                                          {OpKind::latent_norm, {0, 1}, {0, 1}},
+                                          {OpKind::latent_norm_backward, {0, 1, 2, 3}, {0}},
+                                          {OpKind::latent_heads, {0, 1, 2}, {0}},
+                                          {OpKind::latent_heads_backward, {0}, {0, 1, 2}},
+                                          {OpKind::latent_write, {0, 1}, {0}},
+                                          {OpKind::latent_attention, {0, 1, 2}, {0}},
                                           {OpKind::split_heads, {0}, {0}},
                                           {OpKind::merge_heads, {0}, {0}}};
   return rows;
+}
+
+/// Numbers of a head that a warp holds (kernels/attention_rows.cuh).
+constexpr std::int64_t most_of_head = 256;
+bool is_attention(OpKind k) {
+  return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention ||
+         k == OpKind::context_attention || k == OpKind::context_attention_backward || k == OpKind::latent_attention;
 }
 
 }  // namespace
@@ -333,16 +408,19 @@ OpLaunch op_launch(OpKind kind) {
 std::int64_t scratch_bytes(const Op& op) {
   if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();          // a number per row and head
   if (op.kind == OpKind::context_attention_backward) return op.inputs[4].capacity_bytes();  // likewise
+  if (op.kind == OpKind::layer_norm_backward) return op.inputs[3].capacity_bytes();         // a mean per row
   if (op.kind == OpKind::sum_squares) return sums_scratch_bytes();
-  return expert_scratch_bytes(op);
+  return std::max(expert_scratch_bytes(op), latent_scratch_bytes(op));
 }
 
 std::string why_unsupported(const Op& op) {
   const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
-                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::adamw ||
+                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad ||
+                               op.kind == OpKind::attention_sinks_backward || op.kind == OpKind::adamw ||
                                op.kind == OpKind::sum_squares;
   const bool steps = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
-  const bool norm = op.kind == OpKind::rms_norm_backward || op.kind == OpKind::qk_norm_backward;
+  const bool norm = op.kind == OpKind::rms_norm_backward || op.kind == OpKind::layer_norm_backward ||
+                    op.kind == OpKind::qk_norm_backward || op.kind == OpKind::latent_norm_backward;
   const auto narrow = [](const Tensor& t) { return t.dtype != DType::f32; };
   if ((steps && narrow(op.inputs[0])) || (norm && std::any_of(op.outputs.begin() + 1, op.outputs.end(), narrow)))
     return "gradients are fp32";
@@ -362,13 +440,14 @@ std::string why_unsupported(const Op& op) {
     if (differs(op.inputs, row.inputs, op.num_operands()) || differs(op.outputs, row.outputs, op.outputs.size()))
       return fmt::format("its tensors are of several dtypes, its kernels of one ({})", name_of(dtype));
   }
-  // Attributes that change what an op computes, which its kernels do not read.
-  const bool is_route = op.kind == OpKind::route || op.kind == OpKind::route_backward;
-  for (const Attr a : {Attr::window, Attr::softcap, Attr::scale, Attr::offset, Attr::factor, Attr::rope_amplitude,
-                       Attr::value_dim, Attr::rope_dim, Attr::rope_first})
-    if (op.has(a) && !(a == Attr::factor && is_route)) return fmt::format("its kernels know no {}", name_of(a));
+  if (op.has(Attr::head_dim))
+    if (const std::int64_t widest = std::max(op.integer(Attr::head_dim), op.integer(Attr::value_dim, 0));
+        is_attention(op.kind) && widest > most_of_head)
+      return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
   if ((op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention) && op.has(Attr::ranks))
     return "its kernels know no sequences that ranks hold in parts";
+  if (op.kind == OpKind::attention_sinks && !op.has(Attr::ranks) && op.inputs[2].dtype != op.inputs[0].dtype)
+    return "its sinks are of another dtype than what was attended";
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)
     return "a product of fp32 operands is fp32";

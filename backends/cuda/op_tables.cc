@@ -13,6 +13,11 @@ bool has_boxes(OpKind kind) {
   return kind == OpKind::copy_boxes || kind == OpKind::hash_boxes || kind == OpKind::peer_copy;
 }
 
+bool has_frequencies(OpKind kind) {
+  return kind == OpKind::rope || kind == OpKind::rope_backward || kind == OpKind::latent_norm ||
+         kind == OpKind::latent_norm_backward;
+}
+
 /// Bytes in order, each thing once.
 class Image {
  public:
@@ -75,7 +80,7 @@ OpTables::OpTables(const Context& context, const Program& program, const Places&
   for (const Body& body : program.bodies)
     for (const Op& op : body.ops) {
       if (has_boxes(op.kind)) boxes_[&op] = runs_of(boxes_of(op, places), image);
-      if (op.kind != OpKind::rope && op.kind != OpKind::rope_backward) continue;
+      if (!has_frequencies(op.kind)) continue;
       const std::vector<float> f = rope_frequencies(op);
       frequencies_[&op] = static_cast<CUdeviceptr>(image.add(f.data(), f.size() * sizeof(float)));
     }

@@ -31,7 +31,7 @@ class OpTables {
 
   /// In order of boxes_of; empty: nothing of the op is this rank's.
   std::span<const BoxRun> boxes(const Op&) const;
-  /// fp32[head_dim / 2] of a rope or rope_backward.
+  /// Of what an op rotates (runtime/rope_frequencies.h).
   CUdeviceptr frequencies(const Op&) const;
   std::int64_t bytes() const { return memory_ ? memory_->bytes() : 0; }
 

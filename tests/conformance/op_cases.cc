@@ -233,6 +233,36 @@ void add_norms(std::vector<OpCase>& out, DType x) {
                  {4, 5},
                  {},
                  {}});
+  // Of a frozen weight there is no gradient.
+  out.push_back({OpKind::rms_norm_backward,
+                 {{"dy", x, {T, H}, wave},
+                  {"x", x, {T, H}, whole},
+                  {"w", x, {H}, one},
+                  {"rstd", DType::f32, {T}, one},
+                  to_write("dx", x, {T, H})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {},
+                 {}});
+  out.push_back({OpKind::qk_norm_backward,
+                 {{"dy", x, {T, Q}, wave},
+                  {"x", x, {T, Q}, whole},
+                  {"qw", x, {d}, one},
+                  {"kw", x, {d}, one},
+                  {"rstd", DType::f32, {T, a + k}, one},
+                  to_write("dx", x, {T, Q})},
+                 {0, 1, 2, 3, 4},
+                 {5},
+                 heads(),
+                 {}});
+  // By w + 1.
+  out.push_back(
+      {OpKind::rms_norm,
+       {{"x", x, {T, H}, one}, {"w", x, {H}, whole}, to_write("y", x, {T, H}), to_write("rstd", DType::f32, {T})},
+       {0, 1},
+       {2, 3},
+       {{Attr::eps, 0.0}, {Attr::offset, 1.0}},
+       [](const Values& v, std::int64_t i) { return v[1][static_cast<std::size_t>(i % H)] + 1.0; }});
   const Operand of_norm{"w", x, {H}, one}, bias{"b", x, {H}, itself};
   out.push_back({OpKind::layer_norm,
                  {{"x", x, {T, H}, wave}, of_norm, bias, to_write("y", x, {T, H}), to_write("rstd", DType::f32, {T})},
@@ -317,6 +347,27 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {0, 1, 2, 3, 4},
                  {5},
                  heads(),
+                 {}});
+  // Of one key alone, itself: its value.
+  out.push_back({OpKind::attention,
+                 {qkv, cu, to_write("o", x, {T, a * d}), to_write("lse", DType::f32, {T, a})},
+                 {0, 1},
+                 {2, 3},
+                 heads({{Attr::window, std::int64_t{1}}, {Attr::scale, 0.25}, {Attr::softcap, 2.0}}),
+                 [](const Values& v, std::int64_t i) {
+                   const std::int64_t head = i % (a * d) / d / (a / k);
+                   return v[0][static_cast<std::size_t>(i / (a * d) * Q + (a + k + head) * d + i % d)];
+                 }});
+  out.push_back({OpKind::attention_backward,
+                 {{"do", x, {T, a * d}, wave},
+                  qkv,
+                  {"o", x, {T, a * d}, wave},
+                  {"lse", DType::f32, {T, a}, one},
+                  cu,
+                  to_write("dx", x, {T, Q})},
+                 {0, 1, 2, 3, 4},
+                 {5},
+                 heads({{Attr::window, std::int64_t{2}}, {Attr::scale, 0.25}, {Attr::softcap, 2.0}}),
                  {}});
   out.push_back({OpKind::attention_sinks,
                  {{"o", x, {T, a * d}, wave}, {"lse", DType::f32, {T, a}, one}, {"sinks", x, {a}, wave}},
@@ -407,6 +458,25 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {5},
                  heads({{Attr::block_tokens, block_tokens}, {Attr::max_blocks, max_blocks}}),
                  {}});
+  // Of each row's own key alone, with log-sum-exps.
+  out.push_back(
+      {OpKind::paged_attention,
+       {qkv,
+        {"pool", x, pool, wave},
+        cu,
+        {"tables", DType::i32, {S, max_blocks}, itself},
+        {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 3.0 : 2.0; }},
+        to_write("o", x, {T, a * d}),
+        to_write("lse", DType::f32, {T, a})},
+       {0, 1, 2, 3, 4},
+       {5, 6},
+       heads({{Attr::block_tokens, block_tokens}, {Attr::max_blocks, max_blocks}, {Attr::window, std::int64_t{1}}}),
+       [](const Values& v, std::int64_t i) {
+         const std::int64_t t = i / (a * d), head = i % (a * d) / d / (a / k);
+         const std::int64_t position = t < 3 ? t : t - 3, block = t < 3 ? 0 : max_blocks;
+         const std::int64_t row = (2 * block + 1) * block_tokens + position;
+         return v[1][static_cast<std::size_t>(row * k * d + head * d + i % d)];
+       }});
 }
 
 void add_activations(std::vector<OpCase>& out, DType x) {
@@ -458,6 +528,16 @@ void add_activations(std::vector<OpCase>& out, DType x) {
                  vocabulary,
                  [](const Values& v, std::int64_t i) {
                    return v[0][static_cast<std::size_t>(v[1][static_cast<std::size_t>(i / H)]) * H + i % H];
+                 }});
+  std::vector<std::pair<Attr, AttrValue>> times = vocabulary;
+  times.emplace_back(Attr::factor, 3.0);
+  out.push_back({OpKind::embedding,
+                 {{"table", x, {V, H}, whole}, {"ids", DType::i32, {T}, ids}, to_write("y", x, {T, H})},
+                 {0, 1},
+                 {2},
+                 times,
+                 [](const Values& v, std::int64_t i) {
+                   return 3.0 * v[0][static_cast<std::size_t>(v[1][static_cast<std::size_t>(i / H)]) * H + i % H];
                  }});
   out.push_back({OpKind::embedding_backward,
                  {{"ids", DType::i32, {T}, ids}, {"dy", x, {T, H}, whole}, {"dtable", DType::f32, {V, H}, none}},
@@ -764,6 +844,20 @@ void add_latent(std::vector<OpCase>& out, DType x) {
                  {6},
                  latent({{Attr::block_tokens, block_tokens}}),
                  {}});
+  // Of contexts so long that a backend which makes keys and values of them may take one sequence after another.
+  constexpr std::int64_t far = 100000;
+  out.push_back({OpKind::latent_attention,
+                 {{"q", x, {T, a * d}, wave},
+                  pool,
+                  {"w", x, {of_kv, r}, wave},
+                  {"cu_seqlens", DType::i32, {S + 1}, offsets},
+                  {"tables", DType::i32, {S, far}, [](std::int64_t i) { return static_cast<double>(i % blocks); }},
+                  {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 6.0; }},
+                  to_write("o", x, {T, a * v})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6},
+                 latent({{Attr::block_tokens, block_tokens}}),
+                 {}});
 }
 
 void add_loss_and_optimizer(std::vector<OpCase>& out) {
@@ -781,6 +875,14 @@ void add_loss_and_optimizer(std::vector<OpCase>& out) {
                  {0, 1, 2, 3},
                  {4},
                  softmax,
+                 {}});
+  std::vector<std::pair<Attr, AttrValue>> capped = softmax;
+  capped.emplace_back(Attr::softcap, 2.0);
+  out.push_back({OpKind::log_prob_backward,
+                 {logits, {"lse", f, {T}, one}, targets, {"dlogp", f, {T}, wave}, to_write("dlogits", f, {T, V})},
+                 {0, 1, 2, 3},
+                 {4},
+                 capped,
                  {}});
   std::vector<std::pair<Attr, AttrValue>> part = softmax;
   part.insert(part.end(),

@@ -99,17 +99,16 @@ class CpuGloo final : public Subject {
 };
 
 #ifdef HOTBUNK_CUDA
+/// Kernels as the doubles execute them, parsed once for all cases; a process that is forked has those of its parent.
+std::shared_ptr<cuda::PtxModules> modules() {
+  static const auto all = std::make_shared<cuda::PtxModules>();
+  return all;
+}
+
 /// Ranks as threads of this process on one device.
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
-  bool lacks(OpKind kind) const override {
-    if (kind >= OpKind::take_kv && kind <= OpKind::context_attention_backward) return false;
-    return kind >= OpKind::add_bias && kind <= OpKind::clamped_swiglu_backward;
-  }
-  bool lacks(Attr attr) const override {
-    return attr == Attr::value_dim || attr == Attr::rope_dim || attr == Attr::rope_first;
-  }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,
@@ -141,7 +140,7 @@ class CudaFake final : public Cuda {
   std::string name() const override { return "cuda on the driver's double"; }
   std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const override {
     static std::uint64_t seed = 0;
-    cuda::FakeDriver fake({.seed = ++seed});
+    cuda::FakeDriver fake({.seed = ++seed, .modules = modules()});
     std::vector<std::string> out = run_on(fake.table(), ranks, work);
     // Every case is right or refused before the device sees it: what the double found is a fault of the backend.
     for (const std::string& finding : fake.findings()) out.front() = "lost: " + finding;
@@ -157,7 +156,7 @@ class CudaFakeNccl final : public Cuda {
     static std::uint64_t seed = 0;
     ++seed;
     return in_processes(ranks, [&](const LaunchEnv& env) {
-      cuda::FakeDriver fake({.seed = seed + static_cast<std::uint64_t>(env.rank)});
+      cuda::FakeDriver fake({.seed = seed + static_cast<std::uint64_t>(env.rank), .modules = modules()});
       cuda::FakeNccl nccl(fake);
       std::string said;
       {

@@ -97,7 +97,8 @@ TEST_CASE("cuBLASLt's products are those of our kernels and of fp64, in every fo
           const char* const name = form == Product::Form::nt ? "nt" : form == Product::Form::nn ? "nn" : "tn";
           const bool f32 = operands == DType::f32;
           t.launch(fmt::format("matmul_{}_{}_{}", name, kernel_dtype(operands), kernel_dtype(result)),
-                   {blocks_of(n, 64), blocks_of(m, f32 ? 32 : 64)}, f32 ? 32 : 128, at.a, at.b, at.bias, at.c,
+                   {blocks_of(n, 64), blocks_of(m, f32 ? 32 : 64)}, f32 ? 32 : 128, at.a,
+                   static_cast<int>(form == Product::Form::tn ? m : k), at.b, at.bias, at.c, static_cast<int>(n),
                    static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), accumulate ? 1 : 0);
           const auto ours = t.read(at.c, static_cast<std::size_t>(m * n), result);
           INFO(fmt::format("{} {} -> {}, accumulate {}, bias {}", name, name_of(operands), name_of(result), accumulate,

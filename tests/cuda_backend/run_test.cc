@@ -1,27 +1,14 @@
 // scenarios/demo.yaml, shortened, as a user runs it on the driver's double: 4 ranks, FSDP 4 <-> 2 engines x TP 2, both
 // sides asleep in turn.
 #include <fmt/format.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <catch2/catch.hpp>
-#include <chrono>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <future>
-#include <nlohmann/json.hpp>
-#include <sstream>
-#include <vector>
 
-#include "base/file.h"
-#include "tests/json.h"
-#include "tests/paths.h"
+#include "tests/cuda_backend/runs.h"
 #include "tests/reserved_port.h"
 
 using namespace hotbunk;
-using Json = nlohmann::json;
-namespace fs = std::filesystem;
+using namespace hotbunk::test;
 
 namespace {
 
@@ -30,43 +17,6 @@ const char* const short_demo =
     "scenarios/demo.yaml --set steps=2 --set algorithm.prompts=4 --set algorithm.samples_per_prompt=2 "
     "--set algorithm.mini_batches=1 --set train.micro_batch_tokens=18 --set rollout.max_running_requests=4 "
     "--set rollout.max_prefill_tokens=20 --samples-every 1 --json";
-
-struct Ended {
-  int code = -1;
-  std::string out, err;
-  double seconds = 0;
-};
-
-class Folder {
- public:
-  Folder() { fs::create_directories(root); }
-  ~Folder() { fs::remove_all(root); }
-  const fs::path root = fs::temp_directory_path() / fmt::format("hotbunk_cuda_run_test.{}", ::getpid());
-
-  /// `launch`: what stands before the command; `node`: behind the names of what it says.
-  Ended run(const std::string& name, const std::string& options, const std::string& launch = "",
-            const std::string& node = "") const {
-    const fs::path out = root / (name + node + ".out"), err = root / (name + node + ".err");
-    const auto start = std::chrono::steady_clock::now();
-    const int status =
-        std::system(fmt::format("cd {} && {}{} run {} --out {} > {} 2> {} < /dev/null", source_folder, launch,
-                                program_file, options, (root / name).string(), out.string(), err.string())
-                        .c_str());
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(out).value_or(""), read_file(err).value_or(""),
-            took.count()};
-  }
-  std::vector<Json> lines(const std::string& run, const char* file) const {
-    const auto text = read_file(root / run / file);
-    REQUIRE(text);
-    std::vector<Json> all;
-    std::istringstream in(*text);
-    for (std::string line; std::getline(in, line);) all.push_back(json_from<Json>(line));
-    return all;
-  }
-};
-
-bool is_time(const std::string& key) { return key.starts_with("timing_s/") || key == "perf/throughput"; }
 
 }  // namespace
 
@@ -83,25 +33,11 @@ TEST_CASE("the demo on the double: bytes and calls as simulated, the CPU backend
   CHECK(summary["source"] == "measured");
 
   // P3: what was sampled is what the CPU backend samples; figures agree as far as fp32 sums in another order do.
-  const auto tokens = [&](const std::string& run) {
-    std::vector<Json> all;
-    for (const Json& sample : folder.lines(run, "samples.jsonl")) all.push_back(sample["tokens"]);
-    return all;
-  };
-  CHECK(tokens("fake").size() == 16);
-  CHECK(tokens("fake") == tokens("cpu"));
+  CHECK(tokens_of(folder, "fake").size() == 16);
+  CHECK(tokens_of(folder, "fake") == tokens_of(folder, "cpu"));
   const auto ours = folder.lines("fake", "metrics.jsonl"), theirs = folder.lines("cpu", "metrics.jsonl");
   REQUIRE(ours.size() == 2);
-  REQUIRE(theirs.size() == 2);
-  for (std::size_t step = 0; step < 2; ++step)
-    for (const auto& [key, value] : theirs[step].items()) {
-      if (is_time(key) || !value.is_number()) continue;
-      INFO("step " << step + 1 << ", " << key << ": " << ours[step][key] << ", on the CPU " << value);
-      const double a = ours[step][key].get<double>(), b = value.get<double>();
-      // log-probs of a rollout over two ranks and of training differ by roundings of their own
-      const double absolute = key.starts_with("rollout/logprob_gap") ? 2e-6 : 1e-8;
-      CHECK(std::abs(a - b) <= 1e-5 * std::abs(b) + absolute);
-    }
+  check_figures(ours, theirs, 1e-5);
   // P4, P5: a verified sync compares every tensor's hash, trained and rollout, after both sides have slept.
   for (const Json& step : ours) CHECK(step["sync/tensors_verified"] == 21);
 
@@ -239,9 +175,6 @@ TEST_CASE("what a backend has not is refused before anything runs") {
   refused("--backend cuda-fake --fake-fault cuLaunchKernel", 2, "E708");
   refused("--fake-fault cuLaunchKernel:1", 2, "E707");
   refused("--backend cuda-fake --transport shm", 2, "E707");
-  // Layers with a window behind one without: it is no kind of op that is asked for, but every op.
-  refused(
-      "--backend cuda-fake --set model.model_type=mistral --set 'model.architectures=[MistralForCausalLM]' "
-      "--set model.sliding_window=3 --set 'model.layer_types=[full_attention, sliding_attention]'",
-      2, "E601");
+  refused("--backend cuda-fake --set model.head_dim=264 --set cluster.device_memory_mib=64", 2,
+          "heads of 256 numbers at most, not 264");
 }

@@ -1,4 +1,5 @@
-// What the kernels do not compute is refused op by op, before anything runs.
+// What the kernels do not compute is refused op by op, before anything runs; of the families that are executed, nothing
+// is.
 #include <catch2/catch.hpp>
 #include <set>
 #include <string>
@@ -8,16 +9,17 @@
 #include "lowering/lower.h"
 #include "spec/loader.h"
 #include "tests/paths.h"
+#include "tests/toy_plan.h"
 
 using namespace hotbunk;
 
 namespace {
 
 /// Kinds of ops of the plan that no kernel computes as they are.
-std::set<OpKind> refused(const std::vector<std::string>& model) {
+std::set<OpKind> refused(const std::string& file, const std::vector<std::string>& model) {
   std::vector<std::string> sets = {"sync.transport=collective"};
   sets.insert(sets.end(), model.begin(), model.end());
-  const auto scenario = load_scenario(std::string(source_folder) + "/scenarios/demo.yaml", sets);
+  const auto scenario = load_scenario(std::string(source_folder) + "/scenarios/" + file, sets);
   REQUIRE(scenario);
   const auto plan = lower(*scenario);
   REQUIRE(plan);
@@ -30,27 +32,48 @@ std::set<OpKind> refused(const std::vector<std::string>& model) {
   return out;
 }
 
+Tensor tensor(DType dtype, std::vector<std::int64_t> shape) {
+  Tensor t;
+  t.dtype = dtype, t.rank = static_cast<int>(shape.size());
+  for (std::size_t i = 0; i < shape.size(); ++i) t.shape[i] = Dim{shape[i]};
+  return t;
+}
+
+Op attention(DType x, std::int64_t head_dim, std::int64_t value_dim) {
+  Op op = toy::op(OpKind::attention, streams::compute, "attention");
+  op.inputs = {tensor(x, {4, 2 * head_dim + value_dim}), tensor(DType::i32, {2})};
+  op.outputs = {tensor(x, {4, value_dim}), tensor(DType::f32, {4, 1})};
+  with(with(with(with(op, Attr::heads, std::int64_t{1}), Attr::kv_heads, std::int64_t{1}), Attr::head_dim, head_dim),
+       Attr::value_dim, value_dim);
+  return op;
+}
+
 }  // namespace
 
-TEST_CASE("windows, caps, norms around 1 and scaled cosines are refused, not computed otherwise") {
+TEST_CASE("of every family that is executed, all ops have kernels") {
   using Kinds = std::set<OpKind>;
-  const Kinds attention = {OpKind::attention, OpKind::attention_backward, OpKind::paged_attention};
-  CHECK(refused({}) == Kinds{});
-  CHECK(refused({"model.model_type=mistral", "model.architectures=[MistralForCausalLM]", "model.sliding_window=5"}) ==
-        attention);
-  const std::string linear = "model.rope_scaling={rope_type: linear, factor: 2.0}",
-                    yarn = "model.rope_scaling={rope_type: yarn, factor: 2.0, original_max_position_embeddings: 32}";
-  CHECK(refused({linear}) == Kinds{});  // frequencies are a table
-  CHECK(refused({yarn}) == Kinds{OpKind::rope, OpKind::rope_backward});
-  Kinds gemma = attention;
-  gemma.insert({OpKind::rms_norm, OpKind::rms_norm_backward, OpKind::embedding, OpKind::embedding_backward,
-                OpKind::geglu, OpKind::geglu_backward, OpKind::softcap, OpKind::log_prob_backward});
-  CHECK(refused({"model.model_type=gemma2", "model.architectures=[Gemma2ForCausalLM]", "model.sliding_window=5"}) ==
-        gemma);
-  CHECK(refused({"rollout.layout={tp: 1, cp: 2, dp: 2}"}) ==
-        Kinds{OpKind::kv_write, OpKind::paged_attention, OpKind::attention_sinks});
-  // Its MLP's inner width is n_inner, and its sizes are spelled otherwise than the demo's.
-  CHECK(refused({"model={model_type: gpt2, n_embd: 32, n_layer: 2, n_head: 4, n_inner: 64, n_positions: 64, "
-                 "vocab_size: 16, bos_token_id: 1, eos_token_id: 2}"}) ==
-        Kinds{OpKind::add_bias, OpKind::layer_norm, OpKind::layer_norm_backward, OpKind::gelu, OpKind::gelu_backward});
+  CHECK(refused("demo.yaml", {}) == Kinds{});
+  CHECK(refused("demo.yaml", {"model.model_type=mistral", "model.architectures=[MistralForCausalLM]",
+                              "model.sliding_window=5"}) == Kinds{});
+  CHECK(refused("demo.yaml",
+                {"model.rope_scaling={rope_type: yarn, factor: 2.0, original_max_position_embeddings: 32}"}) ==
+        Kinds{});
+  CHECK(refused("demo.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"}) ==
+        Kinds{OpKind::kv_write, OpKind::paged_attention});  // of sequences in parts
+  for (const char* file : {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml",
+                           "glm4-moe-cpu.yaml", "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml",
+                           "expert-parallel-cpu.yaml", "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml"}) {
+    INFO(file);
+    CHECK(refused(file, {}) == Kinds{});
+  }
+}
+
+TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refused, not computed otherwise") {
+  CHECK(cuda::why_unsupported(attention(DType::bf16, 256, 64)).empty());
+  CHECK_THAT(cuda::why_unsupported(attention(DType::bf16, 64, 264)),
+             Catch::Contains("heads of 256 numbers at most, not 264"));
+  CHECK_THAT(cuda::why_unsupported(attention(DType::f16, 64, 64)), Catch::Contains("fp32 and bf16, not fp16"));
+  Op mixed = attention(DType::bf16, 64, 64);
+  mixed.outputs[0].dtype = DType::f32;
+  CHECK_THAT(cuda::why_unsupported(mixed), Catch::Contains("several dtypes, its kernels of one (bf16)"));
 }

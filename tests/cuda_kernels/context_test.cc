@@ -13,8 +13,10 @@ namespace {
 struct Ring {
   int ranks, a, k, d;
   std::vector<int> chunks;  // tokens of a chunk, by sequence
+  int v = 0, window = 0;    // as Shape has them
+  float softcap = 0.0f;
   Shape whole() const {
-    Shape s{a, k, d, {0}};
+    Shape s{a, k, d, {0}, v, window, softcap};
     for (const int c : chunks) s.cu.push_back(s.cu.back() + 2 * ranks * c);
     return s;
   }
@@ -52,13 +54,15 @@ TEMPLATE_TEST_CASE("attention around a ring, and gathered, is that of whole sequ
   using E = TestType;
   const std::string name = suffix<E>, merged = name + "_f32";
   Device device("context");
-  for (const Ring& ring : {Ring{1, 2, 1, 8, {3}}, {2, 4, 2, 40, {1, 2}}, {3, 3, 3, 16, {2, 0, 1}}})
+  for (const Ring& ring :
+       {Ring{1, 2, 1, 8, {3}}, {2, 4, 2, 40, {1, 2}}, {3, 3, 3, 16, {2, 0, 1}}, {2, 2, 1, 16, {2, 1}, 24, 3, 1.5f}})
     for (const int all : {0, 1}) {
       INFO(ring.ranks << " ranks, " << (all ? "gathered" : "around"));
       const Shape s = ring.whole();
       const float scale = 1.0f / std::sqrt(static_cast<float>(s.d));
       Draw draw(static_cast<std::uint64_t>(ring.ranks));
-      const int T = ring.rows(), S = static_cast<int>(ring.chunks.size()), ad = s.a * s.d, kv_width = 2 * s.k * s.d;
+      const int T = ring.rows(), S = static_cast<int>(ring.chunks.size()), ad = s.a * s.of_value(),
+                kv_width = s.of_keys(), queries = s.a * s.d;
       const auto n = static_cast<std::size_t>(T);
       const std::vector<E> x = draw.numbers<E>(static_cast<std::size_t>(s.T() * s.width()), 2.0),
                            g = draw.numbers<E>(static_cast<std::size_t>(s.T() * ad));
@@ -73,8 +77,8 @@ TEMPLATE_TEST_CASE("attention around a ring, and gathered, is that of whole sequ
         Array<float> o(device.memory, "o", n * static_cast<std::size_t>(ad)),
             lse(device.memory, "lse", n * static_cast<std::size_t>(s.a)),
             delta(device.memory, "delta", n * static_cast<std::size_t>(s.a)),
-            dq(device.memory, "dq", n * static_cast<std::size_t>(ad));
-        const auto kv_of = [&](int owner) { return taken(x, ring.rows_of(owner), s.width(), ad, kv_width); };
+            dq(device.memory, "dq", n * static_cast<std::size_t>(queries));
+        const auto kv_of = [&](int owner) { return taken(x, ring.rows_of(owner), s.width(), queries, kv_width); };
         std::vector<E> gathered;
         for (int r = 0; r < ring.ranks; ++r) {
           const std::vector<E> part = kv_of(r);
@@ -85,14 +89,14 @@ TEMPLATE_TEST_CASE("attention around a ring, and gathered, is that of whole sequ
           const int source = (rank - step + ring.ranks) % ring.ranks;
           Array<E> kv(device.memory, "kv", all ? gathered : kv_of(source));
           device.run("context_attention_" + merged, {blocks_of(T * s.a)}, 64, own.begin(), kv.begin(), cu.begin(),
-                     o.begin(), lse.begin(), T, S, s.a, s.k, s.d, ring.ranks, rank, source, all, scale,
+                     o.begin(), lse.begin(), T, S, s.heads(), ring.ranks, rank, source, all, s.scores(scale),
                      step > 0 ? 1 : 0);
         }
         std::vector<double> o_wanted, lse_wanted, dq_wanted;
         for (const int r : rows) {
           for (int j = 0; j < ad; ++j) o_wanted.push_back(wanted.o[static_cast<std::size_t>(r * ad + j)]);
           for (int j = 0; j < s.a; ++j) lse_wanted.push_back(wanted.lse[static_cast<std::size_t>(r * s.a + j)]);
-          for (int j = 0; j < ad; ++j) dq_wanted.push_back(wanted.dx[static_cast<std::size_t>(r * s.width() + j)]);
+          for (int j = 0; j < queries; ++j) dq_wanted.push_back(wanted.dx[static_cast<std::size_t>(r * s.width() + j)]);
         }
         near(o.values(), o_wanted, 1e-5, 1e-5);
         near(lse.values(), lse_wanted, 1e-5, 1e-5);
@@ -104,11 +108,11 @@ TEMPLATE_TEST_CASE("attention around a ring, and gathered, is that of whole sequ
           Array<E> kv(device.memory, "kv", all ? gathered : kv_of(source));
           Array<float> found(device.memory, "dkv", static_cast<std::size_t>(parts * T * kv_width));
           device.run("context_attention_query_backward_" + name, {blocks_of(T * s.a)}, 64, d_o.begin(), own.begin(),
-                     kv.begin(), o_read.begin(), lse.begin(), cu.begin(), dq.begin(), delta.begin(), T, S, s.a, s.k,
-                     s.d, ring.ranks, rank, source, all, scale, step > 0 ? 1 : 0);
+                     kv.begin(), o_read.begin(), lse.begin(), cu.begin(), dq.begin(), delta.begin(), T, S, s.heads(),
+                     ring.ranks, rank, source, all, s.scores(scale), step > 0 ? 1 : 0);
           device.run("context_attention_key_backward_" + name, {blocks_of(parts * T * s.k)}, 64, d_o.begin(),
-                     own.begin(), kv.begin(), lse.begin(), delta.begin(), cu.begin(), found.begin(), T, S, s.a, s.k,
-                     s.d, ring.ranks, rank, source, all, scale);
+                     own.begin(), kv.begin(), lse.begin(), delta.begin(), cu.begin(), found.begin(), T, S, s.heads(),
+                     ring.ranks, rank, source, all, s.scores(scale));
           for (int part = 0; part < parts; ++part) {
             const std::vector<int> theirs = ring.rows_of(all ? part : source);
             for (int t = 0; t < T; ++t)
@@ -123,7 +127,7 @@ TEMPLATE_TEST_CASE("attention around a ring, and gathered, is that of whole sequ
       for (int t = 0; t < s.T(); ++t)
         for (int j = 0; j < kv_width; ++j) {
           const double is = d_kv[static_cast<std::size_t>(t * kv_width + j)],
-                       should = wanted.dx[static_cast<std::size_t>(t * s.width() + ad + j)];
+                       should = wanted.dx[static_cast<std::size_t>(t * s.width() + s.a * s.d + j)];
           INFO("row " << t << ", column " << j << ": " << is << ", not " << should);
           REQUIRE(std::abs(is - should) <= 2e-5 * std::abs(should) + 2e-5 + 4 * unit<E>);
         }

@@ -243,19 +243,56 @@ TEMPLATE_TEST_CASE("experts multiply their rows by their matrices", "[kernels][e
         }
       }
     const auto threads_of = static_cast<std::uint32_t>(threads);
-    if (R > 0) {
-      d.run("grouped_matmul_nt_" + name, {up(c.N, 64), tiles}, threads_of, x.begin(), w.begin(), offsets.begin(),
-            bias.begin(), y.begin(), R, c.N, c.K, segments, c.experts, c.bias_first, c.bias_count);
-      d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, dy.begin(), w.begin(), offsets.begin(),
-            dx.begin(), R, c.N, c.K, segments, c.experts);
+    // All rows at once, or, as ranks send more than there is room for, in two rounds.
+    for (const int half : {R, R / 2}) {
+      for (std::size_t i = 0; i < dw.size(); ++i) dw[i] = 1.0f;
+      for (std::size_t i = 0; i < db.size(); ++i) db[i] = 2.0f;
+      for (const auto& [first, count] : {std::pair{0, half}, std::pair{half, R - half}}) {
+        if (first == R && R > 0) continue;
+        const auto from = [first = first](Array<E>& of, int width) { return of.begin() + first * width; };
+        if (count > 0) {
+          d.run("grouped_matmul_nt_" + name, {up(c.N, 64), tiles}, threads_of, from(x, c.K), w.begin(), offsets.begin(),
+                bias.begin(), from(y, c.N), count, first, c.N, c.K, segments, c.experts, c.bias_first, c.bias_count);
+          d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, from(dy, c.N), w.begin(),
+                offsets.begin(), from(dx, c.K), count, first, c.N, c.K, segments, c.experts);
+        }
+        d.run("grouped_matmul_tn_" + name, {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)},
+              threads_of, from(dy, c.N), from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments,
+              c.experts, 1);
+        d.run("grouped_bias_" + name, {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N), offsets.begin(),
+              db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
+      }
+      near(y.values(), y_wanted, 1e-6 + unit<E>, 1e-5);
+      near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-5);
+      near(dw.values(), dw_wanted, 1e-5, 1e-5);
+      near(db.values(), db_wanted, 1e-6, 1e-6);
     }
-    d.run("grouped_matmul_tn_" + name, {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of,
-          dy.begin(), x.begin(), offsets.begin(), dw.begin(), c.N, c.K, segments, c.experts, 1);
-    d.run("grouped_bias_" + name, {1, static_cast<std::uint32_t>(c.experts)}, 128, dy.begin(), offsets.begin(),
-          db.begin(), segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
-    near(y.values(), y_wanted, 1e-6 + unit<E>, 1e-5);
-    near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-5);
-    near(dw.values(), dw_wanted, 1e-5, 1e-5);
-    near(db.values(), db_wanted, 1e-6, 1e-6);
+  }
+}
+
+TEST_CASE("where rows come to, by rank and there by expert, and how many", "[kernels][experts]") {
+  Device d("experts");
+  for (const auto& [E, ranks] : {std::pair{6, 3}, std::pair{70, 2}, std::pair{4, 1}}) {
+    Draw draw(static_cast<std::uint64_t>(E));
+    std::vector<std::int32_t> sent;
+    for (int r = 0; r < ranks; ++r) {
+      sent.push_back(0);
+      for (int e = 0; e < E; ++e) sent.push_back(sent.back() + draw.between(0, 5));
+    }
+    Array<std::int32_t> offsets(d.memory, "offsets", sent),
+        arrivals(d.memory, "arrivals", static_cast<std::size_t>(E) + 1);
+    Array<std::int64_t> count(d.memory, "count", 1);
+    const int own = E / ranks;
+    for (int place = 0; place < ranks; ++place) {
+      d.run("expert_arrivals", {1}, 32, offsets.begin(), arrivals.begin(), count.begin(), E, ranks, place);
+      std::vector<std::int32_t> wanted{0};
+      for (int r = 0; r < ranks; ++r)
+        for (int e = place * own; e < (place + 1) * own; ++e) {
+          const auto at = static_cast<std::size_t>(r * (E + 1) + e);
+          wanted.push_back(wanted.back() + sent[at + 1] - sent[at]);
+        }
+      CHECK(arrivals.values() == wanted);
+      CHECK(count[0] == wanted.back());
+    }
   }
 }

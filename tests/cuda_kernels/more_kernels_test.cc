@@ -37,7 +37,8 @@ TEST_CASE("fp32 matrix products, whole and ragged tiles; a row does not depend o
       const auto before = c.values();
       const auto run = [&](int rows) {
         d.run(std::string("matmul_") + form + "_f32_f32", {blocks_of(N, 64), blocks_of(rows, 32)}, 32, a.begin(),
-              b.begin(), has_bias ? bias.begin() : nullptr, c.begin(), rows, N, K, int{accumulate});
+              form[0] == 't' ? rows : K, b.begin(), has_bias ? bias.begin() : nullptr, c.begin(), N, rows, N, K,
+              int{accumulate});
       };
       run(M);
       std::vector<double> wanted(m * n);
@@ -70,15 +71,15 @@ TEMPLATE_TEST_CASE("qk_norm and its backward: heads by weights of their own, val
       dkw(d.memory, "dkw", D, true);
   const auto dqw0 = dqw.values();
   const auto g = dy.values();
-  const float eps = 1e-5f;
+  const float eps = 1e-5f, offset = 1.0f;
   const std::string e = suffix<E>;
   d.run("qk_norm_" + e, {blocks_of(T * heads, 4)}, 128, x.begin(), qw.begin(), kw.begin(), y.begin(), rstd.begin(), T,
-        a, k, D, eps);
+        a, k, D, eps, offset);
   for (const bool accumulate : {true, false})  // of the query's weight what was there counts
     d.run("qk_norm_weight_" + e, {1, 2}, 64, dy.begin(), x.begin(), rstd.begin(),
           accumulate ? dqw.begin() : dkw.begin(), accumulate ? dkw.begin() : dkw.begin(), T, a, k, D, int{accumulate});
   d.run("qk_norm_backward_" + e, {blocks_of(T * heads, 4)}, 128, dy.begin(), x.begin(), qw.begin(), kw.begin(),
-        rstd.begin(), dy.begin(), T, a, k, D);
+        rstd.begin(), dy.begin(), T, a, k, D, offset);
   std::vector<double> wanted(n), wanted_dx(n), wanted_dqw(dqw0.begin(), dqw0.end()), wanted_dkw(D);
   for (std::size_t row = 0; row < static_cast<std::size_t>(T * heads); ++row) {
     const std::size_t head = row % heads, at = row * D;
@@ -89,11 +90,11 @@ TEMPLATE_TEST_CASE("qk_norm and its backward: heads by weights of their own, val
     auto& w = head < a ? qw : kw;
     double squares = 0, dot = 0;
     for (std::size_t j = 0; j < D; ++j) squares += value(x[at + j]) * value(x[at + j]);
-    for (std::size_t j = 0; j < D; ++j) dot += value(g[at + j]) * value(w[j]) * value(x[at + j]);
+    for (std::size_t j = 0; j < D; ++j) dot += value(g[at + j]) * (value(w[j]) + offset) * value(x[at + j]);
     const double r = 1 / std::sqrt(squares / D + eps);
     for (std::size_t j = 0; j < D; ++j) {
-      wanted[at + j] = value(x[at + j]) * r * value(w[j]);
-      wanted_dx[at + j] = value(g[at + j]) * value(w[j]) * r - value(x[at + j]) * dot / D * r * r * r;
+      wanted[at + j] = value(x[at + j]) * r * (value(w[j]) + offset);
+      wanted_dx[at + j] = value(g[at + j]) * (value(w[j]) + offset) * r - value(x[at + j]) * dot / D * r * r * r;
       (head < a ? wanted_dqw : wanted_dkw)[j] += value(g[at + j]) * value(x[at + j]) * r;
     }
   }

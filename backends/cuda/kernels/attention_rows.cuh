@@ -1,7 +1,10 @@
-// What kernels of attention with a warp per row and head share. A lane holds elements lane, lane + 32, … of a head: d at
-// most 256. qkv row: [a query heads | k key heads | k value heads], d each; query head i reads key-value head i / (a / k).
+// What kernels of attention with a warp per row and head share. A lane holds elements lane, lane + 32, … of a head: d and v
+// at most 256. qkv row: [a query heads | k key heads | k value heads]; query head i reads key-value head i / (a / k).
 #pragma once
+#include "backends/cuda/kernels/attention.h"
 #include "common.cuh"
+
+using hotbunk::AttentionScores;
 
 constexpr int held = 8;  // elements of a head in a lane
 
@@ -32,6 +35,20 @@ HB_DEVICE void add_scaled(float (&to)[held], float c, const float (&x)[held]) {
   for (int i = 0; i < held; ++i) to[i] += c * x[i];
 }
 
+/// A product of a query and a key as softmax takes it; slope(score): how much it moves where scale q k does.
+HB_DEVICE float score_of(const AttentionScores& s, float product) {
+  const float x = product * s.scale;
+  return s.softcap > 0.0f ? s.softcap * tanhf(x / s.softcap) : x;
+}
+HB_DEVICE float slope(const AttentionScores& s, float score) {
+  const float t = s.softcap > 0.0f ? score / s.softcap : 0.0f;
+  return 1.0f - t * t;
+}
+/// The first key that the query at this position sees.
+HB_DEVICE int first_seen(const AttentionScores& s, int position) {
+  return s.window > 0 ? max(0, position - s.window + 1) : 0;
+}
+
 /// The sequence that holds row t: cu_seqlens[s] <= t < cu_seqlens[s + 1].
 HB_DEVICE int sequence_of(const int32_t* cu_seqlens, int S, int t) {
   int low = 0, high = S;
@@ -48,15 +65,16 @@ struct Attended {
   float most = -INFINITY, sum = 0;
   float o[held] = {};
 
-  /// n keys more; key(i), value(i): where row i lies.
+  /// Keys [begin, end) more; key(i), value(i): where row i lies, of d and of v numbers.
   template <class Key, class Value>
-  HB_DEVICE void add(const float (&q)[held], int n, int d, float scale, Key key, Value value) {
-    for (int s = 0; s < n; ++s) {
+  HB_DEVICE void add(const float (&q)[held], int begin, int end, int d, int v_d, const AttentionScores& scores, Key key,
+                     Value value) {
+    for (int s = begin; s < end; ++s) {
       float k[held], v[held];
       take(k, key(s), d);
-      const float score = dot(q, k) * scale;
+      const float score = score_of(scores, dot(q, k));
       const float next = fmaxf(most, score), shrink = expf(most - next), p = expf(score - next);
-      take(v, value(s), d);
+      take(v, value(s), v_d);
 #pragma unroll
       for (int i = 0; i < held; ++i) o[i] = o[i] * shrink + p * v[i];
       sum = sum * shrink + p;
@@ -72,11 +90,14 @@ struct Attended {
   }
 };
 
-struct Heads {
-  int a, k, d;
-  HB_DEVICE int width() const { return (a + 2 * k) * d; }
-  HB_DEVICE int key(int head) const { return (a + head / (a / k)) * d; }
-  HB_DEVICE int value(int head) const { return (a + k + head / (a / k)) * d; }
+struct Heads : hotbunk::AttentionHeads {
+  HB_DEVICE Heads(const hotbunk::AttentionHeads& h) : hotbunk::AttentionHeads(h) {}
+  HB_DEVICE int group() const { return a / k; }
+  HB_DEVICE int of_keys() const { return k * (d + v); }  // of a row, keys and values
+  HB_DEVICE int width() const { return a * d + of_keys(); }
+  /// Where in a row key-value head i has its key and its value.
+  HB_DEVICE int key(int i) const { return (a + i) * d; }
+  HB_DEVICE int value(int i) const { return (a + k) * d + i * v; }
 };
 
 /// Row and head of this warp: grid x covers rows * heads.

@@ -11,7 +11,8 @@
 // masked, beyond the end, or in a tile that the warp leaves out. Training and decode therefore agree to the bit.
 //
 // Numbers: scores and sums in fp32; p and ds are rounded to bf16 for their products, as the operands of an mma are.
-// d: a multiple of 8, at most D; columns beyond d are zeros in shared memory. 128 threads; a warp has 16 items or keys.
+// d and v: multiples of 8, at most D; columns beyond are zeros in shared memory. 128 threads; a warp has 16 items or keys.
+#include "backends/cuda/kernels/attention.h"
 #include "mma.cuh"
 
 namespace {
@@ -108,27 +109,46 @@ HB_DEVICE float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-struct Heads {
-  int a, k, d;
-  HB_DEVICE int width() const { return (a + 2 * k) * d; }
+using hotbunk::AttentionScores;
+
+struct Heads : hotbunk::AttentionHeads {
+  HB_DEVICE Heads(const hotbunk::AttentionHeads& h) : hotbunk::AttentionHeads(h) {}
+  HB_DEVICE int width() const { return a * d + k * (d + v); }
   HB_DEVICE int group() const { return a / k; }
+  /// Where in a row key-value head i has its key and its value.
+  HB_DEVICE int key(int i) const { return (a + i) * d; }
+  HB_DEVICE int value(int i) const { return (a + k) * d + i * v; }
 };
 
-/// Items [first, first + tile) of a sequence of `items`; item i sees before + i / group + 1 keys.
+/// Items [first, first + tile) of a sequence of `items`; item i sees before + i / group + 1 keys, or the last `window`
+/// of them.
 struct Items {
-  int first, items, group, before;
+  int first, items, group, before, window;
   HB_DEVICE int seen(int i) const { return i < items ? max(0, before + i / group + 1) : 0; }
+  HB_DEVICE int first_seen(int i) const { return window > 0 ? max(0, seen(i) - window) : 0; }
   /// By any of so many items from i on.
   HB_DEVICE int most_seen(int i, int count) const { return i < items ? seen(min(i + count, items) - 1) : 0; }
 };
 
-/// query(i), out(i): of item i; key(s), value(s): of key s; lse(i, x): takes log sum e^score.
+/// Products of queries and keys as softmax takes them where they are capped: in units of what they are then scaled by,
+/// `scale_after`.
+template <int n>
+HB_DEVICE void cap(float (&p)[n][4], const AttentionScores& s) {
+  if (s.softcap <= 0.0f) return;
+#pragma unroll
+  for (int j = 0; j < n; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) p[j][e] = s.softcap * tanhf(p[j][e] * s.scale / s.softcap);
+}
+HB_DEVICE float scale_after(const AttentionScores& s) { return s.softcap > 0.0f ? 1.0f : s.scale; }
+
+/// query(i), out(i): of item i; key(s), value(s): of key s; lse(i, x): takes log sum e^score, -inf of no key.
 template <int D, class Query, class Key, class Value, class Out, class Lse>
-HB_DEVICE void attend(const Items& here, int d, float scale, const bf16* any, Query query, Key key, Value value, Out out,
-                      Lse lse) {
+HB_DEVICE void attend(const Items& here, const Heads& h, const AttentionScores& scores, const bf16* any, Query query,
+                      Key key, Value value, Out out, Lse lse) {
   __shared__ __align__(16) bf16 ks[tile][D + 8], vs[tile][D + 8];
   const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, first = here.first + row;
-  fetch<D>(ks, tile, d, any, [&](int r) { return here.first + r < here.items ? query(here.first + r) : nullptr; });
+  fetch<D>(ks, tile, h.d, any, [&](int r) { return here.first + r < here.items ? query(here.first + r) : nullptr; });
   commit();
   wait_for_copies<0>();
   __syncthreads();
@@ -136,19 +156,21 @@ HB_DEVICE void attend(const Items& here, int d, float scale, const bf16* any, Qu
   take_rows<D>(q, ks, row);
   const int keys = here.most_seen(here.first, tile), warp_keys = here.most_seen(first, 16);
   const int seen[2] = {here.seen(first + lane / 4), here.seen(first + lane / 4 + 8)};
-  const float unit = scale * log2_e;
+  const int from[2] = {here.first_seen(first + lane / 4), here.first_seen(first + lane / 4 + 8)};
+  const float scale = scale_after(scores), unit = scale * log2_e;
   float o[D / 8][4] = {}, most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-  for (int k0 = 0; k0 < keys; k0 += tile) {
+  for (int k0 = here.first_seen(here.first) / tile * tile; k0 < keys; k0 += tile) {
     __syncthreads();  // all have read what was here
-    fetch<D>(ks, tile, d, any, [&](int r) { return k0 + r < keys ? key(k0 + r) : nullptr; });
+    fetch<D>(ks, tile, h.d, any, [&](int r) { return k0 + r < keys ? key(k0 + r) : nullptr; });
     commit();
-    fetch<D>(vs, tile, d, any, [&](int r) { return k0 + r < keys ? value(k0 + r) : nullptr; });
+    fetch<D>(vs, tile, h.v, any, [&](int r) { return k0 + r < keys ? value(k0 + r) : nullptr; });
     commit();
     wait_for_copies<1>();
     __syncthreads();
     float p[8][4] = {};
     if (k0 < warp_keys) {
       times_rows<D, 8>(p, q, ks, 0);
+      cap(p, scores);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float high = -INFINITY;
@@ -157,20 +179,22 @@ HB_DEVICE void attend(const Items& here, int d, float scale, const bf16* any, Qu
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float& x = p[j][2 * e + c];
-            if (k0 + 8 * j + lane % 4 * 2 + c >= seen[e]) x = -INFINITY;
+            const int key = k0 + 8 * j + lane % 4 * 2 + c;
+            if (key >= seen[e] || key < from[e]) x = -INFINITY;
             high = fmaxf(high, x);
           }
         const float next = fmaxf(most[e], quad_max(high)), base = next == -INFINITY ? 0.0f : next;
         const float shrink = exp2f((most[e] - base) * unit);
         most[e] = next;
-        sum[e] *= shrink;
+        // Not left to the compiler, which may contract one kernel's sum and not another's: lse, too, is of one make.
+        sum[e] = __fmul_rn(sum[e], shrink);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float& x = p[j][2 * e + c];
             x = exp2f((x - base) * unit);
-            sum[e] += x;
+            sum[e] = __fadd_rn(sum[e], x);
           }
 #pragma unroll
         for (int j = 0; j < D / 8; ++j) o[j][2 * e] *= shrink, o[j][2 * e + 1] *= shrink;
@@ -185,48 +209,56 @@ HB_DEVICE void attend(const Items& here, int d, float scale, const bf16* any, Qu
   for (int e = 0; e < 2; ++e) {
     const float total = quad_sum(sum[e]);
     factor[e] = seen[e] > 0 ? 1.0f / total : 0.0f;
-    if (lane % 4 == 0 && seen[e] > 0) lse(first + lane / 4 + 8 * e, most[e] * scale + logf(total));
+    const int i = first + lane / 4 + 8 * e;
+    if (lane % 4 == 0 && i < here.items) lse(i, seen[e] > 0 ? fmaf(most[e], scale, logf(total)) : -INFINITY);
   }
   __syncthreads();
-  give_rows<D>(&ks[row], o, factor, d, [&](int r) { return first + r < here.items ? out(first + r) : nullptr; });
+  give_rows<D>(&ks[row], o, factor, h.v, [&](int r) { return first + r < here.items ? out(first + r) : nullptr; });
 }
 
 template <int D>
-HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, Heads h, float scale) {
+HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, const Heads& h,
+                         const AttentionScores& scores) {
   int s, first;
   const int group = h.group(), kv = blockIdx.y, w = h.width();
   if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
   const int begin = cu_seqlens[s];
-  const Items here{first, (cu_seqlens[s + 1] - begin) * group, group, 0};
-  const bf16 *rows = x + size_t(begin) * w, *keys = rows + (h.a + kv) * h.d;
+  const Items here{first, (cu_seqlens[s + 1] - begin) * group, group, 0, scores.window};
+  const bf16* rows = x + size_t(begin) * w;
   const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
   attend<D>(
-      here, h.d, scale, x, [&](int i) { return rows + size_t(i / group) * w + (kv * group + i % group) * h.d; },
-      [&](int i) { return keys + size_t(i) * w; }, [&](int i) { return keys + size_t(i) * w + h.k * h.d; },
-      [&](int i) { return o + at(i) * h.d; }, [&](int i, float y) { lse[at(i)] = y; });
+      here, h, scores, x, [&](int i) { return rows + size_t(i / group) * w + (kv * group + i % group) * h.d; },
+      [&](int i) { return rows + size_t(i) * w + h.key(kv); },
+      [&](int i) { return rows + size_t(i) * w + h.value(kv); }, [&](int i) { return o + at(i) * h.v; },
+      [&](int i, float y) { lse[at(i)] = y; });
 }
 
-/// Rows of sequence s are the last of its lengths[s] keys, which the pool holds: [blocks][2][block_tokens][k d].
+/// Rows of sequence s are the last of its lengths[s] keys, which the pool holds, a block after another: keys
+/// [block_tokens][k d], then values [block_tokens][k v]. width: from a row of x, which begins with its queries, to the
+/// next. lse: null, or as attention's.
 template <int D>
-HB_DEVICE void paged_attention(const bf16* x, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
-                               const int32_t* lengths, bf16* o, int S, Heads h, int block_tokens, int max_blocks,
-                               float scale) {
+HB_DEVICE void paged_attention(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
+                               const int32_t* lengths, bf16* o, float* lse, int S, const Heads& h, int block_tokens,
+                               int max_blocks, const AttentionScores& scores) {
   int s, first;
-  const int group = h.group(), kv = blockIdx.y, w = h.width(), row = h.k * h.d;
+  const int group = h.group(), kv = blockIdx.y, of_keys = h.k * h.d, of_values = h.k * h.v;
   if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
   const int begin = cu_seqlens[s], rows = cu_seqlens[s + 1] - begin;
-  const Items here{first, rows * group, group, lengths[s] - rows};
+  const Items here{first, rows * group, group, lengths[s] - rows, scores.window};
   const int32_t* table = tables + size_t(s) * max_blocks;
-  const bf16* mine = pool + kv * h.d;
-  const auto key = [&](int i) {
-    return mine + (size_t(table[i / block_tokens]) * 2 * block_tokens + i % block_tokens) * row;
-  };
+  const auto block = [&](int i) { return pool + size_t(table[i / block_tokens]) * block_tokens * (of_keys + of_values); };
   const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
   attend<D>(
-      here, h.d, scale, x,
-      [&](int i) { return x + size_t(begin + i / group) * w + (kv * group + i % group) * h.d; }, key,
-      [&](int i) { return key(i) + size_t(block_tokens) * row; }, [&](int i) { return o + at(i) * h.d; },
-      [](int, float) {});
+      here, h, scores, x,
+      [&](int i) { return x + size_t(begin + i / group) * width + (kv * group + i % group) * h.d; },
+      [&](int i) { return block(i) + size_t(i % block_tokens) * of_keys + kv * h.d; },
+      [&](int i) {
+        return block(i) + size_t(block_tokens) * of_keys + size_t(i % block_tokens) * of_values + kv * h.v;
+      },
+      [&](int i) { return o + at(i) * h.v; },
+      [&](int i, float y) {
+        if (lse != nullptr) lse[at(i)] = y;
+      });
 }
 
 /// What backward reads and writes.
@@ -238,20 +270,23 @@ struct Backward {
   float* delta;
   int S;
   Heads h;
-  float scale;
+  AttentionScores scores;
 };
 
 /// p = e^(score - lse) and, from dp, ds = p (dp - delta) without the scale, of 8 n columns of two rows or the other way
 /// round. `of`: {lse in units of log2, delta} of element (j, e); seen(j, e): whether there is such a pair.
 template <int n, class Of, class Seen>
-HB_DEVICE void probabilities(float (&p)[n][4], float (&ds)[n][4], float unit, Of of, Seen seen) {
+HB_DEVICE void probabilities(float (&p)[n][4], float (&ds)[n][4], const AttentionScores& scores, Of of, Seen seen) {
+  const float unit = scale_after(scores) * log2_e;
+  cap(p, scores);
 #pragma unroll
   for (int j = 0; j < n; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float2 y = of(j, e);
+      const float capped = scores.softcap > 0.0f ? p[j][e] / scores.softcap : 0.0f;
       p[j][e] = seen(j, e) ? exp2f(p[j][e] * unit - y.x) : 0.0f;
-      ds[j][e] = p[j][e] * (ds[j][e] - y.y);
+      ds[j][e] = p[j][e] * (ds[j][e] - y.y) * (1.0f - capped * capped);
     }
 }
 
@@ -262,16 +297,16 @@ HB_DEVICE void query_backward(const Backward& b) {
   __shared__ float deltas[tile];
   int s, first_item;
   const Heads h = b.h;
-  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d;
+  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d, v = h.v;
   if (!tile_here(b.cu_seqlens, b.S, group, tile, s, first_item)) return;
   const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, begin = b.cu_seqlens[s];
-  const Items here{first_item, (b.cu_seqlens[s + 1] - begin) * group, group, 0};
+  const Items here{first_item, (b.cu_seqlens[s + 1] - begin) * group, group, 0, b.scores.window};
   const int first = first_item + row, items = here.items;
   const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
   const auto query = [&](int i) { return size_t(begin + i / group) * w + (kv * group + i % group) * d; };
   const auto item = [&](int r) { return first_item + r < items ? first_item + r : -1; };
   fetch<D>(ks, tile, d, b.x, [&](int r) { return item(r) >= 0 ? b.x + query(item(r)) : nullptr; });
-  fetch<D>(vs, tile, d, b.x, [&](int r) { return item(r) >= 0 ? b.d_o + at(item(r)) * d : nullptr; });
+  fetch<D>(vs, tile, v, b.x, [&](int r) { return item(r) >= 0 ? b.d_o + at(item(r)) * v : nullptr; });
   commit();
   wait_for_copies<0>();
   __syncthreads();
@@ -282,7 +317,7 @@ HB_DEVICE void query_backward(const Backward& b) {
     const int i = first + r;
     float own = 0;
     if (i < items)
-      for (int j = lane; j < d; j += 32) own += load(&vs[row + r][j]) * load(b.o + at(i) * d + j);
+      for (int j = lane; j < v; j += 32) own += load(&vs[row + r][j]) * load(b.o + at(i) * v + j);
     own = warp_sum(own);
     if (lane == 0) {
       deltas[row + r] = own;
@@ -290,22 +325,21 @@ HB_DEVICE void query_backward(const Backward& b) {
     }
   }
   __syncwarp();
-  const float unit = b.scale * log2_e;
   float2 of[2];
-  int seen[2];
+  int seen[2], from[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int i = first + lane / 4 + 8 * e;
-    seen[e] = here.seen(i);
+    seen[e] = here.seen(i), from[e] = here.first_seen(i);
     of[e] = {i < items ? b.lse[at(i)] * log2_e : 0.0f, deltas[row + lane / 4 + 8 * e]};
   }
   const int keys = here.most_seen(first_item, tile), warp_keys = here.most_seen(first, 16);
-  const bf16* rows = b.x + size_t(begin) * w + (h.a + kv) * d;
+  const bf16* rows = b.x + size_t(begin) * w;
   float dq[D / 8][4] = {};
-  for (int k0 = 0; k0 < keys; k0 += tile) {
+  for (int k0 = here.first_seen(first_item) / tile * tile; k0 < keys; k0 += tile) {
     __syncthreads();
-    fetch<D>(ks, tile, d, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w : nullptr; });
-    fetch<D>(vs, tile, d, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w + h.k * d : nullptr; });
+    fetch<D>(ks, tile, d, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w + h.key(kv) : nullptr; });
+    fetch<D>(vs, tile, v, b.x, [&](int r) { return k0 + r < keys ? rows + size_t(k0 + r) * w + h.value(kv) : nullptr; });
     commit();
     wait_for_copies<0>();
     __syncthreads();
@@ -316,13 +350,16 @@ HB_DEVICE void query_backward(const Backward& b) {
       times_rows<D, 4>(p, q, ks, half);
       times_rows<D, 4>(ds, g, vs, half);
       probabilities<4>(
-          p, ds, unit, [&](int, int e) { return of[e / 2]; },
-          [&](int j, int e) { return k0 + half + 8 * j + lane % 4 * 2 + e % 2 < seen[e / 2]; });
+          p, ds, b.scores, [&](int, int e) { return of[e / 2]; },
+          [&](int j, int e) {
+            const int key = k0 + half + 8 * j + lane % 4 * 2 + e % 2;
+            return key < seen[e / 2] && key >= from[e / 2];
+          });
       add_rows<D, 4>(dq, ds, ks, half);
     }
   }
   __syncthreads();
-  const float factor[2] = {b.scale, b.scale};
+  const float factor[2] = {b.scores.scale, b.scores.scale};
   give_rows<D>(&ks[row], dq, factor, d, [&](int r) { return first + r < items ? b.dx + query(first + r) : nullptr; });
 }
 
@@ -334,22 +371,22 @@ HB_DEVICE void key_backward(const Backward& b) {
   __shared__ float2 numbers[each];
   int s, first_key;
   const Heads h = b.h;
-  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d;
+  const int group = h.group(), kv = blockIdx.y, w = h.width(), d = h.d, v = h.v;
   if (!tile_here(b.cu_seqlens, b.S, 1, tile, s, first_key)) return;
   const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, begin = b.cu_seqlens[s];
-  const int length = b.cu_seqlens[s + 1] - begin, items = length * group;
-  const size_t columns = size_t(h.a + kv) * d;
+  const int length = b.cu_seqlens[s + 1] - begin, window = b.scores.window;
+  // Those that see the last key of the tile are the last that see one of it.
+  const int items = (window > 0 ? min(length, first_key + tile - 1 + window) : length) * group;
   const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
-  const auto key = [&](int r) { return size_t(begin + first_key + r) * w + columns; };
-  fetch<D>(ks, tile, d, b.x, [&](int r) { return first_key + r < length ? b.x + key(r) : nullptr; });
-  fetch<D>(vs, tile, d, b.x, [&](int r) { return first_key + r < length ? b.x + key(r) + h.k * d : nullptr; });
-  const float unit = b.scale * log2_e;
+  const auto of_row = [&](int r, int column) { return size_t(begin + first_key + r) * w + column; };
+  fetch<D>(ks, tile, d, b.x, [&](int r) { return first_key + r < length ? b.x + of_row(r, h.key(kv)) : nullptr; });
+  fetch<D>(vs, tile, v, b.x, [&](int r) { return first_key + r < length ? b.x + of_row(r, h.value(kv)) : nullptr; });
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
   for (int i0 = first_key * group; i0 < items; i0 += each) {
     __syncthreads();
     const auto query = [&](int i) { return size_t(begin + i / group) * w + (kv * group + i % group) * d; };
     fetch<D>(qs, each, d, b.x, [&](int r) { return i0 + r < items ? b.x + query(i0 + r) : nullptr; });
-    fetch<D>(gs, each, d, b.x, [&](int r) { return i0 + r < items ? b.d_o + at(i0 + r) * d : nullptr; });
+    fetch<D>(gs, each, v, b.x, [&](int r) { return i0 + r < items ? b.d_o + at(i0 + r) * v : nullptr; });
     commit();
     if (threadIdx.x < each) {
       const int i = i0 + threadIdx.x;
@@ -376,21 +413,21 @@ HB_DEVICE void key_backward(const Backward& b) {
       }
     }
     probabilities<each / 8>(
-        p, ds, unit, [&](int j, int e) { return numbers[8 * j + lane % 4 * 2 + e % 2]; },
+        p, ds, b.scores, [&](int j, int e) { return numbers[8 * j + lane % 4 * 2 + e % 2]; },
         [&](int j, int e) {
-          const int i = i0 + 8 * j + lane % 4 * 2 + e % 2;
-          return i < items && first_key + row + lane / 4 + e / 2 * 8 <= i / group;
+          const int i = i0 + 8 * j + lane % 4 * 2 + e % 2, back = i / group - (first_key + row + lane / 4 + e / 2 * 8);
+          return i < items && back >= 0 && (window == 0 || back < window);
         });
     add_rows<D, each / 8>(dv, p, gs, 0);
     add_rows<D, each / 8>(dk, ds, qs, 0);
   }
   __syncthreads();
-  const float whole[2] = {1.0f, 1.0f}, factor[2] = {b.scale, b.scale};
-  const auto out = [&](size_t further) {
-    return [&, further](int r) { return first_key + row + r < length ? b.dx + key(row + r) + further : nullptr; };
+  const float whole[2] = {1.0f, 1.0f}, factor[2] = {b.scores.scale, b.scores.scale};
+  const auto out = [&](int column) {
+    return [&, column](int r) { return first_key + row + r < length ? b.dx + of_row(row + r, column) : nullptr; };
   };
-  give_rows<D>(&ks[row], dk, factor, d, out(0));
-  give_rows<D>(&vs[row], dv, whole, d, out(size_t(h.k) * d));
+  give_rows<D>(&ks[row], dk, factor, d, out(h.key(kv)));
+  give_rows<D>(&vs[row], dv, whole, v, out(h.value(kv)));
 }
 
 }  // namespace
@@ -398,27 +435,28 @@ HB_DEVICE void key_backward(const Backward& b) {
 /// Grids: x a bound of tiles, ceil(T a / k / 64) + S, and of keys ceil(T / 64) + S; y key-value heads.
 #define HB_ATTENTION_TILED(D)                                                                                          \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, int a, int k, int d,   \
-                          float scale) {                                                                               \
-    attention<D>(x, cu_seqlens, o, lse, S, {a, k, d}, scale);                                                          \
+      tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S,                        \
+                          hotbunk::AttentionHeads heads, AttentionScores scores) {                                     \
+    attention<D>(x, cu_seqlens, o, lse, S, heads, scores);                                                             \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_paged_attention_##D(const bf16* x, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,     \
-                                const int32_t* lengths, bf16* o, int S, int a, int k, int d, int block_tokens,         \
-                                int max_blocks, float scale) {                                                         \
-    paged_attention<D>(x, pool, cu_seqlens, tables, lengths, o, S, {a, k, d}, block_tokens, max_blocks, scale);        \
+      tiled_paged_attention_##D(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens,                 \
+                                const int32_t* tables, const int32_t* lengths, bf16* o, float* lse, int S,             \
+                                hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                       \
+                                AttentionScores scores) {                                                              \
+    paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores);      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,              \
-                                         const int32_t* cu_seqlens, bf16* dx, float* delta, int S, int a, int k,       \
-                                         int d, float scale) {                                                         \
-    query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, {a, k, d}, scale});                                   \
+                                         const int32_t* cu_seqlens, bf16* dx, float* delta, int S,                     \
+                                         hotbunk::AttentionHeads heads, AttentionScores scores) {                      \
+    query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, heads, scores});                                      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_attention_key_backward_##D(const bf16* d_o, const bf16* x, const float* lse, float* delta,                 \
-                                       const int32_t* cu_seqlens, bf16* dx, int S, int a, int k, int d,                \
-                                       float scale) {                                                                  \
-    key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, {a, k, d}, scale});                               \
+                                       const int32_t* cu_seqlens, bf16* dx, int S, hotbunk::AttentionHeads heads,      \
+                                       AttentionScores scores) {                                                       \
+    key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, heads, scores});                                  \
   }
 HB_ATTENTION_TILED(64)
 HB_ATTENTION_TILED(128)

@@ -3,7 +3,7 @@
 // Attention, arXiv 2310.01889). Backward; the columns of keys and values, taken and put back. A warp per row and head.
 //
 // Of each sequence, cut into 2 ranks chunks, rank r has the r-th and then the r-th from the end. cu_seqlens counts what a
-// rank has, each sequence of an even number of rows. kv[parts, T, 2 k d]: keys, then values.
+// rank has, each sequence of an even number of rows. kv[parts, T, k (d + v)]: keys, then values.
 #include "attention_rows.cuh"
 
 namespace {
@@ -32,36 +32,38 @@ struct Place {
   }
 };
 
-/// Calls visit(first row of kv, rows) for the keys of each chunk that a query at `at` sees.
+/// Calls visit(first row of kv, begin, end) for each chunk of keys, of which a query at `at` sees rows [begin, end).
 template <class Visit>
-HB_DEVICE void each_run(const Share& share, const Place& at, int T, Visit visit) {
+HB_DEVICE void each_run(const Share& share, const Place& at, int T, const AttentionScores& scores, Visit visit) {
   for (int part = 0; part < share.parts(); ++part)
     for (int i = 0; i < 2; ++i) {
-      const int seen = at.position + 1 - chunk_begin(share.ranks, share.owner(part), i, at.length);
-      visit(part * T + at.begin + i * at.length, max(0, min(seen, at.length)));
+      const int chunk = chunk_begin(share.ranks, share.owner(part), i, at.length);
+      visit(part * T + at.begin + i * at.length, max(0, first_seen(scores, at.position) - chunk),
+            min(at.position + 1 - chunk, at.length));
     }
 }
 
 template <class E, class O>
-HB_DEVICE void forward(const E* x, const E* kv, const int32_t* cu_seqlens, O* o, float* lse, int T, int S, Heads h,
-                       const Share& share, float scale, int accumulate) {
+HB_DEVICE void forward(const E* x, const E* kv, const int32_t* cu_seqlens, O* o, float* lse, int T, int S,
+                       const Heads& h, const Share& share, const AttentionScores& scores, int accumulate) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row, share.ranks, share.place);
-  const int w = 2 * h.k * h.d, column = it.head / (h.a / h.k) * h.d;
+  const int w = h.of_keys(), head = it.head / h.group();
   float q[held];
   take(q, x + size_t(it.row) * h.width() + it.head * h.d, h.d);
   Attended found;
-  each_run(share, at, T, [&](int row, int n) {
-    const E *keys = kv + size_t(row) * w + column, *values = keys + h.k * h.d;
+  each_run(share, at, T, scores, [&](int row, int begin, int end) {
+    const E *keys = kv + size_t(row) * w + head * h.d, *values = kv + size_t(row) * w + h.k * h.d + head * h.v;
     found.add(
-        q, n, h.d, scale, [&](int s) { return keys + size_t(s) * w; }, [&](int s) { return values + size_t(s) * w; });
+        q, begin, end, h.d, h.v, scores, [&](int s) { return keys + size_t(s) * w; },
+        [&](int s) { return values + size_t(s) * w; });
   });
   const bool any = found.sum != 0.0f;
   const float log_sum = found.finish();
   const size_t to = size_t(it.row) * h.a + it.head;
   if (!accumulate) {
-    give(o + to * h.d, found.o, h.d);
+    give(o + to * h.v, found.o, h.v);
     if ((threadIdx.x & 31) == 0) lse[to] = log_sum;
     return;
   }
@@ -71,36 +73,36 @@ HB_DEVICE void forward(const E* x, const E* kv, const int32_t* cu_seqlens, O* o,
   const float top = fmaxf(before, log_sum), both = top + logf(expf(before - top) + expf(log_sum - top));
   const float of_old = expf(before - both), of_found = expf(log_sum - both);
   float old[held];
-  take(old, o + to * h.d, h.d);
+  take(old, o + to * h.v, h.v);
 #pragma unroll
   for (int i = 0; i < held; ++i) old[i] = old[i] * of_old + found.o[i] * of_found;
-  give(o + to * h.d, old, h.d);
+  give(o + to * h.v, old, h.v);
   if ((threadIdx.x & 31) == 0) lse[to] = both;
 }
 
 /// dq (+)= of one row and head; delta[t, head] = sum do o is left for the keys' side.
 template <class E>
 HB_DEVICE void query_backward(const E* d_o, const E* x, const E* kv, const E* o, const float* lse,
-                              const int32_t* cu_seqlens, float* dq, float* delta, int T, int S, Heads h,
-                              const Share& share, float scale, int accumulate) {
+                              const int32_t* cu_seqlens, float* dq, float* delta, int T, int S, const Heads& h,
+                              const Share& share, const AttentionScores& scores, int accumulate) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row, share.ranks, share.place);
-  const int w = 2 * h.k * h.d, column = it.head / (h.a / h.k) * h.d;
+  const int w = h.of_keys(), head = it.head / h.group();
   const size_t to = size_t(it.row) * h.a + it.head;
   float q[held], g[held], out[held], sum[held] = {};
   take(q, x + size_t(it.row) * h.width() + it.head * h.d, h.d);
-  take(g, d_o + to * h.d, h.d);
-  take(out, o + to * h.d, h.d);
+  take(g, d_o + to * h.v, h.v);
+  take(out, o + to * h.v, h.v);
   const float own = dot(g, out), log_sum = lse[to];
   if ((threadIdx.x & 31) == 0) delta[to] = own;
-  each_run(share, at, T, [&](int row, int n) {
-    for (int s = row; s < row + n; ++s) {
+  each_run(share, at, T, scores, [&](int row, int begin, int end) {
+    for (int s = row + begin; s < row + end; ++s) {
       float k[held], v[held];
-      take(k, kv + size_t(s) * w + column, h.d);
-      take(v, kv + size_t(s) * w + h.k * h.d + column, h.d);
-      const float p = expf(dot(q, k) * scale - log_sum);
-      add_scaled(sum, p * (dot(g, v) - own) * scale, k);
+      take(k, kv + size_t(s) * w + head * h.d, h.d);
+      take(v, kv + size_t(s) * w + h.k * h.d + head * h.v, h.v);
+      const float score = score_of(scores, dot(q, k)), p = expf(score - log_sum);
+      add_scaled(sum, p * (dot(g, v) - own) * slope(scores, score) * scores.scale, k);
     }
   });
   if (accumulate) {
@@ -113,44 +115,46 @@ HB_DEVICE void query_backward(const E* d_o, const E* x, const E* kv, const E* o,
 /// dk and dv of one row of a part and key-value head: over its query heads, and over the rows here that see it, in order.
 template <class E>
 HB_DEVICE void key_backward(const E* d_o, const E* x, const E* kv, const float* lse, const float* delta,
-                            const int32_t* cu_seqlens, float* dkv, int T, int S, Heads h, const Share& share,
-                            float scale) {
+                            const int32_t* cu_seqlens, float* dkv, int T, int S, const Heads& h, const Share& share,
+                            const AttentionScores& scores) {
   const Item it = item(share.parts() * T, h.k);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row % T, share.ranks, share.owner(it.row / T));
-  const int w = 2 * h.k * h.d, group = h.a / h.k;
-  const size_t mine = size_t(it.row) * w + it.head * h.d;
+  const int w = h.of_keys(), group = h.group();
+  const size_t key = size_t(it.row) * w + it.head * h.d, value = size_t(it.row) * w + h.k * h.d + it.head * h.v;
   float k[held], v[held], dk[held] = {}, dv[held] = {};
-  take(k, kv + mine, h.d);
-  take(v, kv + mine + h.k * h.d, h.d);
+  take(k, kv + key, h.d);
+  take(v, kv + value, h.v);
   for (int head = it.head * group; head < (it.head + 1) * group; ++head)
     for (int i = 0; i < 2; ++i) {
       const int unseen = at.position - chunk_begin(share.ranks, share.place, i, at.length);
       const int chunk = at.begin + i * at.length;
-      for (int t = chunk + max(0, unseen); t < chunk + at.length; ++t) {
+      const int end = scores.window > 0 ? min(at.length, unseen + scores.window) : at.length;
+      for (int t = chunk + max(0, unseen); t < chunk + end; ++t) {
         const size_t row = size_t(t) * h.a + head;
         float q[held], g[held];
         take(q, x + size_t(t) * h.width() + head * h.d, h.d);
-        take(g, d_o + row * h.d, h.d);
-        const float p = expf(dot(q, k) * scale - lse[row]);
+        take(g, d_o + row * h.v, h.v);
+        const float score = score_of(scores, dot(q, k)), p = expf(score - lse[row]);
         add_scaled(dv, p, g);
-        add_scaled(dk, p * (dot(g, v) - delta[row]) * scale, q);
+        add_scaled(dk, p * (dot(g, v) - delta[row]) * slope(scores, score) * scores.scale, q);
       }
     }
-  give(dkv + mine, dk, h.d);
-  give(dkv + mine + h.k * h.d, dv, h.d);
+  give(dkv + key, dk, h.d);
+  give(dkv + value, dv, h.v);
 }
 
 }  // namespace
 
-#define HB_CONTEXT_ARGUMENTS int T, int S, int a, int k, int d, int ranks, int place, int source, int all, float scale
+#define HB_CONTEXT_ARGUMENTS \
+  int T, int S, hotbunk::AttentionHeads heads, int ranks, int place, int source, int all, AttentionScores scores
 #define HB_SHARE Share{ranks, place, source, all}
 
 /// Grid: T a warps.
 #define HB_CONTEXT(E, O, name)                                                                                         \
   extern "C" __global__ void context_attention_##name(const E* x, const E* kv, const int32_t* cu_seqlens, O* o,        \
                                                       float* lse, HB_CONTEXT_ARGUMENTS, int accumulate) {              \
-    forward(x, kv, cu_seqlens, o, lse, T, S, {a, k, d}, HB_SHARE, scale, accumulate);                                  \
+    forward(x, kv, cu_seqlens, o, lse, T, S, Heads(heads), HB_SHARE, scores, accumulate);                                  \
   }
 HB_CONTEXT(float, float, f32_f32)
 HB_CONTEXT(bf16, bf16, bf16_bf16)
@@ -161,12 +165,12 @@ HB_CONTEXT(bf16, float, bf16_f32)
   extern "C" __global__ void context_attention_query_backward_##name(                                                  \
       const E* d_o, const E* x, const E* kv, const E* o, const float* lse, const int32_t* cu_seqlens, float* dq,       \
       float* delta, HB_CONTEXT_ARGUMENTS, int accumulate) {                                                            \
-    query_backward(d_o, x, kv, o, lse, cu_seqlens, dq, delta, T, S, {a, k, d}, HB_SHARE, scale, accumulate);           \
+    query_backward(d_o, x, kv, o, lse, cu_seqlens, dq, delta, T, S, Heads(heads), HB_SHARE, scores, accumulate);           \
   }                                                                                                                    \
   extern "C" __global__ void context_attention_key_backward_##name(                                                    \
       const E* d_o, const E* x, const E* kv, const float* lse, const float* delta, const int32_t* cu_seqlens,          \
       float* dkv, HB_CONTEXT_ARGUMENTS) {                                                                              \
-    key_backward(d_o, x, kv, lse, delta, cu_seqlens, dkv, T, S, {a, k, d}, HB_SHARE, scale);                           \
+    key_backward(d_o, x, kv, lse, delta, cu_seqlens, dkv, T, S, Heads(heads), HB_SHARE, scores);                           \
   }                                                                                                                    \
   extern "C" __global__ void take_kv_##name(const E* x, E* kv, int queries, int keys) {                                \
     const size_t from = size_t(blockIdx.x) * (queries + keys) + queries, to = size_t(blockIdx.x) * keys;               \

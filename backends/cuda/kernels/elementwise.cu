@@ -1,4 +1,4 @@
-// add, cast, gather_rows, the bias gradient, and the reductions of the local transport.
+// add, cast, scale, softcap, add_bias and its gradient, gather_rows, and the reductions of the local transport.
 #include "common.cuh"
 
 namespace {
@@ -37,6 +37,22 @@ extern "C" __global__ void cast_f32_bf16(const float* x, bf16* y, int64_t n) {
 }
 extern "C" __global__ void cast_bf16_f32(const bf16* x, float* y, int64_t n) {
   each(n, [&](int64_t i) { y[i] = load(x + i); });
+}
+
+/// x times factor, in place; x[t,:] += b, of N columns.
+#define HB_IN_PLACE(E, name)                                                                     \
+  extern "C" __global__ void scale_##name(E* x, float factor, int64_t n) {                       \
+    each(n, [&](int64_t i) { store(x + i, load(x + i) * factor); });                             \
+  }                                                                                              \
+  extern "C" __global__ void add_bias_##name(E* x, const E* b, int N, int64_t n) {               \
+    each(n, [&](int64_t i) { store(x + i, load(x + i) + load(b + i % N)); });                    \
+  }
+HB_IN_PLACE(float, f32)
+HB_IN_PLACE(bf16, bf16)
+
+/// cap tanh(x / cap), in place.
+extern "C" __global__ void softcap(float* x, float cap, int64_t n) {
+  each(n, [&](int64_t i) { x[i] = cap * tanhf(x[i] / cap); });
 }
 
 /// y[s,:] = x[rows[s],:], elements of 2 or 4 bytes. One block per row of y.

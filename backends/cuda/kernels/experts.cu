@@ -232,6 +232,28 @@ extern "C" __global__ void expert_rows(const int32_t* chosen, const int32_t* cou
   }
 }
 
+/// Of what `ranks` ranks send, offsets[ranks, E + 1], where those rows begin here that come to the rank at this place, by
+/// rank and there by expert; and how many come. A warp.
+extern "C" __global__ void expert_arrivals(const int32_t* offsets, int32_t* arrivals, int64_t* count, int E, int ranks,
+                                           int place) {
+  const int lane = threadIdx.x & 31, own = E / ranks;
+  int begin = 0;
+  for (int i0 = 0; i0 < E; i0 += 32) {
+    const int i = i0 + lane, e = i % own;
+    const int32_t* of = offsets + size_t(i / own) * (E + 1) + place * own + e;
+    const int rows = i < E ? of[1] - of[0] : 0;
+    int upto = rows;
+#pragma unroll
+    for (int m = 1; m < 32; m <<= 1) {
+      const int further = __shfl_up_sync(0xffffffffu, upto, m);
+      if (lane >= m) upto += further;
+    }
+    if (i < E) arrivals[i] = begin + upto - rows;
+    begin += __shfl_sync(0xffffffffu, upto, 31);
+  }
+  if (lane == 0) arrivals[E] = begin, count[0] = begin;
+}
+
 /// own[0] = choices that have a row: all that are not -1. One block.
 extern "C" __global__ void own_rows(const int32_t* rows, int32_t* own, int n) {
   __shared__ int part[32];

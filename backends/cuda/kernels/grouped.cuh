@@ -1,5 +1,6 @@
 // Products of experts' rows by their matrices, of one kernel each: rows lie sorted by expert, offsets[s] … offsets[s + 1]
-// of them in segment s, of expert s % E (several segments for each expert where rows came from several ranks).
+// of them in segment s, of expert s % E (several segments for each expert where rows came from several ranks). Of these
+// rows R are here, from the `first` on: all, or those of a round in which they came.
 //   nt: y[R,N] = x[R,K] w[E N,K]^T + bias     (grouped_linear)
 //   nn: dx[R,K] = dy[R,N] w                   (grouped_linear_dgrad)
 //   tn: dw[E N,K] (+)= dy^T x                 (grouped_linear_wgrad)
@@ -8,12 +9,20 @@
 #pragma once
 #include "common.cuh"
 
+/// Where segments begin among the rows that are here.
+struct Segments {
+  const int32_t* offsets;
+  int first, R;
+  HB_DEVICE int operator[](int s) const { return max(0, min(offsets[s] - first, R)); }
+};
+
 /// The tile of the nt and nn forms at block (x, y): grid (columns / columns_each, a bound of rows' tiles). `multiply(segment,
 /// first row, rows, row in it, column)` forms it.
 template <class E, class Multiply>
-HB_DEVICE void grouped_rows(const int32_t* offsets, E* c, int R, int columns, int segments, int rows_each,
-                            int columns_each, Multiply multiply) {
+HB_DEVICE void grouped_rows(const Segments& offsets, E* c, int columns, int segments, int rows_each, int columns_each,
+                            Multiply multiply) {
   int row;
+  const int R = offsets.R;
   const auto size = [&](int s) { return s < segments ? offsets[s + 1] - offsets[s] : R - offsets[segments]; };
   const int s = segment_of_tile(int(blockIdx.y), segments + 1, rows_each, size, row), column = blockIdx.x * columns_each;
   if (s < 0) return;
@@ -27,7 +36,7 @@ HB_DEVICE void grouped_rows(const int32_t* offsets, E* c, int R, int columns, in
 /// db[e, j] (+)= sums of columns [first, first + count) of dy over the expert's rows: a thread a column, rows in order,
 /// fp64 inside.
 template <class E>
-HB_DEVICE void grouped_bias(const E* dy, const int32_t* offsets, float* db, int segments, int experts, int N, int first,
+HB_DEVICE void grouped_bias(const E* dy, const Segments& offsets, float* db, int segments, int experts, int N, int first,
                             int count, int accumulate) {
   const int j = blockIdx.x * blockDim.x + threadIdx.x, e = blockIdx.y;
   if (j >= count) return;

@@ -36,10 +36,12 @@ HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
 }
 
 /// dlogits = dlogp / temperature (onehot(target) - softmax) in the first V of `width` columns, zeros behind. The columns
-/// are the ids from `first` on; lse is over all ids.
+/// are the ids from `first` on; lse is over all ids. Where softcap > 0, logits are softcap tanh(x / softcap) and the
+/// gradients are of x.
 template <class E>
 HB_DEVICE void log_prob_backward(const float* logits, const float* lse, const int32_t* targets, const float* dlogp,
-                                 E* dlogits, int first, int V, int width, float inverse_temperature) {
+                                 E* dlogits, int first, int V, int width, float inverse_temperature,
+                                 float softcap) {
   const int t = blockIdx.x, target = targets[t] - first;
   const float g = targets[t] < 0 ? 0.0f : dlogp[t] * inverse_temperature;
   const size_t row = size_t(t) * width;
@@ -48,6 +50,8 @@ HB_DEVICE void log_prob_backward(const float* logits, const float* lse, const in
     if (g != 0.0f && j < V) {
       d = expf(logits[row + j] * inverse_temperature - lse[t]) * -g;
       if (j == target) d += g;
+      const float share = softcap > 0.0f ? logits[row + j] / softcap : 0.0f;
+      d *= 1.0f - share * share;
     }
     store(dlogits + row + j, d);
   }
@@ -75,16 +79,14 @@ extern "C" __global__ void log_prob(const float* logits, const int32_t* targets,
   }
 }
 
-extern "C" __global__ void log_prob_backward_f32(const float* logits, const float* lse, const int32_t* targets,
-                                                 const float* dlogp, float* dlogits, int first, int V, int width,
-                                                 float inverse_temperature) {
-  log_prob_backward(logits, lse, targets, dlogp, dlogits, first, V, width, inverse_temperature);
-}
-extern "C" __global__ void log_prob_backward_bf16(const float* logits, const float* lse, const int32_t* targets,
-                                                  const float* dlogp, bf16* dlogits, int first, int V, int width,
-                                                  float inverse_temperature) {
-  log_prob_backward(logits, lse, targets, dlogp, dlogits, first, V, width, inverse_temperature);
-}
+#define HB_LOG_PROB_BACKWARD(E, name)                                                                              \
+  extern "C" __global__ void log_prob_backward_##name(const float* logits, const float* lse, const int32_t* targets, \
+                                                      const float* dlogp, E* dlogits, int first, int V, int width, \
+                                                      float inverse_temperature, float softcap) {                  \
+    log_prob_backward(logits, lse, targets, dlogp, dlogits, first, V, width, inverse_temperature, softcap);        \
+  }
+HB_LOG_PROB_BACKWARD(float, f32)
+HB_LOG_PROB_BACKWARD(bf16, bf16)
 
 /// What the ids first ... first + V - 1 add to a row's log-probability: stats[T,4] = largest logit, sum of e^x above it,
 /// that sum of e^x x, the target's logit (0 where it is another part's). Zeros where nothing is predicted.

@@ -11,43 +11,55 @@ namespace matmul_bf16 {
 
 constexpr int tile = 64, step = 64, pitch = step + 8;
 
+/// Rows of a matrix, `ld` elements apart. What a tile reads may be another type with the same members, whose rows lie
+/// elsewhere.
+struct Rows {
+  const bf16* base;
+  int ld;
+  HB_DEVICE const bf16* row(int r) const { return base + size_t(r) * ld; }
+};
+
 /// Brings rows [row0, row0 + tile) and columns [k0, k0 + step) of a row-major matrix [rows, K] to shared memory, zeros
 /// beyond its ends.
-HB_DEVICE void fetch(bf16 (*to)[pitch], const bf16* from, int rows, int K, int row0, int k0, bool wide) {
+template <class From>
+HB_DEVICE void fetch(bf16 (*to)[pitch], const From& from, int rows, int K, int row0, int k0, bool wide) {
   if (wide) {
     for (int at = threadIdx.x; at < tile * step / 8; at += blockDim.x) {
       const int r = at / (step / 8), c = at % (step / 8) * 8;
       const bool here = row0 + r < rows && k0 + c < K;
-      copy_async(&to[r][c], from + (here ? size_t(row0 + r) * K + k0 + c : 0), here ? 16 : 0);
+      copy_async(&to[r][c], here ? from.row(row0 + r) + k0 + c : from.base, here ? 16 : 0);
     }
     return;
   }
   for (int at = threadIdx.x; at < tile * step; at += blockDim.x) {
     const int r = at / step, c = at % step;
     const bool here = row0 + r < rows && k0 + c < K;
-    to[r][c] = here ? from[size_t(row0 + r) * K + k0 + c] : bf16(0.0f);
+    to[r][c] = here ? from.row(row0 + r)[k0 + c] : bf16(0.0f);
   }
 }
 
 /// The same of a matrix [K, rows], transposed on the way.
-HB_DEVICE void fetch_transposed(bf16 (*to)[pitch], const bf16* from, int rows, int K, int row0, int k0) {
+template <class From>
+HB_DEVICE void fetch_transposed(bf16 (*to)[pitch], const From& from, int rows, int K, int row0, int k0) {
   for (int at = threadIdx.x; at < tile * step; at += blockDim.x) {
     const int c = at / tile, r = at % tile;
     const bool here = row0 + r < rows && k0 + c < K;
-    to[r][c] = here ? from[size_t(k0 + c) * rows + row0 + r] : bf16(0.0f);
+    to[r][c] = here ? from.row(k0 + c)[row0 + r] : bf16(0.0f);
   }
 }
 
 /// Rows [row0, row0 + tile) and columns [column0, column0 + tile) of C, by the 128 threads of a block; all have read what
-/// is in shared memory when it returns. bias(n): what is added to column n.
-template <bool transposed_a, bool transposed_b, class C, class Bias>
-HB_DEVICE void multiply_tile(const bf16* a, const bf16* b, Bias bias, C* c, int M, int N, int K, int accumulate,
-                             int row0, int column0) {
+/// is in shared memory when it returns. bias(n): what is added to column n; to(r, n): where an element of C goes. a, b:
+/// rows as they lie, transposed or not.
+template <bool transposed_a, bool transposed_b, class A, class B, class Bias, class To>
+HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, int N, int K, int accumulate, int row0,
+                             int column0) {
   __shared__ __align__(16) bf16 as[2][tile][pitch], bs[2][tile][pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
   // A parameter inside a gathered unit begins at any element.
-  const bool wide = K % 8 == 0 && (reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 16 == 0;
+  const bool wide = (K | a.ld | b.ld) % 8 == 0 &&
+                    (reinterpret_cast<uintptr_t>(a.base) | reinterpret_cast<uintptr_t>(b.base)) % 16 == 0;
   float sum[2][4][4] = {};
   const auto bring = [&](int stage, int k0) {
     if (transposed_a) fetch_transposed(as[stage], a, M, K, row0, k0);
@@ -88,9 +100,9 @@ HB_DEVICE void multiply_tile(const bf16* a, const bf16* b, Bias bias, C* c, int 
         const int n = column0 + warp_column + 8 * j + lane % 4 * 2 + e % 2;
         if (r >= M || n >= N) continue;
         float x = sum[i][j][e] + bias(n);
-        C* to = c + size_t(r) * N + n;
-        if (accumulate) x += load(to);
-        store(to, x);
+        const auto at = to(r, n);
+        if (accumulate) x += load(at);
+        store(at, x);
       }
 }
 

@@ -11,22 +11,30 @@ namespace matmul_f32 {
 
 constexpr int rows_of_tile = 32, columns_of_tile = 64, step_of_k = 16;
 
+/// Rows of a matrix, `ld` elements apart. What a tile reads may be another type with the same members, whose rows lie
+/// elsewhere.
+struct Rows {
+  const float* base;
+  int ld;
+  HB_DEVICE const float* row(int r) const { return base + size_t(r) * ld; }
+};
+
 /// Row `at` of the tile of a row-major operand [rows, K] (or [K, rows], transposed), zeros beyond its ends.
-template <int rows_here, bool transposed, int pitch>
-HB_DEVICE void fetch(float (*to)[pitch], const float* from, int rows, int K, int row0, int k0) {
+template <int rows_here, bool transposed, int pitch, class From>
+HB_DEVICE void fetch(float (*to)[pitch], const From& from, int rows, int K, int row0, int k0) {
 #pragma unroll
   for (int at = int(threadIdx.x); at < rows_here * step_of_k; at += 32) {
     const int r = transposed ? at % rows_here : at / step_of_k, k = transposed ? at / rows_here : at % step_of_k;
     const bool here = row0 + r < rows && k0 + k < K;
-    to[k][r] = here ? from[transposed ? size_t(k0 + k) * rows + row0 + r : size_t(row0 + r) * K + k0 + k] : 0.0f;
+    to[k][r] = !here ? 0.0f : transposed ? from.row(k0 + k)[row0 + r] : from.row(row0 + r)[k0 + k];
   }
 }
 
 /// Rows [row0, …) and columns [column0, …) of C, by a warp; it has read what is in shared memory when it returns.
-/// bias(n): what is added to column n.
-template <bool transposed_a, bool transposed_b, class Bias>
-HB_DEVICE void multiply_tile(const float* a, const float* b, Bias bias, float* c, int M, int N, int K, int accumulate,
-                             int row0, int column0) {
+/// bias(n): what is added to column n; to(r, n): where an element of C goes. a, b: rows as they lie, transposed or not.
+template <bool transposed_a, bool transposed_b, class A, class B, class Bias, class To>
+HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, int N, int K, int accumulate, int row0,
+                             int column0) {
   __shared__ __align__(16) float as[step_of_k][rows_of_tile + 4], bs[step_of_k][columns_of_tile + 4];
   const int my_row = int(threadIdx.x) / 8 * 8, my_column = int(threadIdx.x) % 8 * 8;
   float sum[8][8] = {};
@@ -57,8 +65,8 @@ HB_DEVICE void multiply_tile(const float* a, const float* b, Bias bias, float* c
     for (int j = 0; j < 8; ++j) {
       const int r = row0 + my_row + i, n = column0 + my_column + j;
       if (r >= M || n >= N) continue;
-      float* to = c + size_t(r) * N + n;
-      *to = sum[i][j] + bias(n) + (accumulate ? *to : 0.0f);
+      float* at = to(r, n);
+      *at = sum[i][j] + bias(n) + (accumulate ? *at : 0.0f);
     }
 }
 

@@ -1,5 +1,5 @@
 // rms_norm, its backward, and the fused residual sum: one block per row of T. qk_norm, over the heads of packed qkv rows:
-// one warp per row and head. Shapes as in graph/catalogue.h.
+// one warp per row and head. Shapes as in graph/catalogue.h. offset: by w + offset in the place of w.
 #include "common.cuh"
 
 namespace {
@@ -7,7 +7,8 @@ namespace {
 /// y[t,:] = x[t,:] rstd[t] w, rstd[t] = 1 / sqrt(mean(x[t,:]^2) + eps). With `residual`, x is first x + residual and
 /// that sum, rounded to E, goes to `sum`.
 template <class E>
-HB_DEVICE void rms_norm(const E* x, const E* residual, const E* w, E* y, float* rstd, E* sum, int H, float eps) {
+HB_DEVICE void rms_norm(const E* x, const E* residual, const E* w, E* y, float* rstd, E* sum, int H, float eps,
+                        float offset) {
   __shared__ float part[32];
   const size_t row = size_t(blockIdx.x) * H;
   float squares = 0;
@@ -22,20 +23,21 @@ HB_DEVICE void rms_norm(const E* x, const E* residual, const E* w, E* y, float* 
   const float r = rsqrtf(block_sum(squares, part) / float(H) + eps);
   if (threadIdx.x == 0) rstd[blockIdx.x] = r;
   const E* from = residual != nullptr ? sum : x;
-  for (int j = threadIdx.x; j < H; j += blockDim.x) store(y + row + j, load(from + row + j) * r * load(w + j));
+  for (int j = threadIdx.x; j < H; j += blockDim.x) store(y + row + j, load(from + row + j) * r * (load(w + j) + offset));
 }
 
 /// dx (+)= rstd (dy w - x rstd^2 mean(dy w x)).
 template <class E>
-HB_DEVICE void rms_norm_backward(const E* dy, const E* x, const E* w, const float* rstd, E* dx, int H, int accumulate) {
+HB_DEVICE void rms_norm_backward(const E* dy, const E* x, const E* w, const float* rstd, E* dx, int H, float offset,
+                                 int accumulate) {
   __shared__ float part[32];
   const size_t row = size_t(blockIdx.x) * H;
   float dot = 0;
-  for (int j = threadIdx.x; j < H; j += blockDim.x) dot += load(dy + row + j) * load(w + j) * load(x + row + j);
+  for (int j = threadIdx.x; j < H; j += blockDim.x) dot += load(dy + row + j) * (load(w + j) + offset) * load(x + row + j);
   const float r = rstd[blockIdx.x];
   const float c = block_sum(dot, part) / float(H) * r * r * r;
   for (int j = threadIdx.x; j < H; j += blockDim.x) {
-    float g = load(dy + row + j) * load(w + j) * r - load(x + row + j) * c;
+    float g = load(dy + row + j) * (load(w + j) + offset) * r - load(x + row + j) * c;
     if (accumulate) g += load(dx + row + j);
     store(dx + row + j, g);
   }
@@ -53,7 +55,8 @@ HB_DEVICE void rms_norm_weight(const E* dy, const E* x, const float* rstd, float
 
 /// Query and key heads are normed by a weight of their own, value heads copied. A warp per row and head.
 template <class E>
-HB_DEVICE void qk_norm(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a, int k, int d, float eps) {
+HB_DEVICE void qk_norm(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a, int k, int d, float eps,
+                       float offset) {
   const int lane = threadIdx.x & 31, heads = a + 2 * k;
   const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t(T) * heads) return;
@@ -69,13 +72,13 @@ HB_DEVICE void qk_norm(const E* x, const E* qw, const E* kw, E* y, float* rstd, 
   const float r = rsqrtf(warp_sum(squares) / float(d) + eps);
   if (lane == 0) rstd[size_t(t) * (a + k) + head] = r;
   const E* w = head < a ? qw : kw;
-  for (int j = lane; j < d; j += 32) store(to + j, load(from + j) * r * load(w + j));
+  for (int j = lane; j < d; j += 32) store(to + j, load(from + j) * r * (load(w + j) + offset));
 }
 
 /// dx = rstd (dy w - x rstd^2 mean(dy w x)) of query and key heads; dx may be dy.
 template <class E>
 HB_DEVICE void qk_norm_backward(const E* dy, const E* x, const E* qw, const E* kw, const float* rstd, E* dx, int T,
-                                int a, int k, int d) {
+                                int a, int k, int d, float offset) {
   const int lane = threadIdx.x & 31, heads = a + 2 * k;
   const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t(T) * heads) return;
@@ -88,10 +91,10 @@ HB_DEVICE void qk_norm_backward(const E* dy, const E* x, const E* qw, const E* k
   }
   const E* w = head < a ? qw : kw;
   float dot = 0;
-  for (int j = lane; j < d; j += 32) dot += load(g + j) * load(w + j) * load(from + j);
+  for (int j = lane; j < d; j += 32) dot += load(g + j) * (load(w + j) + offset) * load(from + j);
   const float r = rstd[size_t(t) * (a + k) + head];
   const float c = warp_sum(dot) / float(d) * r * r * r;
-  for (int j = lane; j < d; j += 32) store(to + j, load(g + j) * load(w + j) * r - load(from + j) * c);
+  for (int j = lane; j < d; j += 32) store(to + j, load(g + j) * (load(w + j) + offset) * r - load(from + j) * c);
 }
 
 /// dqw (block y 0) and dkw (1): a thread per element of a head, rows and heads in order, fp64 inside.
@@ -113,30 +116,31 @@ HB_DEVICE void qk_norm_weight(const E* dy, const E* x, const float* rstd, float*
 
 }  // namespace
 
-#define HB_QK_NORM(E, name)                                                                                           \
-  extern "C" __global__ void qk_norm_##name(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a,    \
-                                            int k, int d, float eps) {                                                \
-    qk_norm(x, qw, kw, y, rstd, T, a, k, d, eps);                                                                     \
-  }                                                                                                                   \
-  extern "C" __global__ void qk_norm_backward_##name(const E* dy, const E* x, const E* qw, const E* kw,               \
-                                                     const float* rstd, E* dx, int T, int a, int k, int d) {          \
-    qk_norm_backward(dy, x, qw, kw, rstd, dx, T, a, k, d);                                                            \
-  }                                                                                                                   \
+#define HB_QK_NORM(E, name)                                                                                            \
+  extern "C" __global__ void qk_norm_##name(const E* x, const E* qw, const E* kw, E* y, float* rstd, int T, int a,     \
+                                            int k, int d, float eps, float offset) {                                   \
+    qk_norm(x, qw, kw, y, rstd, T, a, k, d, eps, offset);                                                              \
+  }                                                                                                                    \
+  extern "C" __global__ void qk_norm_backward_##name(const E* dy, const E* x, const E* qw, const E* kw,                \
+                                                     const float* rstd, E* dx, int T, int a, int k, int d,             \
+                                                     float offset) {                                                   \
+    qk_norm_backward(dy, x, qw, kw, rstd, dx, T, a, k, d, offset);                                                     \
+  }                                                                                                                    \
   extern "C" __global__ void qk_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* dqw, float* dkw, \
-                                                   int T, int a, int k, int d, int accumulate) {                      \
-    qk_norm_weight(dy, x, rstd, dqw, dkw, T, a, k, d, accumulate);                                                    \
+                                                   int T, int a, int k, int d, int accumulate) {                       \
+    qk_norm_weight(dy, x, rstd, dqw, dkw, T, a, k, d, accumulate);                                                     \
   }
 HB_QK_NORM(float, f32)
 HB_QK_NORM(bf16, bf16)
 
 #define HB_NORM(E, name)                                                                                             \
   extern "C" __global__ void rms_norm_##name(const E* x, const E* residual, const E* w, E* y, float* rstd, E* sum,   \
-                                             int H, float eps) {                                                     \
-    rms_norm(x, residual, w, y, rstd, sum, H, eps);                                                                  \
+                                             int H, float eps, float offset) {                                       \
+    rms_norm(x, residual, w, y, rstd, sum, H, eps, offset);                                                          \
   }                                                                                                                  \
   extern "C" __global__ void rms_norm_backward_##name(const E* dy, const E* x, const E* w, const float* rstd, E* dx, \
-                                                      int H, int accumulate) {                                       \
-    rms_norm_backward(dy, x, w, rstd, dx, H, accumulate);                                                            \
+                                                      int H, float offset, int accumulate) {                         \
+    rms_norm_backward(dy, x, w, rstd, dx, H, offset, accumulate);                                                    \
   }                                                                                                                  \
   extern "C" __global__ void rms_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* dw, int T,    \
                                                     int H, int accumulate) {                                         \
