@@ -23,14 +23,14 @@ std::size_t boxes_read(const Plan& plan, Rank rank) {
   return boxes;
 }
 
-struct Way {
+struct Loaded {
   std::string model;
   std::int64_t ranks;
   std::function<void(Scenario&)> set;
 };
 
-const std::vector<Way>& ways() {
-  static const std::vector<Way> all = {
+const std::vector<Loaded>& loaded_ways() {
+  static const std::vector<Loaded> all = {
       {"llama-gqa", 4, [](Scenario& s) { s.train.layout.tp = 2, s.train.layout.dp = 2; }},
       {"llama-gqa", 2, [](Scenario& s) { s.train.engine = TrainEngine::fsdp1; }},
       {"llama-tied", 4,
@@ -50,7 +50,7 @@ const std::vector<Way>& ways() {
 }  // namespace
 
 TEST_CASE("a model that the first rank reads and broadcasts trains as one of which each rank reads its part") {
-  for (const Way& way : ways()) {
+  for (const Loaded& way : loaded_ways()) {
     CAPTURE(way.model, way.ranks);
     const Golden g = Golden::load(way.model);
     Scenario s = golden_scenario(g, way.ranks);

@@ -25,7 +25,7 @@ std::set<OpKind> recomputed_kinds(const Scenario& s) {
   return out;
 }
 
-struct Way {
+struct Recomputed {
   std::string model, modules;
   OpKind again;                     // runs again
   std::vector<OpKind> not_again{};  // does not
@@ -36,7 +36,7 @@ struct Way {
 
 TEST_CASE("what a module of selective recomputation drops is computed again, and gradients are the same to the bit") {
   using K = OpKind;
-  for (const Way& way : std::vector<Way>{
+  for (const Recomputed& way : std::vector<Recomputed>{
            {"qwen3-norm", "core_attn", K::attention, {K::linear, K::swiglu, K::rms_norm}},
            {"qwen3-norm", "core_attn", K::attention, {K::linear}, 2},
            {"qwen3-norm", "mlp", K::linear, {K::attention}},
