@@ -37,7 +37,7 @@ CUdeviceptr aligned(const CudaCall& c, CUdeviceptr address) {
 }
 CUdeviceptr aligned(const CudaCall& c, const Tensor& t) { return aligned(c, at(c, t)); }
 
-AttentionScores scores(const CudaCall& c) {
+ScoreOptions scores(const CudaCall& c) {
   const double usual = 1.0f / std::sqrt(static_cast<float>(c.op.integer(Attr::head_dim)));
   return {real(c, Attr::scale, usual), real(c, Attr::softcap, 0.0), narrow(c.op.integer(Attr::window, 0))};
 }

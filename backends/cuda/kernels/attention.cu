@@ -8,7 +8,7 @@ namespace {
 
 template <class E>
 HB_DEVICE void attention(const E* x, const int32_t* cu_seqlens, E* o, float* lse, int T, int S, const Heads& h,
-                         const AttentionScores& scores) {
+                         const ScoreOptions& scores) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const int begin = cu_seqlens[sequence_of(cu_seqlens, S, it.row)], w = h.width(), kv = it.head / h.group();
@@ -28,7 +28,7 @@ HB_DEVICE void attention(const E* x, const int32_t* cu_seqlens, E* o, float* lse
 /// dq of one row and head; delta[t, head] = sum do o is left for the keys' side.
 template <class E>
 HB_DEVICE void query_backward(const E* d_o, const E* x, const E* o, const float* lse, const int32_t* cu_seqlens, E* dx,
-                              float* delta, int T, int S, const Heads& h, const AttentionScores& scores) {
+                              float* delta, int T, int S, const Heads& h, const ScoreOptions& scores) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const int begin = cu_seqlens[sequence_of(cu_seqlens, S, it.row)], w = h.width(), kv = it.head / h.group();
@@ -53,7 +53,7 @@ HB_DEVICE void query_backward(const E* d_o, const E* x, const E* o, const float*
 /// order.
 template <class E>
 HB_DEVICE void key_backward(const E* d_o, const E* x, const float* lse, const float* delta, const int32_t* cu_seqlens,
-                            E* dx, int T, int S, const Heads& h, const AttentionScores& scores) {
+                            E* dx, int T, int S, const Heads& h, const ScoreOptions& scores) {
   const Item it = item(T, h.k);
   if (!it.here) return;
   const int w = h.width(), group = h.group(), last = cu_seqlens[sequence_of(cu_seqlens, S, it.row) + 1];
@@ -95,7 +95,7 @@ HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& 
 template <class E>
 HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables,
                                const int32_t* lengths, E* o, float* lse, int T, int S, const Heads& h, int block_tokens,
-                               int max_blocks, const AttentionScores& scores) {
+                               int max_blocks, const ScoreOptions& scores) {
   const Item it = item(T, h.a);
   if (!it.here || it.row < cu_seqlens[0] || it.row >= cu_seqlens[S]) return;
   const int s = sequence_of(cu_seqlens, S, it.row), kv = it.head / h.group();
@@ -122,17 +122,17 @@ HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32
 /// Grids of attention, query_backward and paged_attention: T a warps; key_backward: T k warps; kv_write: T blocks.
 #define HB_ATTENTION(E, name)                                                                                         \
   extern "C" __global__ void attention_##name(const E* x, const int32_t* cu_seqlens, E* o, float* lse, int T, int S,  \
-                                              hotbunk::AttentionHeads heads, AttentionScores scores) {                \
+                                              hotbunk::AttentionHeads heads, ScoreOptions scores) {                \
     attention(x, cu_seqlens, o, lse, T, S, Heads(heads), scores);                                                     \
   }                                                                                                                   \
   extern "C" __global__ void attention_query_backward_##name(                                                         \
       const E* d_o, const E* x, const E* o, const float* lse, const int32_t* cu_seqlens, E* dx, float* delta, int T,  \
-      int S, hotbunk::AttentionHeads heads, AttentionScores scores) {                                                 \
+      int S, hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                 \
     query_backward(d_o, x, o, lse, cu_seqlens, dx, delta, T, S, Heads(heads), scores);                                \
   }                                                                                                                   \
   extern "C" __global__ void attention_key_backward_##name(                                                           \
       const E* d_o, const E* x, const float* lse, const float* delta, const int32_t* cu_seqlens, E* dx, int T, int S, \
-      hotbunk::AttentionHeads heads, AttentionScores scores) {                                                        \
+      hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                        \
     key_backward(d_o, x, lse, delta, cu_seqlens, dx, T, S, Heads(heads), scores);                                     \
   }                                                                                                                   \
   extern "C" __global__ void kv_write_##name(const E* x, const int32_t* slots, E* pool, hotbunk::AttentionHeads heads, \
@@ -142,7 +142,7 @@ HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32
   extern "C" __global__ void paged_attention_##name(                                                                  \
       const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables, const int32_t* lengths, \
       E* o, float* lse, int T, int S, hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                \
-      AttentionScores scores) {                                                                                       \
+      ScoreOptions scores) {                                                                                       \
     paged_attention(x, width, pool, cu_seqlens, tables, lengths, o, lse, T, S, Heads(heads), block_tokens,            \
                     max_blocks, scores);                                                                              \
   }

@@ -11,7 +11,7 @@ struct AttentionHeads {
 
 /// score = scale q k; where softcap > 0, softcap tanh(score / softcap) in its place. A query sees `window` keys, itself
 /// the last; 0: all keys before it.
-struct AttentionScores {
+struct ScoreOptions {
   float scale, softcap;
   int window;
 };

@@ -4,7 +4,7 @@
 #include "backends/cuda/kernels/attention.h"
 #include "common.cuh"
 
-using hotbunk::AttentionScores;
+using hotbunk::ScoreOptions;
 
 constexpr int held = 8;  // elements of a head in a lane
 
@@ -36,16 +36,16 @@ HB_DEVICE void add_scaled(float (&to)[held], float c, const float (&x)[held]) {
 }
 
 /// A product of a query and a key as softmax takes it; slope(score): how much it moves where scale q k does.
-HB_DEVICE float score_of(const AttentionScores& s, float product) {
+HB_DEVICE float score_of(const ScoreOptions& s, float product) {
   const float x = product * s.scale;
   return s.softcap > 0.0f ? s.softcap * tanhf(x / s.softcap) : x;
 }
-HB_DEVICE float slope(const AttentionScores& s, float score) {
+HB_DEVICE float slope(const ScoreOptions& s, float score) {
   const float t = s.softcap > 0.0f ? score / s.softcap : 0.0f;
   return 1.0f - t * t;
 }
 /// The first key that the query at this position sees.
-HB_DEVICE int first_seen(const AttentionScores& s, int position) {
+HB_DEVICE int first_seen(const ScoreOptions& s, int position) {
   return s.window > 0 ? max(0, position - s.window + 1) : 0;
 }
 
@@ -67,7 +67,7 @@ struct Attended {
 
   /// Keys [begin, end) more; key(i), value(i): where row i lies, of d and of v numbers.
   template <class Key, class Value>
-  HB_DEVICE void add(const float (&q)[held], int begin, int end, int d, int v_d, const AttentionScores& scores, Key key,
+  HB_DEVICE void add(const float (&q)[held], int begin, int end, int d, int v_d, const ScoreOptions& scores, Key key,
                      Value value) {
     for (int s = begin; s < end; ++s) {
       float k[held], v[held];

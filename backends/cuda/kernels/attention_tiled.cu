@@ -109,7 +109,7 @@ HB_DEVICE float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-using hotbunk::AttentionScores;
+using hotbunk::ScoreOptions;
 
 struct Heads : hotbunk::AttentionHeads {
   HB_DEVICE Heads(const hotbunk::AttentionHeads& h) : hotbunk::AttentionHeads(h) {}
@@ -133,18 +133,18 @@ struct Items {
 /// Products of queries and keys as softmax takes them where they are capped: in units of what they are then scaled by,
 /// `scale_after`.
 template <int n>
-HB_DEVICE void cap(float (&p)[n][4], const AttentionScores& s) {
+HB_DEVICE void cap(float (&p)[n][4], const ScoreOptions& s) {
   if (s.softcap <= 0.0f) return;
 #pragma unroll
   for (int j = 0; j < n; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e) p[j][e] = s.softcap * tanhf(p[j][e] * s.scale / s.softcap);
 }
-HB_DEVICE float scale_after(const AttentionScores& s) { return s.softcap > 0.0f ? 1.0f : s.scale; }
+HB_DEVICE float scale_after(const ScoreOptions& s) { return s.softcap > 0.0f ? 1.0f : s.scale; }
 
 /// query(i), out(i): of item i; key(s), value(s): of key s; lse(i, x): takes log sum e^score, -inf of no key.
 template <int D, class Query, class Key, class Value, class Out, class Lse>
-HB_DEVICE void attend(const Items& here, const Heads& h, const AttentionScores& scores, const bf16* any, Query query,
+HB_DEVICE void attend(const Items& here, const Heads& h, const ScoreOptions& scores, const bf16* any, Query query,
                       Key key, Value value, Out out, Lse lse) {
   __shared__ __align__(16) bf16 ks[tile][D + 8], vs[tile][D + 8];
   const int lane = threadIdx.x & 31, row = threadIdx.x / 32 * 16, first = here.first + row;
@@ -218,7 +218,7 @@ HB_DEVICE void attend(const Items& here, const Heads& h, const AttentionScores& 
 
 template <int D>
 HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S, const Heads& h,
-                         const AttentionScores& scores) {
+                         const ScoreOptions& scores) {
   int s, first;
   const int group = h.group(), kv = blockIdx.y, w = h.width();
   if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
@@ -239,7 +239,7 @@ HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, floa
 template <int D>
 HB_DEVICE void paged_attention(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
                                const int32_t* lengths, bf16* o, float* lse, int S, const Heads& h, int block_tokens,
-                               int max_blocks, const AttentionScores& scores) {
+                               int max_blocks, const ScoreOptions& scores) {
   int s, first;
   const int group = h.group(), kv = blockIdx.y, of_keys = h.k * h.d, of_values = h.k * h.v;
   if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
@@ -270,13 +270,13 @@ struct Backward {
   float* delta;
   int S;
   Heads h;
-  AttentionScores scores;
+  ScoreOptions scores;
 };
 
 /// p = e^(score - lse) and, from dp, ds = p (dp - delta) without the scale, of 8 n columns of two rows or the other way
 /// round. `of`: {lse in units of log2, delta} of element (j, e); seen(j, e): whether there is such a pair.
 template <int n, class Of, class Seen>
-HB_DEVICE void probabilities(float (&p)[n][4], float (&ds)[n][4], const AttentionScores& scores, Of of, Seen seen) {
+HB_DEVICE void probabilities(float (&p)[n][4], float (&ds)[n][4], const ScoreOptions& scores, Of of, Seen seen) {
   const float unit = scale_after(scores) * log2_e;
   cap(p, scores);
 #pragma unroll
@@ -436,26 +436,26 @@ HB_DEVICE void key_backward(const Backward& b) {
 #define HB_ATTENTION_TILED(D)                                                                                          \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S,                        \
-                          hotbunk::AttentionHeads heads, AttentionScores scores) {                                     \
+                          hotbunk::AttentionHeads heads, ScoreOptions scores) {                                     \
     attention<D>(x, cu_seqlens, o, lse, S, heads, scores);                                                             \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_paged_attention_##D(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens,                 \
                                 const int32_t* tables, const int32_t* lengths, bf16* o, float* lse, int S,             \
                                 hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                       \
-                                AttentionScores scores) {                                                              \
+                                ScoreOptions scores) {                                                              \
     paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores);      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,              \
                                          const int32_t* cu_seqlens, bf16* dx, float* delta, int S,                     \
-                                         hotbunk::AttentionHeads heads, AttentionScores scores) {                      \
+                                         hotbunk::AttentionHeads heads, ScoreOptions scores) {                      \
     query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, heads, scores});                                      \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(128)                                                                    \
       tiled_attention_key_backward_##D(const bf16* d_o, const bf16* x, const float* lse, float* delta,                 \
                                        const int32_t* cu_seqlens, bf16* dx, int S, hotbunk::AttentionHeads heads,      \
-                                       AttentionScores scores) {                                                       \
+                                       ScoreOptions scores) {                                                       \
     key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, heads, scores});                                  \
   }
 HB_ATTENTION_TILED(64)

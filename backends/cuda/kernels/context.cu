@@ -34,7 +34,7 @@ struct Place {
 
 /// Calls visit(first row of kv, begin, end) for each chunk of keys, of which a query at `at` sees rows [begin, end).
 template <class Visit>
-HB_DEVICE void each_run(const Share& share, const Place& at, int T, const AttentionScores& scores, Visit visit) {
+HB_DEVICE void each_run(const Share& share, const Place& at, int T, const ScoreOptions& scores, Visit visit) {
   for (int part = 0; part < share.parts(); ++part)
     for (int i = 0; i < 2; ++i) {
       const int chunk = chunk_begin(share.ranks, share.owner(part), i, at.length);
@@ -45,7 +45,7 @@ HB_DEVICE void each_run(const Share& share, const Place& at, int T, const Attent
 
 template <class E, class O>
 HB_DEVICE void forward(const E* x, const E* kv, const int32_t* cu_seqlens, O* o, float* lse, int T, int S,
-                       const Heads& h, const Share& share, const AttentionScores& scores, int accumulate) {
+                       const Heads& h, const Share& share, const ScoreOptions& scores, int accumulate) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row, share.ranks, share.place);
@@ -84,7 +84,7 @@ HB_DEVICE void forward(const E* x, const E* kv, const int32_t* cu_seqlens, O* o,
 template <class E>
 HB_DEVICE void query_backward(const E* d_o, const E* x, const E* kv, const E* o, const float* lse,
                               const int32_t* cu_seqlens, float* dq, float* delta, int T, int S, const Heads& h,
-                              const Share& share, const AttentionScores& scores, int accumulate) {
+                              const Share& share, const ScoreOptions& scores, int accumulate) {
   const Item it = item(T, h.a);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row, share.ranks, share.place);
@@ -116,7 +116,7 @@ HB_DEVICE void query_backward(const E* d_o, const E* x, const E* kv, const E* o,
 template <class E>
 HB_DEVICE void key_backward(const E* d_o, const E* x, const E* kv, const float* lse, const float* delta,
                             const int32_t* cu_seqlens, float* dkv, int T, int S, const Heads& h, const Share& share,
-                            const AttentionScores& scores) {
+                            const ScoreOptions& scores) {
   const Item it = item(share.parts() * T, h.k);
   if (!it.here) return;
   const Place at(cu_seqlens, S, it.row % T, share.ranks, share.owner(it.row / T));
@@ -147,7 +147,7 @@ HB_DEVICE void key_backward(const E* d_o, const E* x, const E* kv, const float* 
 }  // namespace
 
 #define HB_CONTEXT_ARGUMENTS \
-  int T, int S, hotbunk::AttentionHeads heads, int ranks, int place, int source, int all, AttentionScores scores
+  int T, int S, hotbunk::AttentionHeads heads, int ranks, int place, int source, int all, ScoreOptions scores
 #define HB_SHARE Share{ranks, place, source, all}
 
 /// Grid: T a warps.
