@@ -23,7 +23,7 @@ struct Shape {
   int of_keys() const { return k * (d + of_value()); }  // of a row, keys and values
   int width() const { return a * d + of_keys(); }
   AttentionHeads heads() const { return {a, k, d, of_value()}; }
-  AttentionScores scores(float scale) const { return {scale, softcap, window}; }
+  ScoreOptions scores(float scale) const { return {scale, softcap, window}; }
 };
 
 /// Outputs and gradients of attention in fp64; and the sums of what they are made of, each taken as positive, which a
