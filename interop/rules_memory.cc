@@ -10,6 +10,7 @@
 
 #include "interop/rule_parts.h"
 #include "spec/names.h"
+#include "spec/recompute_modules.h"
 #include "spec/transition.h"
 
 namespace hotbunk::rules {
@@ -58,7 +59,10 @@ void write_recompute(RuleOutput& out) {
   const Recompute r = out.scenario.train.recompute;
   out.give("checkpointing", r != Recompute::none);
   if (r != Recompute::none) out.give("recompute_granularity", std::string(name_of(r)));
-  if (std::string modules = out.scenario.train.recompute_modules; !modules.empty()) {
+  // mlp_act is ours alone.
+  if (std::string modules = out.scenario.train.recompute_modules;
+      !modules.empty() &&
+      modules.find(recompute_module_names[static_cast<std::size_t>(RecomputeModule::mlp_act)]) == std::string::npos) {
     std::ranges::replace(modules, '-', ',');
     out.give("recompute_modules", fmt::format("[{}]", modules));
   }

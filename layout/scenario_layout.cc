@@ -136,7 +136,15 @@ Result<Layout> engine_layout(const Scenario& s) {
       else axes.push_back(axis);
     return Mesh(std::move(axes));
   };
-  out.expert = split(out.dense, "etp", "ep", l.ep);
+  if (l.ep <= l.tp) {
+    out.expert = split(out.dense, "etp", "ep", l.ep);
+  } else {  // over the context-parallel ranks too
+    std::vector<MeshAxis> axes;
+    for (const MeshAxis& axis : out.dense.axes())
+      if (axis.name == "tp") axes.push_back({"etp", l.tp * l.cp / l.ep}), axes.push_back({"ep", l.ep});
+      else if (axis.name != "cp") axes.push_back(axis);
+    out.expert = Mesh(std::move(axes));
+  }
   if (l.attention_dp > 1) out.mlp = out.dense;
   out.dense = split(out.dense, "tp", "attention_dp", l.attention_dp);
   return out;

@@ -13,7 +13,7 @@ Result<std::unique_ptr<RlDriver>> RlDriver::create(const Plan& plan, const Scena
   auto task = Task::create(s);
   if (!task) return fail(std::move(task.error()));
   if (Diagnostics problems = check_lengths(s, kv_blocks_of(plan)); !problems.empty()) return fail(std::move(problems));
-  auto sources = LoadSources::open(s, options.resume);
+  auto sources = LoadSources::open(s, options.resume, options.opens_files);
   if (!sources) return fail(std::move(sources.error()));
   return std::unique_ptr<RlDriver>(new RlDriver(plan, s, std::move(*sources), std::move(options), *task));
 }

@@ -12,7 +12,7 @@ Result<std::unique_ptr<SftDriver>> SftDriver::create(const Plan& plan, const Sce
                             most > s.train.micro_batch_tokens ? "train.micro_batch_tokens x the ranks that share them"
                                                               : "train.micro_batch_tokens");
   if (!data) return fail(std::move(data.error()));
-  auto sources = LoadSources::open(s, options.resume);
+  auto sources = LoadSources::open(s, options.resume, options.opens_files);
   if (!sources) return fail(std::move(sources.error()));
   return std::unique_ptr<SftDriver>(new SftDriver(plan, s, std::move(*sources), std::move(options), std::move(*data)));
 }

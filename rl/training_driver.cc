@@ -72,7 +72,7 @@ TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& s, LoadSources 
     if (!found) throw RuntimeFailure(render(found.error()));
     return *found;
   };
-  if ((s.algorithm.reference || s.model.lora.on()) && !s.model.weights_path.empty())
+  if (options_.opens_files && (s.algorithm.reference || s.model.lora.on()) && !s.model.weights_path.empty())
     started_.initial_digest = digest(digest_of_model(s.model.weights_path));
   if (!s.task.data.empty()) started_.data_digest = digest(digest_of_file(s.task.data));
 }

@@ -25,6 +25,8 @@ struct DriverOptions {
   std::filesystem::path checkpoints;
   /// The checkpoint that the run goes on from.
   std::optional<SavedCheckpoint> resume;
+  /// Files of weights and moments are this driver's to open: not where another rank reads them (train.load: rank0).
+  bool opens_files = true;
   /// Whether this process has been asked to stop; on a stream's thread. May be empty.
   std::function<bool()> stop_requested;
   /// Called on the driver's thread when a step's last optimizer step is done; may be empty.

@@ -160,7 +160,8 @@ void MomentSource::read(const std::string& parameter, Slot slot, std::span<const
   });
 }
 
-Result<LoadSources> LoadSources::open(const Scenario& s, const std::optional<SavedCheckpoint>& from) {
+Result<LoadSources> LoadSources::open(const Scenario& s, const std::optional<SavedCheckpoint>& from, bool opens_files) {
+  if (!opens_files) return LoadSources{ParameterSource::unread(s.model), ParameterSource::unread(s.model), {}};
   ModelSpec model = s.model;
   // A checkpoint of adapters is of nothing else.
   if (from) (model.lora.on() ? model.lora.adapter : model.weights_path) = from->folder.string();

@@ -27,6 +27,8 @@ class ParameterSource {
   /// Opens model.weights_path and checks its manifest, if it has one (E421), names, shapes and that every weight is
   /// finite (E40x), or prepares random initialisation when it is empty. Likewise model.lora.adapter (E40x, E414).
   static Result<ParameterSource> open(const ModelSpec&, std::int64_t seed);
+  /// Of files that this rank is asked for nothing of: it opens none.
+  static ParameterSource unread(const ModelSpec& model) { return {model, 0, std::nullopt, std::nullopt}; }
 
   /// Fills a feed's destination. `boxes`: source in elements of the row-major logical tensor, destination in elements
   /// of `dtype` (fp32 or bf16). What no box covers is zero, or with `keeps` what it was.
@@ -72,8 +74,8 @@ struct LoadSources {
   ParameterSource initial;  // the policy that training began with, which the reference is a copy of
   MomentSource moments;
   /// Of a scenario's own start, or of the checkpoint that a run goes on from. The files of a checkpoint are verified
-  /// (E421, E40x).
-  static Result<LoadSources> open(const Scenario&, const std::optional<SavedCheckpoint>&);
+  /// (E421, E40x). Without `opens_files` none is opened: this rank is asked for nothing that is in them.
+  static Result<LoadSources> open(const Scenario&, const std::optional<SavedCheckpoint>&, bool opens_files = true);
 };
 
 }  // namespace hotbunk

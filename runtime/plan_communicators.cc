@@ -117,7 +117,8 @@ void exchange_rows(Communicator& c, const OpCall& call, const ReadRows& read) {
   std::int64_t begin = 0;
   for (std::int64_t r = 0; r < rows.ranks(); ++r) {
     const Range at_r = rows.at_receiver(me, r), part = in_round(at_r);
-    here.push_back({(rows.at_sender(me, r).begin + part.begin - at_r.begin) * row_bytes, part.size() * row_bytes});
+    const std::int64_t first = part.size() > 0 ? rows.at_sender(me, r).begin + part.begin - at_r.begin : 0;
+    here.push_back({first * row_bytes, part.size() * row_bytes});
     there.push_back({begin, in_round(rows.at_receiver(r, me)).size() * row_bytes});
     begin += there.back().bytes;
   }

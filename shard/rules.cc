@@ -125,7 +125,7 @@ RecomputeModules modules_of(const Forward& f, const ForwardOp& op) {
   switch (op.kind) {
     case OpKind::attention:
       return RecomputeModules(M::core_attn);
-    case OpKind::latent_attention:  // which makes packed heads of latents, too
+    case OpKind::latent_attention:  // one op makes packed heads of latents, and attends: both modules, or none
       return RecomputeModules(M::core_attn, M::mla_up_proj);
     case OpKind::route:
     case OpKind::expert_sort:
@@ -163,13 +163,8 @@ RecomputeModules modules_of(const Forward& f, const ForwardOp& op) {
 std::vector<ValueId> dropped(const Forward& f, const TensorSharding& s, const ForwardOp& op, RecomputeModules modules) {
   if (!modules_of(f, op).meets(modules)) return {};
   std::vector<ValueId> out = results_of(f, s, op);
-  if (is_norm(op.kind)) std::erase(out, sum_of(op));  // the residual stream
-  if (op.kind == OpKind::latent_attention) {
-    const auto is_packed = [&](ValueId id) { return id == op.outputs[2] || id == in_attention(f, s, op.outputs[2]); };
-    std::erase_if(out, [&](ValueId id) {
-      return !modules.has(is_packed(id) ? RecomputeModule::mla_up_proj : RecomputeModule::core_attn);
-    });
-  }
+  if (is_norm(op.kind)) std::erase(out, sum_of(op));                                    // the residual stream
+  if (op.kind == OpKind::attention) std::erase(out, in_attention(f, s, op.inputs[0]));  // q, k and v
   return out;
 }
 
@@ -271,7 +266,8 @@ void ForwardWriter::norm(const ForwardOp& op) {
 /// It takes all tokens of its heads, and finds and leaves all heads of its tokens.
 void ForwardWriter::attention(const ForwardOp& op) {
   const std::string &in = f_.value(op.inputs[0]).name, &out = f_.value(op.outputs[0]).name;
-  const Tensor qkv = by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
+  const Tensor& held = values_[static_cast<std::size_t>(in_attention(f_, s_, op.inputs[0]))];
+  const Tensor qkv = held.buffer >= 0 ? held : by_heads(to_, s_, HeadsOf::qkv, in, at(op.inputs[0]));
   const Tensor y = make(op.outputs[0]), attended = make_by_heads(to_, s_, HeadsOf::attended, out, y);
   const auto set = [&](ValueId id, const Tensor& t) { values_[static_cast<std::size_t>(id)] = t; };
   const Tensor lse = to_.attend(in_attention(s_), op, qkv, attended);
@@ -503,6 +499,7 @@ void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values
       if (!runs[i]) continue;
       for (ValueId id : results) missing.erase(id);
       if (is_norm(op.kind) && is_there(values, sum_of(op))) continue;  // from the sum
+      if (op.kind == OpKind::attention && is_there(values, in_attention(f, s, op.inputs[0]))) continue;
       for (ValueId id : op.inputs)
         if (!is_there(values, id)) missing.insert(id);
     }

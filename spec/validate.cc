@@ -459,8 +459,7 @@ class Validator {
     const std::string key = "train.lora.targets";
     if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
-                    {std::string(why)},
-                    "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
+                    {std::string(why)}, "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
     std::vector<std::string> known;
     for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);
     const auto is_mlp = [](std::string_view t) { return t == "gate_proj" || t == "up_proj" || t == "down_proj"; };
@@ -620,7 +619,10 @@ class Validator {
     const int64_t span = block_span(s_.rollout), whole_blocks = pool / span * span;
     if (s_.rollout.kv_cache_tokens > 0 && longest > static_cast<double>(whole_blocks))
       report("E217", "rollout.kv_cache_tokens", "the longest sequence does not fit the KV pool",
-             {sum, fmt::format("kv_cache_tokens {} in blocks of {}", pool, span)},
+             {sum, s_.rollout.layout.attention_dp > 1
+                       ? fmt::format("kv_cache_tokens {} / attention_dp {} = {} in blocks of {}",
+                                     s_.rollout.kv_cache_tokens, s_.rollout.layout.attention_dp, pool, span)
+                       : fmt::format("kv_cache_tokens {} in blocks of {}", pool, span)},
              "raise rollout.kv_cache_tokens, or 0 for what memory_fraction leaves");
   }
 

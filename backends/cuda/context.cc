@@ -120,6 +120,10 @@ Context::Context(Driver driver, int ordinal) : driver_(driver) {
   std::size_t bytes = 0;
   HB_CUDA(driver_, cuMemGetAllocationGranularity(&bytes, &memory, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   granularity_bytes_ = static_cast<std::int64_t>(bytes);
+  int exports = 0;
+  HB_CUDA(driver_,
+          cuDeviceGetAttribute(&exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device_));
+  exports_memory_ = exports != 0;
   load_kernels();
 }
 
@@ -162,7 +166,7 @@ CUkernel Context::kernel(std::string_view name) const {
 
 void map_memory(const Context& context, CUdeviceptr address, std::int64_t bytes, bool shareable) {
   CUmemAllocationProp memory = memory_of(context.device());
-  if (shareable) memory.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (shareable && context.exports_memory()) memory.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const auto size = static_cast<std::size_t>(bytes);
   CUmemGenericAllocationHandle physical{};
   HB_CUDA(context.driver(), cuMemCreate(&physical, size, &memory, 0));
@@ -195,14 +199,14 @@ OwnedStream::OwnedStream(const Context& context) : context_(context) {
 }
 OwnedStream::~OwnedStream() { context_.driver().cuStreamDestroy(handle_); }
 
-DeviceBlock::DeviceBlock(const Context& context, std::int64_t bytes)
+DeviceBlock::DeviceBlock(const Context& context, std::int64_t bytes, bool shareable)
     : context_(context),
       bytes_((bytes + context.granularity_bytes() - 1) / context.granularity_bytes() * context.granularity_bytes()) {
   if (bytes_ == 0) return;
   const Driver& d = context.driver();
   HB_CUDA(d, cuMemAddressReserve(&address_, static_cast<std::size_t>(bytes_), 0, 0, 0));
   try {
-    map_memory(context, address_, bytes_);
+    map_memory(context, address_, bytes_, shareable);
   } catch (...) {
     d.cuMemAddressFree(address_, static_cast<std::size_t>(bytes_));
     throw;

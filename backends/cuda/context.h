@@ -35,6 +35,8 @@ class Context {
   void make_current() const;
   /// Smallest piece of physical memory, bytes.
   std::int64_t granularity_bytes() const { return granularity_bytes_; }
+  /// Whether other processes can be given its memory.
+  bool exports_memory() const { return exports_memory_; }
   /// InternalError where no kernel has this name.
   CUkernel kernel(std::string_view name) const;
 
@@ -45,6 +47,7 @@ class Context {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   std::int64_t granularity_bytes_ = 0;
+  bool exports_memory_ = false;
   std::map<std::string, CUlibrary> libraries_;  // by file
   mutable std::mutex mutex_;
   mutable std::map<std::string, CUkernel, std::less<>> kernels_;
@@ -70,7 +73,8 @@ class OwnedStream {
 class DeviceBlock {
  public:
   /// RuntimeFailure when the device has no such memory left. 0 bytes: no memory, address 0.
-  DeviceBlock(const Context&, std::int64_t bytes);
+  /// `shareable`: as of map_memory.
+  DeviceBlock(const Context&, std::int64_t bytes, bool shareable = false);
   /// All that uses it has been waited for.
   ~DeviceBlock();
   DeviceBlock(const DeviceBlock&) = delete;
@@ -86,7 +90,8 @@ class DeviceBlock {
 };
 
 /// Physical memory for [address, address + bytes) of a reserved range, in whole granules, readable and writable by the
-/// device. RuntimeFailure when there is none; then nothing is mapped. `shareable`: other processes may be given it.
+/// device. RuntimeFailure when there is none; then nothing is mapped. `shareable`: other processes may be given it,
+/// where the device exports memory.
 void map_memory(const Context&, CUdeviceptr address, std::int64_t bytes, bool shareable = false);
 /// The same of physical memory that is there; the handle is released at any rate, the memory lives while it is mapped.
 void map_handle(const Context&, CUdeviceptr address, std::int64_t bytes, CUmemGenericAllocationHandle);

@@ -218,9 +218,10 @@ std::byte* NcclCommunicator::scratch(std::int64_t bytes) {
       options_.wait_for_stream();
       drop_scratch();
     }
-    scratch_.emplace(launch_.context(), bytes);
     const Nccl& nccl = handle_->owner().nccl();
-    if (nccl.ncclCommRegister != nullptr && nccl.ncclCommDeregister != nullptr)
+    const bool registers = nccl.ncclCommRegister != nullptr && nccl.ncclCommDeregister != nullptr;
+    scratch_.emplace(launch_.context(), bytes, registers);  // NCCL gives what it registers to other processes
+    if (registers)
       handle_->call(handle_->of_group("ncclCommRegister"), [&](NcclComm comm) {
         return nccl.ncclCommRegister(comm, reinterpret_cast<void*>(scratch_->address()),
                                      static_cast<std::size_t>(scratch_->bytes()), &registered_);

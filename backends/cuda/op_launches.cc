@@ -444,9 +444,8 @@ std::string why_unsupported(const Op& op) {
     if (const std::int64_t widest = std::max(op.integer(Attr::head_dim), op.integer(Attr::value_dim, 0));
         is_attention(op.kind) && widest > most_of_head)
       return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
-  if ((op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention) && op.has(Attr::ranks))
-    return "its kernels know no sequences that ranks hold in parts";
-  if (op.kind == OpKind::attention_sinks && !op.has(Attr::ranks) && op.inputs[2].dtype != op.inputs[0].dtype)
+  if (op.has(Attr::ranks)) return "its kernels know no sequences that ranks hold in parts";
+  if (op.kind == OpKind::attention_sinks && op.inputs[2].dtype != op.inputs[0].dtype)
     return "its sinks are of another dtype than what was attended";
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)

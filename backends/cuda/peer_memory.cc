@@ -17,11 +17,7 @@ constexpr auto handle_type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 PeerMemory::PeerMemory(const Context& context, int rank, DeathWatch& watch, const SayToAll& say)
     : context_(context), rank_(rank), watch_(watch), events_(context) {
-  int exports = 0;
-  HB_CUDA(context_.driver(),
-          cuDeviceGetAttribute(&exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-                               context_.device()));
-  if (exports == 0)
+  if (!context_.exports_memory())
     throw RuntimeFailure("the device's memory cannot be exported to other processes; set sync.transport to collective");
   server_ = std::make_unique<DescriptorServer>([this] { context_.make_current(); },
                                                [this](const std::string& question) { return answer(question); });

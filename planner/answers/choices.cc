@@ -182,6 +182,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   // FSDP keeps its optimizer where its shards are, and is priced so.
   if (p.train.gathers_units()) s.optimizer.cpu_fraction = 0;
   s.train.recompute = p.train.recompute;
+  if (p.train.recompute != Recompute::selective) s.train.recompute_modules.clear();
   s.optimizer.name = p.train.optimizer;
   s.train.reshard_after_forward = p.train.reshard_after_forward, s.train.reshard_ranks = p.train.reshard_ranks;
   // On GPUs of its own training never sleeps, whatever its offload says; alone, it has nothing to sleep for.
@@ -189,6 +190,7 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   if (p.train.optimizer_on_host) s.train.offload = Offload::layerwise;
   else if (shared) s.train.offload = p.sleeps() ? Offload::sleep : Offload::none;
   else if (s.train.offload == Offload::layerwise) s.train.offload = Offload::none;
+  if (p.train.optimizer_on_host) s.train.load = TrainSpec().load;  // E239
   if (!p.samples()) return s;
   s.placement = p.placement;
   if (shared && !(own.placement == p.placement && own.transition == p.transition && s.transition != "auto"))

@@ -360,7 +360,9 @@ class PlanAnswers {
     return out;
   }
   /// Parts are the same beside any pool.
-  static void use_least_pool(Scenario& s) { s.rollout.kv_cache_tokens = max_blocks_per_seq(s) * block_span(s.rollout); }
+  static void use_least_pool(Scenario& s) {
+    s.rollout.kv_cache_tokens = max_blocks_per_seq(s) * block_span(s.rollout) * s.rollout.layout.attention_dp;
+  }
   /// What nothing refused before is lowered.
   template <class What>
   static What lowered(Result<What> part) {

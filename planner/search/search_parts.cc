@@ -120,7 +120,8 @@ void add_engines(const RlModel& model, const RlSpace& space, const RolloutPoint&
         for (double fraction : space.memory_fraction) {
           RolloutPoint p = shape;
           p.strided = strided, p.memory_fraction = fraction, p.attention_dp = groups;
-          p.ep = whole ? p.tp * p.cp : 1;
+          // Our context-parallel ranks have the same experts, other engines' spread them.
+          p.ep = !whole ? 1 : model.setting().engine == RolloutEngine::hotbunk ? p.tp : p.tp * p.cp;
           if (model.divides(p)) out.push_back(p);
         }
 }

@@ -119,6 +119,10 @@ void LayerBuilder::weights(double split, double replicated) {
 }
 
 void LayerBuilder::keep_attended(double elements) {
+  if (frame_.lowered_ops && !quantizes()) {  // one tensor, of attention and of the product behind it
+    const ModuleScope module(*this, RecomputeModule::core_attn);
+    return keep_input(elements);
+  }
   if (quantizes()) {
     const ModuleScope module(*this, RecomputeModule::core_attn);
     keep(e_ * elements);

@@ -39,6 +39,7 @@ TEST_CASE("what a module of selective recomputation drops is computed again, and
   for (const Recomputed& way : std::vector<Recomputed>{
            {"qwen3-norm", "core_attn", K::attention, {K::linear, K::swiglu, K::rms_norm}},
            {"qwen3-norm", "core_attn", K::attention, {K::linear}, 2},
+           {"llama-gqa", "core_attn", K::attention, {K::linear, K::rope}, 2},
            {"qwen3-norm", "mlp", K::linear, {K::attention}},
            {"qwen3-norm", "mlp_act", K::swiglu, {K::linear, K::rms_norm}, 1, 2},
            {"qwen3-norm", "layernorm", K::rms_norm, {K::linear, K::swiglu}},

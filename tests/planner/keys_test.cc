@@ -60,7 +60,7 @@ std::vector<Base> bases() {
       with(seven, {"profile=verl-fsdp", "sync.mode=stream", "train.offload=none"}),
       with(seven, {"rollout.engine=hotbunk", "train.layout.cp=1", "train.recompute=none"}),
       with(seven, {"algorithm.name=ppo", "optimizer.name=adafactor"}),
-      with(seven, {"train.offload=layerwise"}),
+      with(seven, {"train.offload=layerwise", "train.recompute=selective"}),
       with("qwen2.5-7b-fsdp8", {}),
       with("qwen2.5-32b-megatron", {}),
       with("qwen2.5-32b-megatron",
@@ -83,6 +83,7 @@ std::vector<Base> bases() {
 /// Other values of the key than the scenario's own.
 Sets others(const ScenarioKey& key, const Scenario& s) {
   static const std::map<std::string, Sets> texts = {{"transition", {"slime", "verl", "auto"}},
+                                                    {"train.recompute_modules", {"[core_attn, mlp]"}},
                                                     {"train.layout.order", {"tp-pp-dp-cp-ep", "dp-cp-ep-tp-pp"}},
                                                     {"cluster.calibration", {"a100-sxm-80gb"}},
                                                     {"rollout.kv_cache_tokens", {"200000", "9216"}},

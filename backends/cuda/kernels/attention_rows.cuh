@@ -35,10 +35,11 @@ HB_DEVICE void add_scaled(float (&to)[held], float c, const float (&x)[held]) {
   for (int i = 0; i < held; ++i) to[i] += c * x[i];
 }
 
-/// A product of a query and a key as softmax takes it; slope(score): how much it moves where scale q k does.
+/// A product of a query and a key as softmax takes it, rounded where it stands: no later sum may take it in, or training
+/// and rollout, which are other kernels, would round differently (P5). slope(score): how much it moves where scale q k does.
 HB_DEVICE float score_of(const ScoreOptions& s, float product) {
-  const float x = product * s.scale;
-  return s.softcap > 0.0f ? s.softcap * tanhf(x / s.softcap) : x;
+  const float x = __fmul_rn(product, s.scale);
+  return s.softcap > 0.0f ? __fmul_rn(s.softcap, tanhf(x / s.softcap)) : x;
 }
 HB_DEVICE float slope(const ScoreOptions& s, float score) {
   const float t = s.softcap > 0.0f ? score / s.softcap : 0.0f;
