@@ -118,6 +118,9 @@ CUdeviceptr own_part(const CudaCall& c, const Tensor& of_all_heads) {
 
 void run_attention_sinks(const CudaCall& c) {
   const int T = extent(c, out(c, 0), 0), a = extent(c, out(c, 1), 1), v = extent(c, out(c, 0), 1) / a;
+  if (in(c, 2).rank == 3)  // of what ranks have of the keys
+    return c.launch(named("attention_sinks_part", out(c, 0).dtype), warps(std::int64_t{T} * a), head_threads,
+                    at(c, out(c, 0)), at(c, out(c, 1)), at(c, in(c, 2)), extent(c, in(c, 2), 0), T, a, v);
   c.launch(named("attention_sinks", out(c, 0).dtype), warps(std::int64_t{T} * a), head_threads, at(c, out(c, 0)),
            at(c, out(c, 1)), own_part(c, in(c, 2)), T, a, v);
 }

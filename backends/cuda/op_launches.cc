@@ -446,9 +446,8 @@ std::string why_unsupported(const Op& op) {
       return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
   const bool of_pool = op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention ||
                        op.kind == OpKind::latent_write || op.kind == OpKind::latent_attention;
-  const bool weighs_parts = op.kind == OpKind::attention_sinks && op.inputs[2].rank == 3;
-  if ((of_pool && op.has(Attr::ranks)) || weighs_parts) return "its kernels know no sequences that ranks hold in parts";
-  if (op.kind == OpKind::attention_sinks && op.inputs[2].dtype != op.inputs[0].dtype)
+  if (of_pool && op.has(Attr::ranks)) return "its kernels know no sequences that ranks hold in parts";
+  if (op.kind == OpKind::attention_sinks && op.inputs[2].rank < 3 && op.inputs[2].dtype != op.inputs[0].dtype)
     return "its sinks are of another dtype than what was attended";
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)

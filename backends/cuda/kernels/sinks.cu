@@ -17,6 +17,23 @@ HB_DEVICE void attention_sinks(E* o, float* lse, const E* sinks, int T, int a, i
   if (lane == 0) lse[at] = both;
 }
 
+/// In place: of what a rank's keys gave what they are of attention over those of all ranks, lses[ranks, T, a]. Where
+/// there is no key, zeros and -inf.
+template <class E>
+HB_DEVICE void attention_part(E* o, float* lse, const float* lses, int ranks, int T, int a, int v) {
+  const int lane = threadIdx.x & 31;
+  const int64_t at = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32, rows = int64_t(T) * a;
+  if (at >= rows) return;
+  float top = -INFINITY, sum = 0;
+  for (int r = 0; r < ranks; ++r) top = fmaxf(top, lses[r * rows + at]);
+  for (int r = 0; r < ranks && top > -INFINITY; ++r) sum += expf(lses[r * rows + at] - top);
+  const float own = lse[at], all = top > -INFINITY ? top + logf(sum) : top;
+  const float share = own > -INFINITY ? expf(own - all) : 0.0f;
+  __syncwarp();  // all lanes have read lse
+  for (int j = lane; j < v; j += 32) store(o + at * v + j, share * load(o + at * v + j));
+  if (lane == 0) lse[at] = all;
+}
+
 /// dsinks[h] (-)= sum over rows of e^(sink - lse) do o: a block per head, in an order that its size alone makes, fp64.
 template <class E>
 HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* lse, const E* sinks, float* dsinks, int T,
@@ -41,6 +58,10 @@ HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* l
 #define HB_SINKS(E, name)                                                                                            \
   extern "C" __global__ void attention_sinks_##name(E* o, float* lse, const E* sinks, int T, int a, int v) {         \
     attention_sinks(o, lse, sinks, T, a, v);                                                                         \
+  }                                                                                                                  \
+  extern "C" __global__ void attention_sinks_part_##name(E* o, float* lse, const float* lses, int ranks, int T,      \
+                                                         int a, int v) {                                             \
+    attention_part(o, lse, lses, ranks, T, a, v);                                                                    \
   }                                                                                                                  \
   extern "C" __global__ void attention_sinks_backward_##name(const E* d_o, const E* o, const float* lse,             \
                                                              const E* sinks, float* dsinks, int T, int a, int v,     \
