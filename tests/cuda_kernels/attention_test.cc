@@ -151,7 +151,8 @@ TEST_CASE("attention in tiles, and its backward", "[kernels][tiled]") {
 
 TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whole sequence", "[kernels][tiled]") {
   Device d("attention_tiled");
-  const Shape s = GENERATE(Shape{4, 2, 24, {0, 71}}, Shape{4, 2, 24, {0, 71}, 40, 66, 1.5f});
+  const Shape s = GENERATE(Shape{4, 2, 24, {0, 71}}, Shape{4, 2, 24, {0, 71}, 40, 66, 1.5f}, Shape{4, 2, 128, {0, 71}});
+  const std::string D = s.d > 64 ? "128" : "64";
   const int block_tokens = 8, max_blocks = 9, rows = s.T();
   const float scale = 0.2f;
   Draw draw(1);
@@ -163,8 +164,8 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
   Array<Bf16> x(d.memory, "x", batch), whole(d.memory, "o", static_cast<std::size_t>(rows + 3) * ad);
   Array<float> lse(d.memory, "lse", static_cast<std::size_t>((rows + 3) * s.a));
   Array<std::int32_t> cu(d.memory, "cu_seqlens", std::vector<std::int32_t>{0, 3, 3 + rows});
-  d.run("tiled_attention_64", {tiles(2 * (rows + 3), 2), 2}, 128, x.begin(), cu.begin(), whole.begin(), lse.begin(), 2,
-        s.heads(), s.scores(scale));
+  d.run("tiled_attention_" + D, {tiles(2 * (rows + 3), 2), 2}, 128, x.begin(), cu.begin(), whole.begin(), lse.begin(),
+        2, s.heads(), s.scores(scale));
   // The pool's blocks in no order, and all of it as decode finds it: what is not there yet is unwritten.
   Array<Bf16> pool(d.memory, "pool", static_cast<std::size_t>(9 * block_tokens * s.of_keys()));
   Array<std::int32_t> table(d.memory, "table", std::vector<std::int32_t>{3, 0, 4, 1, 8, 7, 2, 6, 5});
@@ -189,7 +190,7 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
                      std::vector<Bf16>(all.begin() + from * s.width(), all.begin() + (from + count) * s.width())),
         o(d.memory, "o", n * ad);
     Array<float> part_lse(d.memory, "lse", n * static_cast<std::size_t>(s.a));
-    d.run("tiled_paged_attention_64", {tiles(2 * count, 1), 2}, 128, part.begin(), s.width(), pool.begin(),
+    d.run("tiled_paged_attention_" + D, {tiles(2 * count, 1), 2}, 128, part.begin(), s.width(), pool.begin(),
           chunk.begin(), table.begin(), length.begin(), o.begin(), part_lse.begin(), 1, s.heads(), block_tokens,
           max_blocks, s.scores(scale));
     const auto values = o.values();
@@ -205,7 +206,7 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
       none(d.memory, "lengths", std::vector<std::int32_t>{0});
   Array<Bf16> o(d.memory, "o", ad);
   Array<float> of_none(d.memory, "lse", static_cast<std::size_t>(s.a));
-  d.run("tiled_paged_attention_64", {2, 2}, 128, x.begin(), s.width(), pool.begin(), one.begin(), table.begin(),
+  d.run("tiled_paged_attention_" + D, {2, 2}, 128, x.begin(), s.width(), pool.begin(), one.begin(), table.begin(),
         none.begin(), o.begin(), of_none.begin(), 1, s.heads(), block_tokens, max_blocks, s.scores(scale));
   CHECK(o.values() == std::vector<Bf16>(ad, Bf16{0}));
   CHECK(of_none.values() == std::vector<float>(static_cast<std::size_t>(s.a), -INFINITY));
