@@ -113,9 +113,9 @@ class Communicator {
   void broadcast(void* data, std::int64_t bytes, int root);
   /// send: [W][bytes_per_rank], recv: [W][bytes_per_rank].
   void all_to_all(const void* send, void* recv, std::int64_t bytes_per_rank);
-  /// A part for each peer (W each), wherever they lie; those of recv do not overlap. What is sent to p must be as much as
-  /// p expects from here.
-  /// `back`: what once was sent comes back, and counts as payload where it returns to: what is received.
+  /// A part for each peer (W each), wherever they lie; those of recv do not overlap. What is sent to p must be as much
+  /// as p expects from here. `back`: what once was sent comes back, and counts as payload where it returns to: what is
+  /// received.
   void all_to_all_v(const void* send, std::span<const CommPart> send_parts, void* recv,
                     std::span<const CommPart> recv_parts, bool back = false);
   /// The same of byte counts: parts lie one behind the other in rank order.

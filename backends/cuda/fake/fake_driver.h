@@ -105,8 +105,8 @@ class FakeDriver {
   /// For them: "" or why [begin, begin + bytes) is no device memory; and the double knows that it was written.
   std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   void mark_written(CUdeviceptr begin, std::size_t bytes);
-  /// Asked, with this double locked, before [begin, end) is unmapped: "" or who still has it, which is a finding. For the
-  /// double of NCCL.
+  /// Asked, with this double locked, before [begin, end) is unmapped: "" or who still has it, which is a finding. For
+  /// the double of NCCL.
   void ask_before_unmap(std::function<std::string(CUdeviceptr begin, CUdeviceptr end)>);
   /// Whether all of it, device memory, was written.
   bool was_written(CUdeviceptr begin, std::size_t bytes);
