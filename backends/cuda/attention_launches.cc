@@ -94,17 +94,26 @@ void attend_paged(const CudaCall& c, const PagedKeys& p) {
            p.cu_seqlens, p.tables, p.lengths, at(c, p.out), p.lse, T, p.S, h, p.block_tokens, p.max_blocks, scores(c));
 }
 
+void clear_idle_rows(const CudaCall& c, const PagedKeys& p) {
+  const int T = extent(c, p.out, 0), wide = width(c, p.out);
+  if (T > p.S)  // a step of one row each has none
+    c.launch(named("clear_idle_rows", p.out.dtype), {T}, row_threads(wide), at(c, p.out), p.lse, p.cu_seqlens, p.S,
+             wide, p.heads.a);
+}
+
 void run_paged_attention(const CudaCall& c) {
-  attend_paged(c, {.heads = heads(c),
-                   .pool = at(c, in(c, 1)),
-                   .cu_seqlens = at(c, in(c, 2)),
-                   .tables = at(c, in(c, 3)),
-                   .lengths = at(c, in(c, 4)),
-                   .out = out(c, 0),
-                   .lse = c.op.outputs.size() > 1 ? at(c, out(c, 1)) : CUdeviceptr{0},
-                   .S = narrow(c.sizes.seqs),
-                   .block_tokens = narrow(c.op.integer(Attr::block_tokens)),
-                   .max_blocks = extent(c, in(c, 3), 1)});
+  const PagedKeys keys{.heads = heads(c),
+                       .pool = at(c, in(c, 1)),
+                       .cu_seqlens = at(c, in(c, 2)),
+                       .tables = at(c, in(c, 3)),
+                       .lengths = at(c, in(c, 4)),
+                       .out = out(c, 0),
+                       .lse = c.op.outputs.size() > 1 ? at(c, out(c, 1)) : CUdeviceptr{0},
+                       .S = narrow(c.sizes.seqs),
+                       .block_tokens = narrow(c.op.integer(Attr::block_tokens)),
+                       .max_blocks = extent(c, in(c, 3), 1)};
+  attend_paged(c, keys);
+  clear_idle_rows(c, keys);
 }
 
 namespace {

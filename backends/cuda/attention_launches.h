@@ -21,6 +21,9 @@ struct PagedKeys {
   int S = 0, block_tokens = 0, max_blocks = 0;
 };
 void attend_paged(const CudaCall&, const PagedKeys&);
+/// Rows of a step behind the last of its S sequences, as a rank has them that has fewer tokens than those that it steps
+/// with (attention data parallelism), are nobody's: zeros, and -inf in lse.
+void clear_idle_rows(const CudaCall&, const PagedKeys&);
 void run_attention_sinks(const CudaCall&);
 void run_attention_sinks_backward(const CudaCall&);
 

@@ -24,6 +24,7 @@ constexpr std::array kernel_files = {
     KernelFile{"attention", "attention_"},
     KernelFile{"attention", "kv_write_"},
     KernelFile{"attention", "paged_attention_"},
+    KernelFile{"attention", "clear_idle_rows_"},
     KernelFile{"attention_tiled", "tiled_"},
     KernelFile{"boxes", "copy_boxes_"},
     KernelFile{"boxes", "move_boxes_"},

@@ -98,6 +98,7 @@ void run_latent_attention(const CudaCall& c) {
                      .block_tokens = most,
                      .max_blocks = 1});
   }
+  clear_idle_rows(c, {.heads = h, .cu_seqlens = at(c, in(c, 3)), .out = out(c, 0), .S = S});
 }
 
 std::int64_t latent_scratch_bytes(const Op& op) { return op.kind == OpKind::latent_attention ? Rooms(op).bytes() : 0; }

@@ -477,6 +477,24 @@ void add_attention(std::vector<OpCase>& out, DType x) {
          const std::int64_t row = (2 * block + 1) * block_tokens + position;
          return v[1][static_cast<std::size_t>(row * k * d + head * d + i % d)];
        }});
+  // The same where sequences have two rows each, and the last row is nobody's.
+  out.push_back(
+      {OpKind::paged_attention,
+       {qkv,
+        {"pool", x, pool, wave},
+        {"cu_seqlens", DType::i32, {S + 1}, [](std::int64_t i) { return 2.0 * static_cast<double>(i); }},
+        {"tables", DType::i32, {S, max_blocks}, itself},
+        {"lengths", DType::i32, {S}, [](std::int64_t) { return 2.0; }},
+        to_write("o", x, {T, a * d})},
+       {0, 1, 2, 3, 4},
+       {5},
+       heads({{Attr::block_tokens, block_tokens}, {Attr::max_blocks, max_blocks}, {Attr::window, std::int64_t{1}}}),
+       [](const Values& v, std::int64_t i) {
+         const std::int64_t t = i / (a * d), head = i % (a * d) / d / (a / k);
+         if (t >= 2 * S) return 0.0;
+         const std::int64_t row = (2 * (t / 2 * max_blocks) + 1) * block_tokens + t % 2;
+         return v[1][static_cast<std::size_t>(row * k * d + head * d + i % d)];
+       }});
 }
 
 void add_activations(std::vector<OpCase>& out, DType x) {
@@ -837,6 +855,19 @@ void add_latent(std::vector<OpCase>& out, DType x) {
                   pool,
                   {"w", x, {of_kv, r}, wave},
                   {"cu_seqlens", DType::i32, {S + 1}, offsets},
+                  {"tables", DType::i32, {S, max_blocks}, itself},
+                  {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 6.0; }},
+                  to_write("o", x, {T, a * v})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6},
+                 latent({{Attr::block_tokens, block_tokens}}),
+                 {}});
+  // The same of two rows each, behind which one is nobody's.
+  out.push_back({OpKind::latent_attention,
+                 {{"q", x, {T, a * d}, wave},
+                  pool,
+                  {"w", x, {of_kv, r}, wave},
+                  {"cu_seqlens", DType::i32, {S + 1}, [](std::int64_t i) { return 2.0 * static_cast<double>(i); }},
                   {"tables", DType::i32, {S, max_blocks}, itself},
                   {"lengths", DType::i32, {S}, [](std::int64_t i) { return i == 0 ? 4.0 : 6.0; }},
                   to_write("o", x, {T, a * v})},

@@ -117,34 +117,48 @@ HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32
   if (lse != nullptr && (threadIdx.x & 31) == 0) lse[at] = log_sum;
 }
 
+/// Rows of o [T, width], and of lse [T, heads] or null, behind the last of the sequences: nobody's, so zeros and -inf.
+template <class E>
+HB_DEVICE void clear_idle_rows(E* o, float* lse, const int32_t* cu_seqlens, int S, int width, int heads) {
+  const size_t row = blockIdx.x;
+  if (int(row) < cu_seqlens[S]) return;
+  for (int j = threadIdx.x; j < width; j += blockDim.x) store(o + row * width + j, 0.0f);
+  for (int j = threadIdx.x; j < heads && lse != nullptr; j += blockDim.x) lse[row * heads + j] = -INFINITY;
+}
+
 }  // namespace
 
-/// Grids of attention, query_backward and paged_attention: T a warps; key_backward: T k warps; kv_write: T blocks.
-#define HB_ATTENTION(E, name)                                                                                         \
-  extern "C" __global__ void attention_##name(const E* x, const int32_t* cu_seqlens, E* o, float* lse, int T, int S,  \
-                                              hotbunk::AttentionHeads heads, ScoreOptions scores) {                \
-    attention(x, cu_seqlens, o, lse, T, S, Heads(heads), scores);                                                     \
-  }                                                                                                                   \
-  extern "C" __global__ void attention_query_backward_##name(                                                         \
-      const E* d_o, const E* x, const E* o, const float* lse, const int32_t* cu_seqlens, E* dx, float* delta, int T,  \
-      int S, hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                 \
-    query_backward(d_o, x, o, lse, cu_seqlens, dx, delta, T, S, Heads(heads), scores);                                \
-  }                                                                                                                   \
-  extern "C" __global__ void attention_key_backward_##name(                                                           \
-      const E* d_o, const E* x, const float* lse, const float* delta, const int32_t* cu_seqlens, E* dx, int T, int S, \
-      hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                        \
-    key_backward(d_o, x, lse, delta, cu_seqlens, dx, T, S, Heads(heads), scores);                                     \
-  }                                                                                                                   \
+/// Grids of attention, query_backward and paged_attention: T a warps; key_backward: T k warps; kv_write and
+/// clear_idle_rows: T blocks.
+#define HB_ATTENTION(E, name)                                                                                          \
+  extern "C" __global__ void clear_idle_rows_##name(E* o, float* lse, const int32_t* cu_seqlens, int S, int width,     \
+                                                    int heads) {                                                       \
+    clear_idle_rows(o, lse, cu_seqlens, S, width, heads);                                                              \
+  }                                                                                                                    \
+  extern "C" __global__ void attention_##name(const E* x, const int32_t* cu_seqlens, E* o, float* lse, int T, int S,   \
+                                              hotbunk::AttentionHeads heads, ScoreOptions scores) {                    \
+    attention(x, cu_seqlens, o, lse, T, S, Heads(heads), scores);                                                      \
+  }                                                                                                                    \
+  extern "C" __global__ void attention_query_backward_##name(                                                          \
+      const E* d_o, const E* x, const E* o, const float* lse, const int32_t* cu_seqlens, E* dx, float* delta, int T,   \
+      int S, hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                     \
+    query_backward(d_o, x, o, lse, cu_seqlens, dx, delta, T, S, Heads(heads), scores);                                 \
+  }                                                                                                                    \
+  extern "C" __global__ void attention_key_backward_##name(                                                            \
+      const E* d_o, const E* x, const float* lse, const float* delta, const int32_t* cu_seqlens, E* dx, int T, int S,  \
+      hotbunk::AttentionHeads heads, ScoreOptions scores) {                                                            \
+    key_backward(d_o, x, lse, delta, cu_seqlens, dx, T, S, Heads(heads), scores);                                      \
+  }                                                                                                                    \
   extern "C" __global__ void kv_write_##name(const E* x, const int32_t* slots, E* pool, hotbunk::AttentionHeads heads, \
-                                             int block_tokens) {                                                      \
-    kv_write(x, slots, pool, Heads(heads), block_tokens);                                                             \
-  }                                                                                                                   \
-  extern "C" __global__ void paged_attention_##name(                                                                  \
-      const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables, const int32_t* lengths, \
-      E* o, float* lse, int T, int S, hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                \
-      ScoreOptions scores) {                                                                                       \
-    paged_attention(x, width, pool, cu_seqlens, tables, lengths, o, lse, T, S, Heads(heads), block_tokens,            \
-                    max_blocks, scores);                                                                              \
+                                             int block_tokens) {                                                       \
+    kv_write(x, slots, pool, Heads(heads), block_tokens);                                                              \
+  }                                                                                                                    \
+  extern "C" __global__ void paged_attention_##name(                                                                   \
+      const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables, const int32_t* lengths,  \
+      E* o, float* lse, int T, int S, hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                 \
+      ScoreOptions scores) {                                                                                           \
+    paged_attention(x, width, pool, cu_seqlens, tables, lengths, o, lse, T, S, Heads(heads), block_tokens,             \
+                    max_blocks, scores);                                                                               \
   }
 HB_ATTENTION(float, f32)
 HB_ATTENTION(bf16, bf16)

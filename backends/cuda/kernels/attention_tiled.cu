@@ -433,30 +433,30 @@ HB_DEVICE void key_backward(const Backward& b) {
 }  // namespace
 
 /// Grids: x a bound of tiles, ceil(T a / k / 64) + S, and of keys ceil(T / 64) + S; y key-value heads.
-#define HB_ATTENTION_TILED(D)                                                                                          \
-  extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S,                        \
-                          hotbunk::AttentionHeads heads, ScoreOptions scores) {                                     \
-    attention<D>(x, cu_seqlens, o, lse, S, heads, scores);                                                             \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_paged_attention_##D(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens,                 \
-                                const int32_t* tables, const int32_t* lengths, bf16* o, float* lse, int S,             \
-                                hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                       \
-                                ScoreOptions scores) {                                                              \
-    paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores);      \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,              \
-                                         const int32_t* cu_seqlens, bf16* dx, float* delta, int S,                     \
-                                         hotbunk::AttentionHeads heads, ScoreOptions scores) {                      \
-    query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, heads, scores});                                      \
-  }                                                                                                                    \
-  extern "C" __global__ void __launch_bounds__(128)                                                                    \
-      tiled_attention_key_backward_##D(const bf16* d_o, const bf16* x, const float* lse, float* delta,                 \
-                                       const int32_t* cu_seqlens, bf16* dx, int S, hotbunk::AttentionHeads heads,      \
-                                       ScoreOptions scores) {                                                       \
-    key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, heads, scores});                                  \
+#define HB_ATTENTION_TILED(D)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(128)                                                                      \
+      tiled_attention_##D(const bf16* x, const int32_t* cu_seqlens, bf16* o, float* lse, int S,                          \
+                          hotbunk::AttentionHeads heads, ScoreOptions scores) {                                          \
+    attention<D>(x, cu_seqlens, o, lse, S, heads, scores);                                                               \
+  }                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(128)                                                                      \
+      tiled_paged_attention_##D(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens,                   \
+                                const int32_t* tables, const int32_t* lengths, bf16* o, float* lse, int S,               \
+                                hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                         \
+                                ScoreOptions scores) {                                                                   \
+    paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores); \
+  }                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(128)                                                                      \
+      tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,                \
+                                         const int32_t* cu_seqlens, bf16* dx, float* delta, int S,                       \
+                                         hotbunk::AttentionHeads heads, ScoreOptions scores) {                           \
+    query_backward<D>({d_o, x, o, lse, cu_seqlens, dx, delta, S, heads, scores});                                        \
+  }                                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(128)                                                                      \
+      tiled_attention_key_backward_##D(const bf16* d_o, const bf16* x, const float* lse, float* delta,                   \
+                                       const int32_t* cu_seqlens, bf16* dx, int S, hotbunk::AttentionHeads heads,        \
+                                       ScoreOptions scores) {                                                            \
+    key_backward<D>({d_o, x, nullptr, lse, cu_seqlens, dx, delta, S, heads, scores});                                    \
   }
 HB_ATTENTION_TILED(64)
 HB_ATTENTION_TILED(128)

@@ -151,37 +151,37 @@ HB_DEVICE void key_backward(const E* d_o, const E* x, const E* kv, const float* 
 #define HB_SHARE Share{ranks, place, source, all}
 
 /// Grid: T a warps.
-#define HB_CONTEXT(E, O, name)                                                                                         \
-  extern "C" __global__ void context_attention_##name(const E* x, const E* kv, const int32_t* cu_seqlens, O* o,        \
-                                                      float* lse, HB_CONTEXT_ARGUMENTS, int accumulate) {              \
-    forward(x, kv, cu_seqlens, o, lse, T, S, Heads(heads), HB_SHARE, scores, accumulate);                                  \
+#define HB_CONTEXT(E, O, name)                                                                                  \
+  extern "C" __global__ void context_attention_##name(const E* x, const E* kv, const int32_t* cu_seqlens, O* o, \
+                                                      float* lse, HB_CONTEXT_ARGUMENTS, int accumulate) {       \
+    forward(x, kv, cu_seqlens, o, lse, T, S, Heads(heads), HB_SHARE, scores, accumulate);                       \
   }
 HB_CONTEXT(float, float, f32_f32)
 HB_CONTEXT(bf16, bf16, bf16_bf16)
 HB_CONTEXT(bf16, float, bf16_f32)
 
 /// Grids: T a warps, and parts T k warps. take_kv, merge_qkv: a block per row. more: null or added to dkv.
-#define HB_CONTEXT_BACKWARD(E, name)                                                                                   \
-  extern "C" __global__ void context_attention_query_backward_##name(                                                  \
-      const E* d_o, const E* x, const E* kv, const E* o, const float* lse, const int32_t* cu_seqlens, float* dq,       \
-      float* delta, HB_CONTEXT_ARGUMENTS, int accumulate) {                                                            \
-    query_backward(d_o, x, kv, o, lse, cu_seqlens, dq, delta, T, S, Heads(heads), HB_SHARE, scores, accumulate);           \
-  }                                                                                                                    \
-  extern "C" __global__ void context_attention_key_backward_##name(                                                    \
-      const E* d_o, const E* x, const E* kv, const float* lse, const float* delta, const int32_t* cu_seqlens,          \
-      float* dkv, HB_CONTEXT_ARGUMENTS) {                                                                              \
-    key_backward(d_o, x, kv, lse, delta, cu_seqlens, dkv, T, S, Heads(heads), HB_SHARE, scores);                           \
-  }                                                                                                                    \
-  extern "C" __global__ void take_kv_##name(const E* x, E* kv, int queries, int keys) {                                \
-    const size_t from = size_t(blockIdx.x) * (queries + keys) + queries, to = size_t(blockIdx.x) * keys;               \
-    for (int j = threadIdx.x; j < keys; j += blockDim.x) kv[to + j] = x[from + j];                                     \
-  }                                                                                                                    \
-  extern "C" __global__ void merge_qkv_##name(const float* dq, const float* dkv, const float* more, E* dx,             \
-                                              int queries, int keys) {                                                 \
-    const size_t q = size_t(blockIdx.x) * queries, kv = size_t(blockIdx.x) * keys, to = q + kv;                        \
-    for (int j = threadIdx.x; j < queries; j += blockDim.x) store(dx + to + j, dq[q + j]);                             \
-    for (int j = threadIdx.x; j < keys; j += blockDim.x)                                                               \
-      store(dx + to + queries + j, dkv[kv + j] + (more != nullptr ? more[kv + j] : 0.0f));                             \
+#define HB_CONTEXT_BACKWARD(E, name)                                                                             \
+  extern "C" __global__ void context_attention_query_backward_##name(                                            \
+      const E* d_o, const E* x, const E* kv, const E* o, const float* lse, const int32_t* cu_seqlens, float* dq, \
+      float* delta, HB_CONTEXT_ARGUMENTS, int accumulate) {                                                      \
+    query_backward(d_o, x, kv, o, lse, cu_seqlens, dq, delta, T, S, Heads(heads), HB_SHARE, scores, accumulate); \
+  }                                                                                                              \
+  extern "C" __global__ void context_attention_key_backward_##name(                                              \
+      const E* d_o, const E* x, const E* kv, const float* lse, const float* delta, const int32_t* cu_seqlens,    \
+      float* dkv, HB_CONTEXT_ARGUMENTS) {                                                                        \
+    key_backward(d_o, x, kv, lse, delta, cu_seqlens, dkv, T, S, Heads(heads), HB_SHARE, scores);                 \
+  }                                                                                                              \
+  extern "C" __global__ void take_kv_##name(const E* x, E* kv, int queries, int keys) {                          \
+    const size_t from = size_t(blockIdx.x) * (queries + keys) + queries, to = size_t(blockIdx.x) * keys;         \
+    for (int j = threadIdx.x; j < keys; j += blockDim.x) kv[to + j] = x[from + j];                               \
+  }                                                                                                              \
+  extern "C" __global__ void merge_qkv_##name(const float* dq, const float* dkv, const float* more, E* dx,       \
+                                              int queries, int keys) {                                           \
+    const size_t q = size_t(blockIdx.x) * queries, kv = size_t(blockIdx.x) * keys, to = q + kv;                  \
+    for (int j = threadIdx.x; j < queries; j += blockDim.x) store(dx + to + j, dq[q + j]);                       \
+    for (int j = threadIdx.x; j < keys; j += blockDim.x)                                                         \
+      store(dx + to + queries + j, dkv[kv + j] + (more != nullptr ? more[kv + j] : 0.0f));                       \
   }
 HB_CONTEXT_BACKWARD(float, f32)
 HB_CONTEXT_BACKWARD(bf16, bf16)
