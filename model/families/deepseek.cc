@@ -16,7 +16,9 @@ constexpr std::string_view deepseek_keys[] = {"q_lora_rank",      "kv_lora_rank"
                                               "qk_rope_head_dim", "v_head_dim",   "rope_interleave"};
 
 void read_deepseek(ConfigReader& c, const DeepseekExperts& experts, ModelSpec& m) {
-  read_llama_config(c, deepseek_config, m);
+  LlamaConfig config = deepseek_config;
+  if (!experts.softmax) config.max_position = 4096;  // V3
+  read_llama_config(c, config, m);
   MlaSpec a;
   a.q_lora_rank = c.integer("q_lora_rank", 0, 0, c.max_width);
   a.kv_lora_rank = c.integer("kv_lora_rank", 512, 1, c.max_width);

@@ -9,8 +9,11 @@ namespace {
 
 using R = ParamRole;
 
-constexpr LlamaConfig gemma2_config = {
-    .tie_embeddings = true, .head_dim = 256, .geglu = true, .windows = {.any = true, .by_layer = true, .period = 2}};
+constexpr LlamaConfig gemma2_config = {.max_position = 8192,
+                                       .tie_embeddings = true,
+                                       .head_dim = 256,
+                                       .geglu = true,
+                                       .windows = {.any = true, .by_layer = true, .period = 2}};
 constexpr LlamaConfig gemma3_config = {
     .max_position = 131072,
     .tie_embeddings = true,

@@ -4,7 +4,8 @@
 namespace hotbunk {
 namespace {
 
-constexpr LlamaConfig mistral_config = {.writes_attention_bias = false, .windows = {.any = true}};
+constexpr LlamaConfig mistral_config = {
+    .max_position = 131072, .writes_attention_bias = false, .windows = {.any = true}};
 
 }  // namespace
 

@@ -6,7 +6,11 @@
 namespace hotbunk {
 namespace {
 
-constexpr LlamaConfig mixtral_config = {.writes_attention_bias = false, .windows = {.any = true, .absent = 0}};
+constexpr LlamaConfig mixtral_config = {.max_position = 131072,
+                                        .norm_eps = 1e-5,
+                                        .writes_attention_bias = false,
+                                        .windows = {.any = true, .absent = 0},
+                                        .rotation = {.theta = 1e6}};
 constexpr std::string_view mixtral_keys[] = {"num_local_experts", "num_experts_per_tok", "output_router_logits",
                                              "router_aux_loss_coef", "router_jitter_noise"};
 

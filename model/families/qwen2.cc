@@ -4,7 +4,8 @@
 namespace hotbunk {
 namespace {
 
-constexpr LlamaConfig qwen2_config = {.qkv_bias = true,
+constexpr LlamaConfig qwen2_config = {.max_position = 32768,
+                                      .qkv_bias = true,
                                       .o_bias = false,
                                       .writes_attention_bias = false,
                                       .windows = {.any = true, .if_used = true, .by_layer = true}};

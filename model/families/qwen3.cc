@@ -4,8 +4,10 @@
 namespace hotbunk {
 namespace {
 
-constexpr LlamaConfig qwen3_config = {
-    .head_dim = 128, .qk_norm = true, .windows = {.any = true, .if_used = true, .by_layer = true}};
+constexpr LlamaConfig qwen3_config = {.max_position = 32768,
+                                      .head_dim = 128,
+                                      .qk_norm = true,
+                                      .windows = {.any = true, .if_used = true, .by_layer = true}};
 
 }  // namespace
 

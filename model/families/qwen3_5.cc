@@ -13,7 +13,8 @@ namespace {
 
 using R = ParamRole;
 
-constexpr LlamaConfig qwen3_5_config = {.head_dim = 256, .qk_norm = true, .rotation = {.part = 0.25}};
+constexpr LlamaConfig qwen3_5_config = {
+    .max_position = 32768, .head_dim = 256, .qk_norm = true, .rotation = {.part = 0.25}};
 constexpr std::string_view qwen3_5_keys[] = {
     "partial_rotary_factor",  "attn_output_gate",       "full_attention_interval",
     "linear_conv_kernel_dim", "linear_key_head_dim",    "linear_value_head_dim",

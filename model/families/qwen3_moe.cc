@@ -6,7 +6,8 @@
 namespace hotbunk {
 namespace {
 
-constexpr LlamaConfig qwen3_moe_config = {.head_dim = 128, .qk_norm = true, .windows = {.any = true, .if_used = true}};
+constexpr LlamaConfig qwen3_moe_config = {
+    .max_position = 32768, .head_dim = 128, .qk_norm = true, .windows = {.any = true, .if_used = true}};
 constexpr std::string_view qwen3_moe_keys[] = {"num_local_experts",     "num_experts",         "num_experts_per_tok",
                                                "moe_intermediate_size", "norm_topk_prob",      "output_router_logits",
                                                "router_aux_loss_coef",  "decoder_sparse_step", "mlp_only_layers"};

@@ -9,6 +9,7 @@
 #include "rl/sft_driver.h"
 #include "runtime/launch.h"
 #include "spec/loader.h"
+#include "tests/cuda_backend/processes.h"
 
 namespace hotbunk::test {
 
@@ -45,6 +46,32 @@ std::string Iteration::text() const {
   return all;
 }
 
+namespace {
+
+DriverOptions listening_to(std::string& numbers) {
+  DriverOptions out;
+  out.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
+    numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
+  };
+  out.on_step = [&](const StepMetrics& m) {
+    for (const auto& [name, value] : m.values) numbers += fmt::format("{} {:a}\n", name, value);
+  };
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> numbers_over_nccl(const Plan& plan, const Scenario& scenario) {
+  return cuda::test::in_ranks(plan.num_ranks(), [&](cuda::test::NcclProcess& p) {
+    std::string numbers;
+    auto driver = make_training_driver(plan, scenario, p.world.rank() == 0 ? listening_to(numbers) : DriverOptions{});
+    if (!driver) return render(driver.error());
+    cuda::CudaBackend backend(p.world, **driver, {});
+    const auto trace = execute(plan, backend, **driver, {.local_ranks = {static_cast<Rank>(p.world.rank())}});
+    return trace ? numbers : render(trace.error());
+  });
+}
+
 Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Setting& setting) {
   static const auto modules = std::make_shared<cuda::PtxModules>();  // parsed once for all runs
   cuda::FakeDriver fake(
@@ -57,16 +84,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   Iteration out;
   out.failures.resize(static_cast<std::size_t>(ranks));
   const auto play = [&](cuda::CudaWorld& world) -> std::string {
-    DriverOptions listening;
-    if (world.rank() == 0) {
-      listening.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
-        out.numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
-      };
-      listening.on_step = [&](const StepMetrics& m) {
-        for (const auto& [name, value] : m.values) out.numbers += fmt::format("{} {:a}\n", name, value);
-      };
-    }
-    auto driver = make_training_driver(plan, scenario, listening);
+    auto driver = make_training_driver(plan, scenario, world.rank() == 0 ? listening_to(out.numbers) : DriverOptions{});
     if (!driver) return render(driver.error());
     cuda::CudaBackend backend(world, **driver,
                               {.span_steps = 0,

@@ -44,4 +44,8 @@ struct Setting {
 
 Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});
 
+/// The same on ranks that are processes, over the double of NCCL: what each says, rank 0 its numbers, or any of them
+/// why it failed.
+std::vector<std::string> numbers_over_nccl(const Plan&, const Scenario&);
+
 }  // namespace hotbunk::test

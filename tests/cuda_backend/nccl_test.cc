@@ -278,21 +278,7 @@ TEST_CASE("a pipeline over NCCL's double takes turns, and has the numbers of ran
   REQUIRE(plan);
   const hotbunk::test::Iteration threads = hotbunk::test::run_iteration(*plan, scenario);
   REQUIRE_THAT(threads.text(), Catch::Equals(""));
-  const auto said = in_ranks(2, [&](NcclProcess& p) {
-    std::string numbers;
-    DriverOptions listening;
-    listening.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
-      numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
-    };
-    listening.on_step = [&](const StepMetrics& m) {
-      for (const auto& [name, value] : m.values) numbers += fmt::format("{} {:a}\n", name, value);
-    };
-    auto driver = make_training_driver(*plan, scenario, p.world.rank() == 0 ? listening : DriverOptions{});
-    if (!driver) return render(driver.error());
-    CudaBackend backend(p.world, **driver, {});
-    const auto trace = execute(*plan, backend, **driver, {.local_ranks = {static_cast<Rank>(p.world.rank())}});
-    return trace ? numbers : render(trace.error());
-  });
+  const auto said = hotbunk::test::numbers_over_nccl(*plan, scenario);
   CHECK(said[0] == threads.numbers);
   CHECK(said[1].empty());
 }

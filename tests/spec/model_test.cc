@@ -286,7 +286,9 @@ TEST_CASE("windows: of all layers, of those that layer_types names, by the famil
   CHECK(windows(changed("llama-gqa", {{"sliding_window", 5}})) == Windows{0, 0});  // a key that Llama has not
 }
 
-TEST_CASE("what a config leaves out is as transformers has it for its family") {
+// Not so: key-value heads are as many as query heads where transformers has a number (4 to 32), and DeepSeek is dense
+// and projects queries at once where it has experts and a rank of 1536. Configs of models say these.
+TEST_CASE("positions, rotation and norms that a config leaves out are as transformers has them for its family") {
   const auto read = [](const char* type, std::int64_t layers = 6) {
     const auto model = model_from_json({{"model_type", type},
                                         {"hidden_size", 64},
@@ -301,14 +303,18 @@ TEST_CASE("what a config leaves out is as transformers has it for its family") {
   using Numbers = std::vector<std::int64_t>;
   const auto sizes = [](const ModelSpec& m) { return Numbers{m.kv_heads, m.head_dim, m.max_position}; };
   CHECK(sizes(read("llama")) == Numbers{16, 4, 2048});
-  CHECK(sizes(read("qwen2")) == Numbers{16, 4, 2048});
-  CHECK(sizes(read("qwen3")) == Numbers{16, 128, 2048});
-  CHECK(sizes(read("gemma2")) == Numbers{16, 256, 2048});
+  CHECK(sizes(read("mistral")) == Numbers{16, 4, 131072});
+  CHECK(sizes(read("mixtral")) == Numbers{16, 4, 131072});
+  CHECK(sizes(read("qwen2")) == Numbers{16, 4, 32768});
+  CHECK(sizes(read("qwen3")) == Numbers{16, 128, 32768});
+  CHECK(sizes(read("qwen3_moe")) == Numbers{16, 128, 32768});
+  CHECK(sizes(read("gemma2")) == Numbers{16, 256, 8192});
   CHECK(sizes(read("gemma3_text")) == Numbers{16, 256, 131072});
   CHECK(sizes(read("glm4_moe")) == Numbers{16, 4, 131072});
   CHECK(sizes(read("gpt_oss")) == Numbers{8, 64, 131072});
-  CHECK(sizes(read("qwen3_5_text")) == Numbers{16, 256, 2048});
-  CHECK(sizes(read("deepseek_v3")) == Numbers{16, 192, 2048});
+  CHECK(sizes(read("qwen3_5_text")) == Numbers{16, 256, 32768});
+  CHECK(sizes(read("deepseek_v2")) == Numbers{16, 192, 2048});
+  CHECK(sizes(read("deepseek_v3")) == Numbers{16, 192, 4096});
   CHECK(windows(read("gemma3_text")) == Numbers{4096, 4096, 4096, 4096, 4096, 0});
   CHECK(windows(read("gpt_oss", 2)) == Numbers{128, 0});
   CHECK(windows(read("mixtral", 1)) == Numbers{0});
@@ -324,6 +330,7 @@ TEST_CASE("what a config leaves out is as transformers has it for its family") {
   CHECK(!read("deepseek_v3").moe);
   const auto thetas = [](const ModelSpec& m) { return std::vector{m.rope_theta, m.window_rope_theta, m.norm_eps}; };
   CHECK(thetas(read("llama")) == std::vector{1e4, 0.0, 1e-6});
+  CHECK(thetas(read("mixtral")) == std::vector{1e6, 0.0, 1e-5});
   CHECK(thetas(read("gemma3_text")) == std::vector{1e6, 1e4, 1e-6});
   CHECK(thetas(read("gpt_oss")) == std::vector{1.5e5, 0.0, 1e-5});
   const RopeScaling yarn = read("gpt_oss").rope_scaling.value();
