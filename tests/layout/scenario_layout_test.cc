@@ -92,3 +92,16 @@ TEST_CASE("experts lie on a mesh of their own over the same ranks") {
     CHECK(all == 2 * p.numel());
   }
 }
+
+TEST_CASE("whole experts of an engine may lie over its context-parallel ranks too") {
+  Scenario s = megatron(8, 1, 1);
+  s.rollout.engine = RolloutEngine::vllm;
+  s.rollout.layout.tp = 2, s.rollout.layout.cp = 2, s.rollout.layout.dp = 2, s.rollout.layout.ep = 4;
+  const Layout whole = engine_layout(s).value();
+  CHECK(whole.expert.extent("ep") == 4);
+  CHECK(whole.expert.extent("etp") == 1);
+  s.rollout.layout.ep = 2;  // of ours: over the tensor-parallel ranks, the same for each context-parallel one
+  const Layout half = engine_layout(s).value();
+  CHECK(half.expert.extent("ep") == 2);
+  CHECK(half.expert.extent("cp") == 2);
+}

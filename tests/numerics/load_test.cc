@@ -6,6 +6,7 @@
 
 #include "graph/boxes.h"
 #include "lowering/lower.h"
+#include "rl/weights.h"
 #include "tests/numerics/training_run.h"
 
 using namespace hotbunk;
@@ -67,6 +68,13 @@ TEST_CASE("a model that the first rank reads and broadcasts trains as one of whi
     CHECK(said.grad_norms == apart.grad_norms);
     CHECK(said.after5 == apart.after5);
   }
+}
+
+TEST_CASE("a rank that is asked for nothing of the files opens none") {
+  Scenario s = golden_scenario(Golden::load("llama-gqa"), 2);
+  s.model.weights_path = "/not/there";
+  CHECK(!LoadSources::open(s, {}, true));
+  CHECK(LoadSources::open(s, {}, false));
 }
 
 TEST_CASE("a checkpoint's moments, too, come from the first rank") {

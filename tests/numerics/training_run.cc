@@ -223,6 +223,7 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
   nlohmann::json metrics;
   DriverOptions options;
   options.checkpoints = folder, options.resume = from;
+  options.opens_files = world.rank() == 0 || s.train.load == "shards";  // as a run has it
   options.on_step = [&](const StepMetrics& m) {
     metrics["losses"].push_back(m.values.at("loss"));
     metrics["grad_norms"].push_back(m.values.at("actor/grad_norm"));

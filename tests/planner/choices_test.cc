@@ -12,6 +12,7 @@
 #include "spec/loader.h"
 #include "spec/validate.h"
 #include "tests/json.h"
+#include "tests/paths.h"
 #include "tests/planner/pricers.h"
 #include "trace/static_memory.h"
 
@@ -44,6 +45,13 @@ Choices choices_of(const Scenario& s, const ChoiceOptions& options = {}) {
 }
 
 }  // namespace
+
+TEST_CASE("layouts beside an engine of ours whose context ranks have whole experts are ranked") {
+  const auto s =
+      load_scenario(std::string(source_folder) + "/scenarios/moe-cpu.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"});
+  if (!s) FAIL(render(s.error()));
+  CHECK(!choices_of(*s).rows.empty());
+}
 
 TEST_CASE("the flags of every row are taken by the loader and price to the row's numbers") {
   const struct {

@@ -23,7 +23,8 @@ TEST_CASE("the flags of any training point of a space select that point") {
                 "train: {engine: megatron, layout: {dp: 4, tp: 4, pp: 2, ep: 4}, micro_batch_tokens: 65536}\n",
                 3, 4, 1, 32},
                {"model: qwen3-32b\ncluster: {gpu: h200-sxm-141gb, nodes: 4}\nprofile: torchtitan\n"
-                "train: {engine: fsdp2, layout: {dp: 32}, micro_batch_tokens: 65536}\n",
+                "train: {engine: fsdp2, layout: {dp: 32}, micro_batch_tokens: 65536, recompute: selective, "
+                "recompute_modules: [core_attn, mlp], load: rank0}\n",
                 1, 1, 2, 32}};
   for (const auto& c : cases) {
     const std::string text = std::string(c.text) + rest;

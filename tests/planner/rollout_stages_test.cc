@@ -13,6 +13,8 @@
 #include "lowering/lower.h"
 #include "lowering/rollout.h"
 #include "planner/answers/answers.h"
+#include "planner/answers/lowered_space.h"
+#include "planner/answers/plan_answer.h"
 #include "planner/rl/engine_step.h"
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
@@ -264,6 +266,20 @@ TEST_CASE("and what ranks with sequences of their own send around the MLP, and h
   CHECK(price.weight_bytes == Approx(2 * weights).epsilon(1e-4));  // norms are whole on every rank
   CHECK(price.kv_bytes_per_token * 4.0 * static_cast<double>(s.rollout.block_tokens) ==
         static_cast<double>(kv_block_bytes(s)));
+}
+
+TEST_CASE("groups with a cache each have theirs in what is put together of parts, however few blocks it has") {
+  for (const char* block : {"rollout.block_tokens=4", "rollout.block_tokens=16"}) {  // of the longest, three and one
+    const auto s = load_scenario(std::string(source_folder) + "/scenarios/attention-dp-cpu.yaml", {block});
+    REQUIRE(s);
+    const auto pricer = ScenarioPricer::make(*s, catalog_root()).value();
+    const CostModel& cost = pricer->train().cost();
+    RlPrice parts, whole;
+    REQUIRE(plan_prices(*s, cost).use(pricer->point(), parts));
+    REQUIRE(use_mapped_plan(*s, cost, whole));
+    CHECK(parts.rollout_bytes == whole.rollout_bytes);
+    CHECK(parts.peak_bytes() == whole.peak_bytes());
+  }
 }
 
 TEST_CASE("an update brings a rank its stage's weights") {
