@@ -142,6 +142,19 @@ TEST_CASE("BACKGROUND B9: experts are consecutive on the expert-parallel ranks, 
   }
   CHECK(held_by(layout, model, down, 5) == Rectangle{{0, 24}, {6, 12}});
   CHECK(held_by(layout, model, find(parameters, ParamRole::router, 1), 6) == Rectangle{{0, 8}, {0, 24}});
+
+  // 64 experts over EP 8 and 256 over EP 32: 8 each.
+  for (const auto& [experts, ranks] : {std::pair{64, 8}, {256, 32}}) {
+    ModelSpec wide = tiny_moe();
+    wide.moe->experts = experts;
+    const std::vector<ParamSpec> of_wide = parameters_of(wide);
+    const Layout spread{Mesh({{"tp", 1}, {"dp", ranks}}), Mesh({{"etp", 1}, {"ep", ranks}}), {}, 1};
+    CAPTURE(experts, ranks);
+    for (int e = 0; e < experts; ++e)
+      for (std::int64_t rank = 0; rank < ranks; ++rank)
+        CHECK((held_by(spread, wide, find(of_wide, ParamRole::expert_up, 1, e), rank).elements() > 0) ==
+              (e / 8 == rank));
+  }
 }
 
 TEST_CASE("Pipeline stages hold their layers, the ends hold embedding and head, a tied embedding both") {

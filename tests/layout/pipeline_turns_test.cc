@@ -145,7 +145,8 @@ TEST_CASE("Stages whose messages wait for one another come to an end, and each p
     for (const std::int64_t stages : {2, 3, 4, 5, 7, 8, 16})
       for (const std::int64_t chunks : {1, 2, 3, 5, 23})
         for (const std::int64_t micros : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 34}) {
-          if (stages * chunks > 48) continue;  // seconds each
+          // Seconds each; 92 layers over 4 stages of 23 chunks are a published row.
+          if (stages * chunks > 48 && !(stages == 4 && chunks == 23 && micros == 8)) continue;
           CAPTURE(name_of(schedule), stages, chunks, micros);
           const Pipeline p{stages, chunks, schedule};
           PlayedStages played(p, micros);

@@ -10,6 +10,7 @@
 #include "layout/sequence.h"
 #include "layout/train_weights.h"
 #include "spec/names.h"
+#include "spec/validate.h"
 #include "tests/numerics/training_run.h"
 
 namespace hotbunk::test {
@@ -31,6 +32,16 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   // Over both, wherever it may be.
   if (spreads && l.sp && s.model.moe->experts % (l.ep * l.tp) == 0) l.ep *= l.tp, l.etp = 1;
   if (spreads && s.train.pipeline_schedule != "zero-bubble" && random() % 2 == 0) s.train.expert_capacity = 0.4;
+}
+
+/// Any order of the ranks, Ulysses' behind cp or apart; what it was where that one does not execute.
+void draw_order(Scenario& s, std::mt19937_64& random) {
+  std::vector<std::string> axes{"tp", "cp", "ep", "dp", "pp"};
+  if (random() % 2 == 0) axes.emplace_back("ulysses");
+  std::ranges::shuffle(axes, random);
+  Scenario other = s;
+  other.train.layout.order = fmt::format("{}", fmt::join(axes, "-"));
+  if (unsupported_to_execute(other).empty()) s = other;
 }
 
 }  // namespace
@@ -88,6 +99,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   s.train.micro_batch_tokens = l.share_of(one_of({g.longest_sequence(), g.num_tokens()}));
   const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
   if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
+  if (one_of({0, 1}) == 0) draw_order(s, random);
   return s;
 }
 

@@ -7,10 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "backends/cpu_gloo/kernels/gemm.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "graph/boxes.h"
@@ -286,6 +288,8 @@ void write_data(const Golden& g, const std::string& path) {
 
 void run_ranks(const Plan& plan, const Scenario& s, const std::filesystem::path& folder,
                const std::optional<SavedCheckpoint>& from = {}) {
+  static std::once_flag prepared;  // not anew in each of some thousands of ranks
+  std::call_once(prepared, kernels::prepare_products);
   const LaunchResult ended =
       with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder, from); });
   if (ended.exit_code != 0) throw std::runtime_error(ended.message);

@@ -27,8 +27,8 @@ namespace {
 // The bounds that P3 states. The goldens' own rounding (golden.json: floors) lies 5 to 20 times below each.
 constexpr double logit_bound = 1e-5, gradient_bound = 1e-4, update_bound = 1e-3;
 // Sums of squares and means over at most 70 tokens in another order: some ulps of fp32 (6e-8 each), times what five
-// optimizer steps make of them.
-constexpr double scalar_bound = 2e-5;
+// optimizer steps make of them. The first loss, before any step, is held to what P3 says.
+constexpr double scalar_bound = 2e-5, loss_bound = 1e-5;
 
 /// After five steps, as far as transformers moved it; what no optimizer steps is what it was, to the bit.
 void check_after(const Golden& g, const TrainingResult& r) {
@@ -58,7 +58,7 @@ void check_training(const Golden& g, const TrainingResult& r) {
   check_gradients(g, r);
   for (std::size_t i = 0; i < g.losses.size(); ++i) {
     CAPTURE(i);
-    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(scalar_bound));
+    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(i == 0 ? loss_bound : scalar_bound));
     CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(scalar_bound));
   }
   CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
@@ -204,6 +204,7 @@ TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modu
     const char* model;
     std::int64_t dp, group = -1, ulysses = 1, cp = 1;
   };
+  std::size_t entry = 0;
   for (const Way& way : {Way{"llama-gqa", 3},
                          {"llama-tied", 4, 2},
                          {"qwen2-bias", 5},
@@ -213,7 +214,8 @@ TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modu
                          {"mixtral-tiny", 3},
                          {"gpt-oss-tiny", 3}})
     for (const WrapSpec& wrap : {layer, all_in_one, by_size, tiny, some, inside})
-      for (const bool several : {false, true}) {
+      for (const bool several : turns(entry / 6 + entry % 6)) {
+        ++entry;
         CAPTURE(way.model, way.dp, way.group, static_cast<int>(wrap.policy), wrap.min_parameters, wrap.names, several);
         const Golden g = Golden::load(way.model);
         Scenario s = golden_scenario(g, way.dp * way.ulysses * way.cp);
@@ -461,6 +463,7 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
                          {"gpt-oss-tiny", {1, 1}, 2, 1}})
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const bool several : turns(entry++)) {
+        if (static_cast<std::size_t>(recompute) == entry / 3 % 3 && turns(0).size() == 1) continue;
         CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), static_cast<int>(recompute),
                 several);
         const Golden g = Golden::load(way.model);
@@ -572,8 +575,9 @@ TEST_CASE("context parallelism computes what one rank does") {
                          {"glm4-moe-tiny", 2, 2, 1},
                          {"gpt-oss-tiny", 4, 1, 1},
                          {"gpt-oss-tiny", 2, 2, 2}})
-    for (const ContextExchange exchange : {ContextExchange::ring, ContextExchange::all_gather})
-      for (const bool several : turns(exchange == ContextExchange::ring ? entry : ++entry)) {
+    for (const bool gathers : turns(entry / 2))
+      for (const bool several : turns(entry++)) {
+        const ContextExchange exchange = gathers ? ContextExchange::all_gather : ContextExchange::ring;
         CAPTURE(way.model, way.cp, way.tp, way.dp, way.pp, way.ulysses, static_cast<int>(way.engine), way.order,
                 name_of(exchange), several);
         const Golden g = Golden::load(way.model);

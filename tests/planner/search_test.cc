@@ -309,6 +309,10 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   keep_what_executes(space, s, pricer->point().sync);
   space.train.micro_batch = {3, 6};
   space.memory_fraction = {0.5, 0.8};
+  // Each point is lowered whole: two values of each knob, so that it takes seconds.
+  const auto two = [](auto& values) { values.resize(std::min<std::size_t>(values.size(), 2)); };
+  two(space.train.cp), two(space.train.ulysses), two(space.train.tp), two(space.train.recompute);
+  two(space.rollout_tp), two(space.transition);
   const CostModel& cost = pricer->train().cost();
   const PlanPrices each{.use = [&](const RlPoint& p, RlPrice& price) {
     const auto plan = plan_answer_of(with_point(s, p));

@@ -91,6 +91,15 @@ void linear_wgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dw, 
   matmul(ctx, shape, dy, x, nullptr, dw);
 }
 
+void prepare_products() {
+  KernelContext ctx(1);
+  constexpr std::int64_t n = 16;
+  const std::vector<float> ones(n * n, 1.0f);
+  std::vector<float> out(n * n);
+  linear_dgrad(ctx, {ones.data(), DType::f32, n}, {ones.data(), DType::f32, n}, {out.data(), DType::f32, n}, n, n, n,
+               Write::overwrite);
+}
+
 void bias_grad(KernelContext& ctx, ConstMatrix dy, float* db, std::int64_t T, std::int64_t N, Write write) {
   // Columns are split over threads, tokens are not: the order of every sum is the order of the tokens.
   parallel_for(ctx, N, T > 0 ? 16384 / T : N, [&](std::int64_t begin, std::int64_t end) {
