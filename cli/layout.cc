@@ -27,6 +27,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr std::int64_t most_rows = 64;  // of the table; --json has every rank
+/// Names of the expert mesh's axes: edp has the ranks that hold the same experts.
+constexpr std::pair<const char*, const char*> expert_axes[] = {{"ep", "ep"}, {"etp", "etp"}, {"edp", "dp"}};
 
 struct Options {
   ScenarioOptions scenario;
@@ -62,12 +64,16 @@ class Seats {
     Json coordinates = Json::object(), groups = Json::object(), layers = Json::array();
     for (const MeshAxis& axis : train_.dense().axes()) coordinates[axis.name] = train_.dense().coordinate(r, axis.name);
     if (is_moe())
-      for (const char* axis : {"ep", "etp"}) coordinates[axis] = train_.expert().coordinate(r, axis);
+      for (const auto& [name, axis] : expert_axes) coordinates[name] = train_.expert().coordinate(r, axis);
     for (const MeshAxis& axis : train_.dense().axes())
       if (axis.size > 1) groups[axis.name] = train_.dense().group_of(r, {axis.name});
     if (is_moe())
-      for (const char* axis : {"ep", "etp"})
-        if (train_.expert().extent(axis) > 1) groups[axis] = train_.expert().group_of(r, {axis});
+      for (const auto& [name, axis] : expert_axes)
+        if (train_.expert().extent(axis) > 1) groups[name] = train_.expert().group_of(r, {axis});
+    if (train_.shards() > 1) {
+      groups["shard"] = train_.shard_group(r);
+      if (const auto replicas = train_.replicas(r); replicas.size() > 1) groups["replicate"] = replicas;
+    }
     for (const StageChunk& c : train_.chunks_of(r)) layers.push_back({c.layers.begin, c.layers.end});
     Json out = {{"coordinates", coordinates}, {"groups", groups}, {"layers", layers}};
     if (train_.shards() > 1) out["shard"] = {train_.shard_of(r), train_.shards()};
@@ -83,7 +89,24 @@ class Seats {
   Json engine(std::int64_t r) const {
     const EngineSeat seat = engine_seat(s_.rollout.layout, in_engines(r));
     const RolloutLayout& l = s_.rollout.layout;
-    Json out = {{"engine", seat.engine}, {"place", seat.place}};
+    const Range layers = engine_stage_layers(s_, engine_stage(l, in_engines(r)));
+    Json groups = Json::object();
+    const auto add_group = [&](const Mesh& mesh, const char* axis) {
+      if (mesh.extent(axis) < 2) return;
+      std::vector<std::int64_t> members = mesh.group_of(in_engines(r), {axis});
+      for (std::int64_t& member : members) member += first_engine_rank_;
+      groups[axis] = members;
+    };
+    for (const MeshAxis& axis : engines_.dense.axes())
+      if (axis.name != "dp") add_group(engines_.dense, axis.name.c_str());
+    Json out = {
+        {"engine", seat.engine}, {"place", seat.place}, {"groups", {}}, {"layers", {{layers.begin, layers.end}}}};
+    if (is_moe()) {
+      add_group(engines_.expert, "ep");
+      const Range e = even_range(s_.model.moe->experts, l.ep, engines_.expert.coordinate(in_engines(r), "ep"));
+      out["experts"] = {e.begin, e.end};
+    }
+    out["groups"] = groups;
     if (l.cp > 1) out["cp"] = seat.place / l.tp % l.cp;
     const std::int64_t sharers = l.tp / l.attention_dp;
     if (l.attention_dp > 1) out["attention_dp"] = seat.place % l.tp / sharers;
@@ -151,9 +174,20 @@ std::string cell(const Json& part, const char* key) {
 }
 
 std::string table_of(const Json& ranks) {
-  TextTable table({"rank", "node.gpu", "training", "layers", "heads", "KV", "experts", "parameters", "engine", "heads",
-                   "KV", "parameters"},
-                  3);
+  // Where all ranks of an engine have the same, these columns would say nothing.
+  const auto cut_by = [&](const char* axis) {
+    return std::ranges::any_of(
+        ranks, [&](const Json& r) { return r.contains("engine") && r["engine"]["groups"].contains(axis); });
+  };
+  const bool layers_differ = cut_by("pp"), experts_differ = cut_by("ep");
+  std::vector<std::string> columns = {"rank", "node.gpu", "training",   "layers", "heads",
+                                      "KV",   "experts",  "parameters", "engine"};
+  if (layers_differ) columns.emplace_back("layers");
+  columns.insert(columns.end(), {"heads", "KV"});
+  if (experts_differ) columns.emplace_back("experts");
+  columns.emplace_back("parameters");
+  const std::size_t of_engine = columns.size() - 8;
+  TextTable table(std::move(columns), 3);
   for (const Json& r : ranks) {
     std::vector<std::string> row = {std::to_string(r["rank"].get<std::int64_t>()),
                                     fmt::format("{}.{}", r["node"].get<std::int64_t>(), r["gpu"].get<std::int64_t>())};
@@ -177,10 +211,13 @@ std::string table_of(const Json& ranks) {
       std::string seat = fmt::format("{}.{}", e["engine"].get<std::int64_t>(), e["place"].get<std::int64_t>());
       for (const char* axis : {"cp", "attention_dp"})
         if (e.contains(axis)) seat += fmt::format(" {} {}", axis, e[axis].get<std::int64_t>());
-      row.insert(row.end(),
-                 {seat, cell(e, "heads"), cell(e, "kv_heads"), format_count(e["parameters"].get<std::int64_t>())});
+      row.push_back(seat);
+      if (layers_differ) row.push_back(span_of(e["layers"][0]));
+      row.insert(row.end(), {cell(e, "heads"), cell(e, "kv_heads")});
+      if (experts_differ) row.push_back(cell(e, "experts"));
+      row.push_back(format_count(e["parameters"].get<std::int64_t>()));
     } else {
-      row.insert(row.end(), 4, "-");
+      row.insert(row.end(), of_engine, "-");
     }
     table.add(std::move(row));
   }
@@ -256,9 +293,10 @@ int run(const Options& o) {
         100.0 * doc["pipeline"]["bubble"].get<double>(), pipeline_diagram(pipeline, shown));
   if (o.rank >= 0) {
     const Json& one = doc["ranks"][0];
-    if (one.contains("training"))
-      for (const auto& [axis, members] : one["training"]["groups"].items())
-        text += fmt::format("  group {}: {}\n", axis, fmt::join(members.get<std::vector<std::int64_t>>(), " "));
+    for (const auto& [part, words] : {std::pair{"training", "group"}, {"engine", "group of the engine"}})
+      if (one.contains(part))
+        for (const auto& [axis, members] : one[part]["groups"].items())
+          text += fmt::format("  {} {}: {}\n", words, axis, fmt::join(members.get<std::vector<std::int64_t>>(), " "));
     text += "\nWhat it holds, as [rows, columns] of each parameter; training: between its steps\n" +
             rectangles_text(one["rectangles"]);
   }

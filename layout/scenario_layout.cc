@@ -10,6 +10,9 @@
 namespace hotbunk {
 namespace {
 
+/// Axes of the ranks that share what data parallelism shards.
+const std::vector<std::string> data_axes = {"cp", "ulysses", "dp"};
+
 /// FSDP keeps shards; the other engines shard gradients or the optimizer's state and keep parameters whole.
 bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainEngine::fsdp2; }
 
@@ -59,9 +62,25 @@ std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
   return out;
 }
 
-std::int64_t TrainHoldings::shard_of(std::int64_t rank) const {
-  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, {"cp", "ulysses", "dp"});
-  return (std::ranges::find(data, rank) - data.begin()) % shards_;
+std::int64_t TrainHoldings::place_among_data(std::int64_t rank) const {
+  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
+  return std::ranges::find(data, rank) - data.begin();
+}
+
+std::int64_t TrainHoldings::shard_of(std::int64_t rank) const { return place_among_data(rank) % shards_; }
+
+std::vector<std::int64_t> TrainHoldings::shard_group(std::int64_t rank) const {
+  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
+  const auto first = data.begin() + place_among_data(rank) / shards_ * shards_;
+  return {first, first + shards_};
+}
+
+std::vector<std::int64_t> TrainHoldings::replicas(std::int64_t rank) const {
+  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
+  std::vector<std::int64_t> out;
+  for (auto at = static_cast<std::size_t>(shard_of(rank)); at < data.size(); at += static_cast<std::size_t>(shards_))
+    out.push_back(data[at]);
+  return out;
 }
 
 std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) const {

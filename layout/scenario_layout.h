@@ -26,6 +26,9 @@ class TrainHoldings {
   /// are whole (train.engine).
   std::int64_t shard_of(std::int64_t rank) const;
   std::int64_t shards() const { return shards_; }
+  /// The ranks that hold one copy together, a shard each; and those that hold the same shard.
+  std::vector<std::int64_t> shard_group(std::int64_t rank) const;
+  std::vector<std::int64_t> replicas(std::int64_t rank) const;
   /// The rectangles of a parameter: one, up to three of a flat unit (layout/flat_units.h), none where the rank has
   /// nothing of it.
   std::vector<Rectangle> held(const ParamSpec&, std::int64_t rank) const;
@@ -34,6 +37,7 @@ class TrainHoldings {
 
  private:
   TrainHoldings(const Scenario&, Layout, std::int64_t shards);
+  std::int64_t place_among_data(std::int64_t rank) const;
 
   ModelSpec model_;
   Layout layout_;

@@ -96,7 +96,7 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
   add("DeepSeek-V3: latents, groups, a shared expert, several key blocks",
       with(roomy, {fmt::format(fmt::runtime(deepseek), "deepseek_v3",
                                ", q_lora_rank: 9, v_head_dim: 5, n_shared_experts: 1, n_group: 3, topk_group: 2"),
-                   long_prompts, "rollout.max_running_requests=5", "train.recompute=full"}));
+                   long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2", "train.recompute=full"}));
   add("DeepSeek-V2: queries from the stream, wide values, yarn",
       with(roomy,
            {fmt::format(fmt::runtime(deepseek), "deepseek_v2",
@@ -104,39 +104,42 @@ TEST_CASE("fp32 log-probs of rollout and training are equal to the bit, 1 rank(s
                         "yarn, factor: 4.0, mscale: 1.0, mscale_all_dim: 0.7, original_max_position_embeddings: 16}"),
             "rollout.max_prefill_tokens=5", "train.recompute=selective"}));
   add("long responses, several key blocks",
-      with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5"}));
+      with(roomy, {model(qwen3), long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2"}));
   add("a window, in and across key blocks",
       with(roomy, {model({.type = "mistral", .architecture = "MistralForCausalLM", .more = ", sliding_window: 20"}),
-                   long_prompts, "rollout.max_running_requests=5"}));
+                   long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2"}));
   add("Gemma-2: windows in every other layer, caps, norms behind attention and MLP",
-      with(roomy, {model({.type = "gemma2",
-                          .architecture = "Gemma2ForCausalLM",
-                          .tied = true,
-                          .more = ", sliding_window: 20, query_pre_attn_scalar: 6, attn_logit_softcapping: 2.0, "
-                                  "final_logit_softcapping: 5.0"}),
-                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+      with(roomy,
+           {model({.type = "gemma2",
+                   .architecture = "Gemma2ForCausalLM",
+                   .tied = true,
+                   .more = ", sliding_window: 20, query_pre_attn_scalar: 6, attn_logit_softcapping: 2.0, "
+                           "final_logit_softcapping: 5.0"}),
+            long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2", "train.recompute=selective"}));
   add("GLM-4.5: heads that turn in part, head norms, a shared expert",
-      with(roomy, {model({.type = "glm4_moe",
-                          .architecture = "Glm4MoeForCausalLM",
-                          .more = ", n_routed_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12, "
-                                  "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true, "
-                                  "partial_rotary_factor: 0.67"}),
-                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+      with(roomy,
+           {model({.type = "glm4_moe",
+                   .architecture = "Glm4MoeForCausalLM",
+                   .more = ", n_routed_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12, "
+                           "first_k_dense_replace: 1, attention_bias: true, use_qk_norm: true, "
+                           "partial_rotary_factor: 0.67"}),
+            long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2", "train.recompute=selective"}));
   add("gpt-oss: sinks, windows, biases of experts, clamped gates",
       with(roomy,
            {model({.type = "gpt_oss",
                    .architecture = "GptOssForCausalLM",
                    .more = ", num_local_experts: 6, num_experts_per_tok: 2, sliding_window: 20, swiglu_limit: 0.5"}),
-            long_prompts, "rollout.max_running_requests=5", "train.recompute=full"}));
+            long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2", "train.recompute=full"}));
   add("gpt-oss, in chunks",
       with(roomy, {model({.type = "gpt_oss",
                           .architecture = "GptOssForCausalLM",
                           .more = ", num_local_experts: 6, num_experts_per_tok: 2, sliding_window: 7"}),
                    "rollout.max_prefill_tokens=5", "rollout.block_tokens=2"}));
   add("GPT-2",
-      with(roomy, {"model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_inner: 40, n_positions: 256, "
-                   "vocab_size: 33, initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}",
-                   long_prompts, "rollout.max_running_requests=5", "train.recompute=selective"}));
+      with(roomy,
+           {"model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_inner: 40, n_positions: 256, "
+            "vocab_size: 33, initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}",
+            long_prompts, "rollout.max_running_requests=5", "algorithm.prompts=2", "train.recompute=selective"}));
   add("biases everywhere in attention, yarn",
       with(roomy, {model({.more = ", attention_bias: true, rope_scaling: {rope_type: yarn, factor: 4.0, "
                                   "original_max_position_embeddings: 16}"})}));

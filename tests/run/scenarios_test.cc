@@ -68,3 +68,28 @@ TEST_CASE("DeepSeek-V3 on 1,024 GPUs is simulated as it would run, with the memo
   // Ranks that are alike are played by one: whoever has other experts alone is.
   CHECK(document.at("memory").at("by_rank").size() < 256);
 }
+
+TEST_CASE("layout names the groups of each rank, in training and in its engine") {
+  const auto rank = [](const std::string& scenario, int number) {
+    const std::string path = (fs::path(source_folder) / "scenarios" / scenario).string();
+    const Result2 said = hotbunk_command(fmt::format("layout {} --rank {} --json", path, number));
+    INFO(said.err);
+    REQUIRE(said.code == 0);
+    return json_from<nlohmann::json>(said.out).at("ranks").at(0);
+  };
+  using nlohmann::json;
+  // 4 ranks of tp 2: each has 2 of 8 experts; an engine of 2 stages with 2 layers between them, 2 ranks each.
+  const json mesh = rank("expert-mesh-cpu.yaml", 3);
+  CHECK(mesh.at("training").at("groups") ==
+        json({{"tp", {2, 3}}, {"dp", {1, 3}}, {"ep", {0, 1, 2, 3}}, {"shard", {1, 3}}}));
+  CHECK(mesh.at("engine").at("groups") == json({{"tp", {2, 3}}, {"pp", {1, 3}}, {"ep", {2, 3}}}));
+  CHECK(mesh.at("engine").at("layers") == json({{1, 2}}));
+  CHECK(mesh.at("engine").at("experts") == json({4, 8}));
+  // HSDP: 2 neighbours share the shards, rank 1 has the same ones. Nobody spreads experts.
+  const json hybrid = rank("deepseek-v2-cpu.yaml", 3);
+  CHECK(hybrid.at("training").at("groups") ==
+        json({{"dp", {0, 1, 2, 3}}, {"edp", {0, 1, 2, 3}}, {"shard", {2, 3}}, {"replicate", {1, 3}}}));
+  CHECK(hybrid.at("training").at("shard") == json({1, 2}));
+  CHECK(hybrid.at("engine").at("groups") == json({{"tp", {2, 3}}}));
+  CHECK(hybrid.at("engine").at("experts") == json({0, 8}));
+}
