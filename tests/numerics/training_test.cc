@@ -686,13 +686,14 @@ TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the 
 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
-  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, flat = 0;
+  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0;
   for_drawn_layouts(golden_models(), 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
     const TrainLayout& l = s.train.layout;
     ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
     shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
     flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
     spread += l.ep > 1 && l.etp == l.tp ? 1 : 0;
+    copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
     check_training(g, train(g, s));
   });
   CHECK(2 * cut > rounds / 2);
@@ -700,6 +701,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(4 * shared > rounds / 2);
   CHECK(4 * chunked > rounds / 2);
   CHECK(40 * spread > rounds / 2);
+  CHECK(40 * copied > rounds / 2);
   CHECK(20 * flat > rounds / 2);
 }
 

@@ -685,8 +685,8 @@ TEST_CASE("how many copies of tokens go is checked on each side by itself") {
         Trace a = *simulated, b = o.measured;
         Trace& spoiled = of_measured ? b : a;
         const auto span = std::ranges::find_if(spoiled.spans, [&](const Span& s) {
-          return s.kind == OpKind::all_to_all &&
-                 spoiled.names[static_cast<std::size_t>(s.name)].find("dispatched.copies.all_to_all") != std::string::npos;
+          return s.kind == OpKind::all_to_all && spoiled.names[static_cast<std::size_t>(s.name)].find(
+                                                     "dispatched.copies.all_to_all") != std::string::npos;
         });
         if (span == spoiled.spans.end()) return "no copy was sent";
         constexpr std::int64_t row = 4;
