@@ -608,7 +608,7 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     bool whole = false;  // and over the tensor-parallel ranks
   };
   std::size_t entry = 0;
-  int runs = 0;
+  int runs = 0, copied = 0;
   for (const Way& way : {Way{"mixtral-tiny", 2, 2},
                          {"mixtral-tiny", 4, 4},
                          {"mixtral-tiny", 2, 4},
@@ -661,20 +661,43 @@ TEST_CASE("experts over data ranks compute what transformers does") {
       s.train.micro_batch_tokens =
           round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
       s.train.expert_capacity = in_rounds ? 0.3 : 0.0;
+      // Of the others every other one sends a token once to each rank.
+      if (!in_rounds && !way.whole && runs % 4 == 1) s.train.expert_dispatch = ExpertDispatch::per_rank;
+      copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
       CHECK((expert_rounds(s).rounds > 3) == in_rounds);
       check_training(g, train(g, s));
     }
+  CHECK(5 * copied > runs);
+}
+
+TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the same where sums are of two") {
+  // What comes back comes row by row, and is summed in the order of a token's choices: losses of the first step are
+  // the same. Gradients of a token's rows on one rank are summed there: of two choices those bits are the same too.
+  for (const char* model : {"mixtral-tiny", "qwen3-moe-tiny"}) {
+    CAPTURE(model);
+    const Golden g = Golden::load(model);
+    Scenario s = golden_scenario(g, 4);
+    s.train.layout.dp = s.train.layout.ep = 4;
+    std::vector<TrainingResult> found;
+    for (const ExpertDispatch dispatch : {ExpertDispatch::per_expert, ExpertDispatch::per_rank}) {
+      s.train.expert_dispatch = dispatch;
+      found.push_back(train(g, s));
+    }
+    CHECK(found[0].losses.front() == found[1].losses.front());
+    if (g.model.moe->experts_per_token == 2) CHECK(found[0].losses == found[1].losses);
+  }
 }
 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
-  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, flat = 0;
+  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0;
   for_drawn_layouts(golden_models(), 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
     const TrainLayout& l = s.train.layout;
     ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
     shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
     flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
     spread += l.ep > 1 && l.etp == l.tp ? 1 : 0;
+    copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
     check_training(g, train(g, s));
   });
   CHECK(2 * cut > rounds / 2);
@@ -682,6 +705,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(4 * shared > rounds / 2);
   CHECK(4 * chunked > rounds / 2);
   CHECK(40 * spread > rounds / 2);
+  CHECK(40 * copied > rounds / 2);
   CHECK(20 * flat > rounds / 2);
 }
 
