@@ -151,13 +151,14 @@ void run_grouped_linear_dgrad(const CudaCall& c) {
 void run_grouped_linear_wgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
   const int accumulate = flag(c, Attr::accumulate);
-  c.launch(named("grouped_matmul_tn", in(c, 0).dtype), {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts},
-           g.threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K,
-           g.segments, g.experts, accumulate);
+  c.launch(named("grouped_matmul_tn", in(c, 0).dtype, out(c, 0).dtype),
+           {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts}, g.threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
+           accumulate);
   if (c.op.outputs.size() < 2) return;
   const Range columns = bias_columns(c.op, c.places);
-  c.launch(named("grouped_bias", in(c, 0).dtype), {blocks_of(columns.size(), head_threads), g.experts}, head_threads,
-           at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
+  c.launch(named("grouped_bias", in(c, 0).dtype, out(c, 1).dtype), {blocks_of(columns.size(), head_threads), g.experts},
+           head_threads, at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
            narrow(columns.begin), narrow(columns.size()), accumulate);
 }
 

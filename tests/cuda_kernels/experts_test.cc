@@ -256,11 +256,11 @@ TEMPLATE_TEST_CASE("experts multiply their rows by their matrices", "[kernels][e
           d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, from(dy, c.N), w.begin(),
                 offsets.begin(), from(dx, c.K), count, first, c.N, c.K, segments, c.experts);
         }
-        d.run("grouped_matmul_tn_" + name, {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)},
-              threads_of, from(dy, c.N), from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments,
-              c.experts, 1);
-        d.run("grouped_bias_" + name, {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N), offsets.begin(),
-              db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
+        d.run("grouped_matmul_tn_" + name + "_f32",
+              {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of, from(dy, c.N),
+              from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments, c.experts, 1);
+        d.run("grouped_bias_" + name + "_f32", {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N),
+              offsets.begin(), db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
       }
       near(y.values(), y_wanted, 1e-6 + unit<E>, 1e-5);
       near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-5);
