@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
+#include <span>
 
 #include "base/rounding.h"
 
@@ -125,6 +127,8 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::attention_sinks_backward, 4, 4, 1, 1, FlopRule::none, 0},
     {OpKind::clamped_swiglu, 1, 1, 1, 1, FlopRule::per_element, 8},
     {OpKind::clamped_swiglu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
+    {OpKind::copy_sort, 2, 2, 5, 5, FlopRule::none, 0},
+    {OpKind::copy_arrivals, 3, 3, 3, 3, FlopRule::none, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -253,6 +257,30 @@ bool has_routing_groups(const Op& op) {
          (groups == 1 || !has_bias || experts / groups > 1);
 }
 
+/// One of ranks to each of which a token goes once, and the other of rows that such copies have.
+bool check_copies(const Op& op) {
+  const auto is_count = [](const Tensor& t) { return t.capacity() == 1 && t.dtype == DType::i64; };
+  const auto numbers = [](std::span<const Tensor> tensors, std::initializer_list<int> ranks) {
+    return std::ranges::equal(tensors, ranks,
+                              [](const Tensor& t, int rank) { return t.dtype == DType::i32 && t.rank == rank; });
+  };
+  const std::span inputs(op.inputs.data(), static_cast<std::size_t>(op.num_operands()));
+  if (op.kind == OpKind::copy_sort) {
+    if (!numbers(inputs, {2, 1}) || !numbers(std::span(op.outputs).first(4), {1, 2, 3, 1})) return false;
+    const std::span<const Dim> rows = op.inputs[0].shape;
+    const auto &copies = op.outputs[1].shape, &slots = op.outputs[2].shape;
+    const std::int64_t ranks = op.outputs[3].shape[0].size - 1;
+    return ranks > 0 && (op.inputs[1].shape[0].size - 1) % ranks == 0 && slots[0] == rows[0] && slots[1] == rows[1] &&
+           slots[2].size == 1 && copies[0] == rows[0] && copies[1].size == std::min(ranks, rows[1].size) &&
+           op.outputs[0].shape[0].size >= rows[0].size * copies[1].size && is_count(op.outputs[4]);
+  }
+  if (op.group < 0 || !numbers(inputs, {2, 2, 1}) || !numbers(std::span(op.outputs).first(2), {1, 2})) return false;
+  const std::int64_t ranks = op.inputs[0].shape[0].size;
+  return op.inputs[0].shape[1].size == ranks + 1 && op.inputs[1].shape[1].size == 1 &&
+         (op.inputs[2].shape[0].size - 1) % ranks == 0 && op.outputs[0].shape[0] == op.inputs[1].shape[0] &&
+         op.outputs[1].shape[1].size > 0 && is_count(op.outputs[2]);
+}
+
 /// Choices of tokens, and where their rows lie.
 std::string check_routed(const Op& op) {
   const auto same = [](const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.shape == b.shape; };
@@ -283,11 +311,16 @@ std::string check_routed(const Op& op) {
              op.outputs[1].dtype == DType::i64 && op.inputs[0].shape[1] == op.outputs[0].shape[0] &&
              (op.outputs[0].shape[0].size - 1) % op.inputs[0].shape[0].size == 0;
       break;
+    case OpKind::copy_sort:
+    case OpKind::copy_arrivals:
+      fits = check_copies(op);
+      break;
     case OpKind::dispatch:
       fits = leading(op.inputs[1], op.outputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
       break;
     case OpKind::dispatch_backward:
-      fits = leading(op.inputs[1], op.inputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);
+      fits = (leading(op.inputs[1], op.inputs[0]) || (op.inputs[0].rank == 2 && op.inputs[1].rank == 2)) &&
+             op.inputs[1].shape[0] == op.outputs[0].shape[0] && row(op.inputs[0]) == row(op.outputs[0]);
       break;
     case OpKind::combine:
       fits = leading(op.inputs[1], op.inputs[0]) && same(op.inputs[1], op.inputs[2]) &&
@@ -578,6 +611,8 @@ Range own_sinks(const Op& op, const Places& places) {
 }
 
 bool is_routed(const Op& op) { return op.kind == OpKind::all_to_all && op.num_operands() > 1; }
+
+bool sends_copies(const Op& op) { return is_routed(op) && op.has(Attr::ranks); }
 
 const Tensor& own_tokens_rows(const Op& op) { return op.inputs[0].rank == 3 ? op.inputs[0] : op.outputs[0]; }
 

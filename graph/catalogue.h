@@ -66,7 +66,7 @@
 //                                                share each of so many equal groups of experts
 //   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
 //                                                and in what follows
-//   dispatch_backward  dy[T,c,H], rows[T,c] -> dx[T,H]   sums over j                            accumulate
+//   dispatch_backward  dy[T,c,H] or [R,H], rows[T,c] -> dx[T,H]   sums over j                   accumulate
 //   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1], (b[E n]) -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
 //                                                b: added to n columns, all, or those at the rank's place in op.group,
 //                                                which shares N
@@ -113,6 +113,16 @@
 //   expert_arrivals    offsets[W,E+1] -> arrivals[E+1], count[1]   of what each rank of the group sends, as an
 //                                                expert_sort says it: where the rows begin that come to this one, by rank
 //                                                and there by expert (E/W of them), and how many they are, int64
+//   copy_sort          rows[T,c], sent[E+1] -> tokens[S], copies[T,min(c,W)], slots[T,c,1], blocks[W+1], count[1]   what goes
+//                                                where a token goes once to each of W ranks that have E/W experts each, one behind
+//                                                the other; rows and sent: of an expert_sort. tokens: of each copy, those for rank
+//                                                0 in order, then those for rank 1; copies: of each token, in the order of its
+//                                                choices; slots: of each row its copy among those for its rank; blocks: where each
+//                                                rank's begin; count: of copies, int64. -1 behind what there is of tokens, copies
+//   copy_arrivals      blocks[W,W+1], slots[R,1], arrivals[E+1] -> sources[R], rows[U,m], count[1]   of rows that come, their slots in
+//                                                the order of an expert_arrivals' arrivals, their copies among those that come,
+//                                                rank by rank; of each copy its rows in order (m ≤ c, then -1; -1 behind all copies);
+//                                                and how many copies come, int64. In a segment slots grow
 //   lora_down          x[T,K], a[r,K] -> u[T,r]  times factor
 //   lora_up            u[T,r], b[n,r] -> y[T,N]  added to columns [column, column + n)          column
 //   lora_up_dgrad      dy[T,N], b[n,r] -> du[T,r]   of those columns, times factor              column, factor
@@ -214,6 +224,9 @@ Range own_sinks(const Op&, const Places&);
 /// rows that came: [begin, begin + size).
 bool is_routed(const Op&);
 const Tensor& own_tokens_rows(const Op&);
+/// One of copies of tokens (Attr::ranks: to so many ranks, once to each; copy_sort): how many they are is the routers'
+/// affair.
+bool sends_copies(const Op&);
 /// Their bytes; where a tensor-parallel group's ranks send those of some experts each (tp), a rank's share.
 std::int64_t own_rows_bytes(const Op&, const Sizes&);
 

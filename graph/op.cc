@@ -108,6 +108,8 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::attention_sinks_backward, "attention_sinks_backward", OpClass::compute},
     {OpKind::clamped_swiglu, "clamped_swiglu", OpClass::compute},
     {OpKind::clamped_swiglu_backward, "clamped_swiglu_backward", OpClass::compute},
+    {OpKind::copy_sort, "copy_sort", OpClass::compute},
+    {OpKind::copy_arrivals, "copy_arrivals", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");

@@ -123,6 +123,8 @@ enum class OpKind : std::uint8_t {
   attention_sinks_backward,
   clamped_swiglu,
   clamped_swiglu_backward,
+  copy_sort,
+  copy_arrivals,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;

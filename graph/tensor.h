@@ -19,7 +19,7 @@ enum class ExtentId : std::int8_t {};
 inline constexpr ExtentId fixed_extent{-1};  // none: as large as it can be
 inline constexpr ExtentId tokens_extent{0};  // packed tokens of this block
 inline constexpr ExtentId seqs_extent{1};    // sequences (prefill, training) or running slots (decode) of this block
-inline constexpr int max_extents = 6;        // of a plan
+inline constexpr int max_extents = 8;        // of a plan
 /// How much there is of what nobody has counted: as much as there is room for.
 inline constexpr std::int64_t uncounted = std::numeric_limits<std::int64_t>::max();
 
@@ -29,7 +29,9 @@ struct Sizes {
   std::int64_t tokens = 0;           // packed tokens
   std::int64_t seqs = 0;             // sequences or slots
   std::int64_t attention_pairs = 0;  // sum over query tokens of the keys each one sees
-  std::array<std::int64_t, max_extents - 2> further = {uncounted, uncounted, uncounted, uncounted};  // extents 2, 3, …
+  /// Extents 2, 3, …
+  std::array<std::int64_t, max_extents - 2> further = {uncounted, uncounted, uncounted,
+                                                       uncounted, uncounted, uncounted};
 
   constexpr std::int64_t& operator[](ExtentId e) {
     return e == tokens_extent ? tokens : e == seqs_extent ? seqs : further[static_cast<std::size_t>(e) - 2];

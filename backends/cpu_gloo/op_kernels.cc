@@ -544,6 +544,21 @@ void run_expert_arrivals(const KernelCall& c) {
       c.places.at(static_cast<std::size_t>(c.op.group)), data<std::int32_t>(c, out(c, 0)));
   *data<std::int64_t>(c, out(c, 1)) = count;
 }
+std::span<std::int32_t> numbers(const KernelCall& c, const Tensor& t) {
+  return {data<std::int32_t>(c, t), static_cast<std::size_t>(t.elements(c.sizes))};
+}
+void run_copy_sort(const KernelCall& c) {
+  *data<std::int64_t>(c, out(c, 4)) =
+      copy_sort(numbers(c, in(c, 0)), extent(c, in(c, 0), 1), numbers(c, in(c, 1)), extent(c, out(c, 3), 0) - 1,
+                {numbers(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)), data<std::int32_t>(c, out(c, 2)),
+                 data<std::int32_t>(c, out(c, 3))});
+}
+void run_copy_arrivals(const KernelCall& c) {
+  *data<std::int64_t>(c, out(c, 2)) =
+      copy_arrivals(numbers(c, in(c, 0)), extent(c, in(c, 0), 0), c.places.at(static_cast<std::size_t>(c.op.group)),
+                    numbers(c, in(c, 2)), data<const std::int32_t>(c, in(c, 1)), data<std::int32_t>(c, out(c, 0)),
+                    numbers(c, out(c, 1)), extent(c, out(c, 1), 1));
+}
 void run_dispatch(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
   dispatch(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), matrix(c, out(c, 0)),
@@ -767,6 +782,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::context_attention, run_context_attention},
                                       Registration{OpKind::context_attention_backward, run_context_attention_backward},
                                       Registration{OpKind::expert_arrivals, run_expert_arrivals},
+                                      Registration{OpKind::copy_sort, run_copy_sort},
+                                      Registration{OpKind::copy_arrivals, run_copy_arrivals},
                                       Registration{OpKind::lora_down, run_lora_down},
                                       Registration{OpKind::lora_up, run_lora_up},
                                       Registration{OpKind::lora_up_dgrad, run_lora_up_dgrad},

@@ -1,6 +1,7 @@
 // Cases of ops for every backend: long because every kind of op has one.
 #include "tests/conformance/op_cases.h"
 
+#include <array>
 #include <cmath>
 
 #include "base/dtype.h"
@@ -630,6 +631,42 @@ void add_routing(std::vector<OpCase>& out) {
                  }});
 }
 
+/// To three ranks, with an expert each; and of one rank, whose tokens have two rows each.
+void add_copies(std::vector<OpCase>& out) {
+  constexpr DType n = DType::i32;
+  constexpr std::int64_t W = 3;
+  // Rows below 3 are for the first rank, the others for the third: of five tokens three have some for both.
+  out.push_back({OpKind::copy_sort,
+                 {{"rows", n, {T, C}, row_of},
+                  {"sent", n, {E + 1}, bounds},
+                  to_write("tokens", n, {T * C}),
+                  to_write("copies", n, {T, C}),
+                  to_write("slots", n, {T, C, 1}),
+                  to_write("blocks", n, {W + 1}),
+                  to_write("count", DType::i64, {1})},
+                 {0, 1},
+                 {2, 3, 4, 5, 6},
+                 {},
+                 [](const Values&, std::int64_t i) {
+                   return std::array{0., 2., 3., 0., 1., 2., 3., 4., -1., -1.}[static_cast<std::size_t>(i)];
+                 }});
+  const auto slot = [](std::int64_t i) {
+    return std::array{0., 1., 2., 4., 1., 3., 0., 2., 3., 4.}[static_cast<std::size_t>(i)];
+  };
+  const auto segment = [](std::int64_t i) { return std::array{0., 4., 6., 10.}[static_cast<std::size_t>(i)]; };
+  out.push_back({OpKind::copy_arrivals,
+                 {{"blocks", n, {1, 2}, [](std::int64_t i) { return i == 0 ? 0.0 : static_cast<double>(T); }},
+                  {"slots", n, {R, 1}, slot},
+                  {"arrivals", n, {E + 1}, segment},
+                  to_write("sources", n, {R}),
+                  to_write("rows", n, {T, C}),
+                  to_write("count", DType::i64, {1})},
+                 {0, 1, 2},
+                 {3, 4, 5},
+                 {},
+                 [](const Values& v, std::int64_t i) { return v[1][static_cast<std::size_t>(i)]; }});
+}
+
 /// Of one rank: what it sends is what comes.
 void add_arrivals(std::vector<OpCase>& out) {
   out.push_back({OpKind::expert_arrivals,
@@ -662,6 +699,21 @@ void add_experts(std::vector<OpCase>& out, DType x) {
                    double sum = 0;
                    for (std::int64_t j = 0; j < C; ++j)
                      sum += v[0][static_cast<std::size_t>(row_of(i / H * C + j)) * H + static_cast<std::size_t>(i % H)];
+                   return sum;
+                 }});
+  // Rows of any number, of which some take one.
+  out.push_back({OpKind::dispatch_backward,
+                 {{"dy", x, {R, H}, whole},
+                  {"rows", DType::i32, {T, C}, [](std::int64_t i) { return i % 4 == 3 ? -1.0 : row_of(i); }},
+                  {"dx", x, {T, H}, whole}},
+                 {0, 1},
+                 {2},
+                 {{Attr::accumulate, std::int64_t{1}}},
+                 [](const Values& v, std::int64_t i) {
+                   double sum = v[2][static_cast<std::size_t>(i)];
+                   for (std::int64_t j = 0; j < C; ++j)
+                     if (const double row = v[1][static_cast<std::size_t>(i / H * C + j)]; row >= 0)
+                       sum += v[0][static_cast<std::size_t>(row) * H + static_cast<std::size_t>(i % H)];
                    return sum;
                  }});
   for (const bool on_base : {false, true})
@@ -1040,6 +1092,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_attention(out, activations);
   add_activations(out, activations);
   add_routing(out);
+  add_copies(out);
   add_arrivals(out);
   add_experts(out, activations);
   add_latent(out, activations);

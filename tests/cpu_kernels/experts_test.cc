@@ -214,6 +214,87 @@ TEST_CASE("a sort by expert is a permutation: experts in order, and of each its 
   }
 }
 
+TEST_CASE("a token goes once to each rank that has some of its experts, and its rows there are of that copy") {
+  // W ranks with 2 experts each; every rank's tokens take c of them. Whatever is drawn, the row of every choice is
+  // found to be of the copy of its own token, and no token goes twice to a rank.
+  constexpr std::int64_t each = 2;
+  struct Rank {
+    std::vector<std::int32_t> chosen, rows, sent, tokens, copies, slots, blocks;
+  };
+  KernelContext ctx(2);
+  Random rng(76);
+  const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  for (const std::int64_t W : {1, 2, 4})
+    for (const std::int64_t c : {1, 2, 3}) {
+      const std::int64_t E = W * each, most = std::min(W, c);
+      if (c > E) continue;
+      CAPTURE(W, c);
+      std::vector<Rank> ranks(at(W));
+      std::vector<std::int32_t> all_sent, all_blocks;
+      for (Rank& r : ranks) {
+        const std::int64_t T = 3 + (&r - ranks.data());
+        Drawn d(ctx, {.tokens = T, .experts = E, .choices = c}, rng);
+        r = {d.chosen,
+             d.rows,
+             d.offsets,
+             std::vector<std::int32_t>(at(T * most + 1), -7),
+             std::vector<std::int32_t>(at(T * most), -7),
+             std::vector<std::int32_t>(at(T * c), -7),
+             std::vector<std::int32_t>(at(W + 1), -7)};
+        CHECK(copy_sort(r.rows, c, r.sent, W, {r.tokens, r.copies.data(), r.slots.data(), r.blocks.data()}) ==
+              r.blocks.back());
+        std::set<std::pair<std::int64_t, std::int32_t>> expected;  // rank, token
+        for (std::int64_t i = 0; i < T * c; ++i)
+          expected.emplace(r.chosen[at(i)] / each, static_cast<std::int32_t>(i / c));
+        std::vector<std::pair<std::int64_t, std::int32_t>> found;
+        for (std::int64_t w = 0; w < W; ++w)
+          for (std::int32_t i = r.blocks[at(w)]; i < r.blocks[at(w + 1)]; ++i) found.emplace_back(w, r.tokens[at(i)]);
+        CHECK(found == std::vector(expected.begin(), expected.end()));
+        CHECK(std::all_of(r.tokens.begin() + r.blocks.back(), r.tokens.end(), [](auto t) { return t == -1; }));
+        // Each token's copies, in the order of its choices, behind them -1.
+        for (std::int64_t t = 0; t < T; ++t) {
+          std::vector<std::int32_t> of_token;
+          for (std::int64_t i = t * c; i < (t + 1) * c; ++i) {
+            const std::int32_t copy = r.blocks[at(r.chosen[at(i)] / each)] + r.slots[at(r.rows[at(i)])];
+            CHECK(r.tokens[at(copy)] == t);
+            if (std::ranges::find(of_token, copy) == of_token.end()) of_token.push_back(copy);
+          }
+          of_token.resize(at(most), -1);
+          CHECK(std::equal(of_token.begin(), of_token.end(), r.copies.begin() + t * most));
+        }
+        all_sent.insert(all_sent.end(), r.sent.begin(), r.sent.end());
+        all_blocks.insert(all_blocks.end(), r.blocks.begin(), r.blocks.end());
+      }
+      for (std::int64_t place = 0; place < W; ++place) {
+        std::vector<std::int32_t> arrivals(at(W * each + 1)), slots, token_of_row, came;
+        const std::int64_t R = expert_arrivals(all_sent, W, place, arrivals.data());
+        for (std::int64_t w = 0; w < W; ++w) {  // what each sends here, as an exchange puts it
+          const Rank& r = ranks[at(w)];
+          const auto named = [&](std::int64_t token) { return static_cast<std::int32_t>(token + 100 * w); };
+          std::vector<std::int32_t> token_at(r.rows.size());
+          for (std::size_t i = 0; i < r.rows.size(); ++i)
+            token_at[at(r.rows[i])] = named(static_cast<std::int64_t>(i) / c);
+          for (std::int32_t row = r.sent[at(place * each)]; row < r.sent[at((place + 1) * each)]; ++row)
+            slots.push_back(r.slots[at(row)]), token_of_row.push_back(token_at[at(row)]);
+          for (std::int32_t i = r.blocks[at(place)]; i < r.blocks[at(place + 1)]; ++i)
+            came.push_back(named(r.tokens[at(i)]));
+        }
+        REQUIRE(R == std::ssize(slots));
+        const std::int64_t rows_each = std::min(c, each), room = std::ssize(came) + 1;
+        std::vector<std::int32_t> sources(slots.size(), -7), rows(at(room * rows_each), -7);
+        CHECK(copy_arrivals(all_blocks, W, place, arrivals, slots.data(), sources.data(), rows, rows_each) ==
+              std::ssize(came));
+        std::vector<std::int32_t> expected(rows.size(), -1);
+        for (std::int64_t row = 0; row < R; ++row) {
+          CHECK(came.at(at(sources[at(row)])) == token_of_row[at(row)]);
+          const auto of = expected.begin() + sources[at(row)] * rows_each;
+          *std::find(of, of + rows_each, -1) = static_cast<std::int32_t>(row);
+        }
+        CHECK(rows == expected);
+      }
+    }
+}
+
 TEST_CASE("rows of several ranks arrive by rank and there by expert, and meet the same experts") {
   // 3 ranks with 2 of 6 experts each; what they send, by expert.
   const std::vector<std::vector<std::int32_t>> sent = {{2, 0, 1, 3, 0, 1}, {0, 0, 4, 0, 2, 2}, {1, 1, 0, 5, 0, 0}};

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
@@ -213,6 +215,63 @@ std::int32_t expert_arrivals(std::span<const std::int32_t> offsets, std::int64_t
       begin += offsets[at + 1] - offsets[at];
     }
   *arrivals = begin;
+  return begin;
+}
+
+std::int64_t copy_sort(std::span<const std::int32_t> rows, std::int64_t choices, std::span<const std::int32_t> sent,
+                       std::int64_t ranks, const Copies& out) {
+  const std::int64_t segments = (std::ssize(sent) - 1) / ranks, T = std::ssize(rows) / choices;
+  const std::int64_t most = std::min(ranks, choices);  // copies of a token
+  const auto rank_of = [&](std::int32_t row) {
+    std::int64_t rank = 0;
+    while (row >= sent[static_cast<std::size_t>((rank + 1) * segments)]) ++rank;
+    return static_cast<std::size_t>(rank);
+  };
+  std::vector<std::int32_t> begin(static_cast<std::size_t>(ranks) + 1), last(static_cast<std::size_t>(ranks), -1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0) continue;
+    const auto t = static_cast<std::int32_t>(static_cast<std::int64_t>(i) / choices);
+    if (const std::size_t rank = rank_of(rows[i]); std::exchange(last[rank], t) != t) ++begin[rank + 1];
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  std::ranges::copy(begin, out.blocks);
+  const std::int32_t all = begin.back();
+  HB_CHECK(all <= std::ssize(out.tokens), "{} copies, room for {}", all, out.tokens.size());
+  std::ranges::fill(out.tokens.subspan(static_cast<std::size_t>(all)), -1);
+  std::fill_n(out.copies, T * most, -1);
+  std::ranges::fill(last, -1);
+  for (std::int64_t t = 0, found = 0; t < T; ++t, found = 0)
+    for (std::int64_t i = t * choices; i < (t + 1) * choices; ++i) {
+      const std::int32_t row = rows[static_cast<std::size_t>(i)];
+      if (row < 0) continue;
+      const std::size_t rank = rank_of(row);
+      if (std::exchange(last[rank], static_cast<std::int32_t>(t)) != t) {
+        out.copies[t * most + found++] = begin[rank];
+        out.tokens[static_cast<std::size_t>(begin[rank]++)] = static_cast<std::int32_t>(t);
+      }
+      out.slots[row] = begin[rank] - 1 - out.blocks[rank];
+    }
+  return all;
+}
+
+std::int64_t copy_arrivals(std::span<const std::int32_t> blocks, std::int64_t ranks, std::int64_t place,
+                           std::span<const std::int32_t> arrivals, const std::int32_t* slots, std::int32_t* sources,
+                           std::span<std::int32_t> rows, std::int64_t most) {
+  const std::int64_t segments = (std::ssize(arrivals) - 1) / ranks;  // of each rank
+  std::int32_t begin = 0;
+  std::ranges::fill(rows, -1);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const auto first = static_cast<std::size_t>(r * segments), last = static_cast<std::size_t>((r + 1) * segments);
+    for (std::int32_t row = arrivals[first]; row < arrivals[last]; ++row) {
+      const std::int32_t copy = sources[row] = begin + slots[row];
+      const auto of = rows.subspan(static_cast<std::size_t>(copy * most), static_cast<std::size_t>(most));
+      const auto free = std::ranges::find(of, -1);
+      HB_CHECK(free != of.end(), "copy {} has more rows than {}", copy, most);
+      *free = row;
+    }
+    const auto of = static_cast<std::size_t>(r * (ranks + 1) + place);
+    begin += blocks[of + 1] - blocks[of];
+  }
   return begin;
 }
 

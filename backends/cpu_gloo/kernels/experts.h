@@ -44,6 +44,25 @@ void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts&, std::i
 std::int32_t expert_arrivals(std::span<const std::int32_t> offsets, std::int64_t ranks, std::int64_t place,
                              std::int32_t* arrivals);
 
+/// What copy_sort finds, where a token goes once to each rank that has some of its experts.
+struct Copies {
+  std::span<std::int32_t> tokens;  // of each copy: those for rank 0 in order, then those for rank 1, …; behind them -1
+  std::int32_t* copies = nullptr;  // [T, min(ranks, choices)]: of each token, in the order of its choices; then -1
+  std::int32_t* slots = nullptr;   // of each row of choices, as it is sorted: its copy among those for its rank
+  std::int32_t* blocks = nullptr;  // [ranks + 1]: where each rank's copies begin
+};
+/// rows[T,choices], and where each segment of them begins, as an expert_sort leaves both; `ranks` have equally many
+/// segments one behind the other; row -1: no choice of theirs. Returns how many copies there are. One thread, as the
+/// sort is.
+std::int64_t copy_sort(std::span<const std::int32_t> rows, std::int64_t choices, std::span<const std::int32_t> sent,
+                       std::int64_t ranks, const Copies&);
+/// blocks[W,W+1] of all ranks; slots of rows as they come to rank `place`, by rank and there by expert, of which
+/// `arrivals` says where each segment begins -> sources: of each row its copy, among all that come, rank by rank;
+/// rows[.,most]: of each copy its rows, then -1. Returns how many copies come.
+std::int64_t copy_arrivals(std::span<const std::int32_t> blocks, std::int64_t ranks, std::int64_t place,
+                           std::span<const std::int32_t> arrivals, const std::int32_t* slots, std::int32_t* sources,
+                           std::span<std::int32_t> rows, std::int64_t most);
+
 /// y[rows[t·c + j]] = x[t]; x: [T,h].
 void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y, std::int64_t T, std::int64_t c,
               std::int64_t h);
