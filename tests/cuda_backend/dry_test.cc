@@ -221,22 +221,12 @@ Operand i32(std::vector<std::int64_t> shape, std::function<std::int64_t(std::int
   return {DType::i32, std::move(shape), std::move(integer)};
 }
 
-/// Of a mixture of experts: two for each token, and as many rows of each expert as a tile has.
-void add_experts(std::vector<Hot>& all, DType x) {
-  constexpr std::int64_t C = 2, E = 2, many = 64;
+/// Of 64 experts, two for each token.
+void add_routing(std::vector<Hot>& all) {
+  constexpr std::int64_t C = 2, many = 64;
   const Operand rows = i32({T, C}, [](std::int64_t i) { return i * 37 % (T * C); }),
-                offsets = i32({E + 1}, [](std::int64_t i) { return i * T; }),
                 chosen = i32({T, C}, [](std::int64_t i) { return (i + i / C) % many; });
-  const Operand weights{f32, {T, C}}, tokens{x, {T, H}}, sorted{x, {T, C, H}}, up{x, {T, C, I}}, logits{f32, {T, many}};
-  // Every lane asks for its choices' rows and weights; a token is read once for each of its rows.
-  all.push_back({"dispatch", OpKind::dispatch, {tokens, rows}, {sorted}, {}});
-  all.push_back({"dispatch_backward", OpKind::dispatch_backward, {sorted, rows}, {tokens}, {}});
-  all.push_back({"combine", OpKind::combine, {sorted, rows, weights}, {tokens}, {}});
-  all.push_back({"combine_backward", OpKind::combine_backward, {tokens, sorted, rows, weights}, {sorted, weights}, {}});
-  all.push_back({"grouped_linear", OpKind::grouped_linear, {sorted, {x, {E * I, H}}, offsets}, {up}, {}});
-  all.push_back({"grouped_linear_dgrad", OpKind::grouped_linear_dgrad, {up, {x, {E * I, H}}, offsets}, {sorted}, {}});
-  all.push_back({"grouped_linear_wgrad", OpKind::grouped_linear_wgrad, {up, sorted, offsets}, {{f32, {E * I, H}}}, {}});
-  if (x != f32) return;
+  const Operand weights{f32, {T, C}}, logits{f32, {T, many}};
   all.push_back({"route", OpKind::route, {logits}, {weights, chosen}, {{Attr::renormalise, std::int64_t{1}}}});
   all.push_back({"route_backward",
                  OpKind::route_backward,
@@ -248,6 +238,22 @@ void add_experts(std::vector<Hot>& all, DType x) {
                  OpKind::expert_arrivals,
                  {i32({1, many + 1}, place)},
                  {i32({many + 1}, place), {DType::i64, {1}}}});
+}
+
+/// Of a mixture of experts: two for each token, and as many rows of each expert as a tile has.
+void add_experts(std::vector<Hot>& all, DType x) {
+  constexpr std::int64_t C = 2, E = 2;
+  const Operand rows = i32({T, C}, [](std::int64_t i) { return i * 37 % (T * C); }),
+                offsets = i32({E + 1}, [](std::int64_t i) { return i * T; });
+  const Operand weights{f32, {T, C}}, tokens{x, {T, H}}, sorted{x, {T, C, H}}, up{x, {T, C, I}};
+  all.push_back({"dispatch", OpKind::dispatch, {tokens, rows}, {sorted}, {}});
+  all.push_back({"dispatch_backward", OpKind::dispatch_backward, {sorted, rows}, {tokens}, {}});
+  all.push_back({"combine", OpKind::combine, {sorted, rows, weights}, {tokens}, {}});
+  all.push_back({"combine_backward", OpKind::combine_backward, {tokens, sorted, rows, weights}, {sorted, weights}, {}});
+  all.push_back({"grouped_linear", OpKind::grouped_linear, {sorted, {x, {E * I, H}}, offsets}, {up}, {}});
+  if (x == f32) return add_routing(all);
+  all.push_back({"grouped_linear_dgrad", OpKind::grouped_linear_dgrad, {up, {x, {E * I, H}}, offsets}, {sorted}, {}});
+  all.push_back({"grouped_linear_wgrad", OpKind::grouped_linear_wgrad, {up, sorted, offsets}, {{f32, {E * I, H}}}, {}});
 }
 
 /// Attention of one sequence, around it, and of latents; products over whole tiles, so with masked pairs too.
@@ -344,6 +350,7 @@ void add_products(std::vector<Hot>& all, DType x) {
   // Whole tiles: operands come once per tile of the result, from the cache all but the first time. Results are stored
   // 16 B of a sector at a time.
   all.push_back({"linear", OpKind::linear, {rows, w}, {narrow}, {}});
+  if (x == f32) return;  // its tiles are those of the first: seconds of the executor
   all.push_back({"linear_dgrad", OpKind::linear_dgrad, {narrow, w}, {rows}, {}});
   all.push_back({"linear_wgrad", OpKind::linear_wgrad, {narrow, rows}, {{f32, {I, H}}}, {}});
   const Attrs of_columns = {{Attr::column, column}, {Attr::factor, 2.0}};
