@@ -14,12 +14,16 @@
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "layout/devices.h"
+#include "layout/expert_copies.h"
 #include "layout/pipeline_diagram.h"
 #include "layout/rollout_weights.h"
 #include "layout/scenario_layout.h"
+#include "layout/train_mesh.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
+#include "spec/expert_rounds.h"
 #include "spec/loader.h"
+#include "spec/names.h"
 #include "trace/text_table.h"
 
 namespace hotbunk {
@@ -210,6 +214,24 @@ std::string rectangles_text(const Json& rectangles) {
 /// Enough micro-batches to see a pipeline fill, run and drain.
 std::int64_t shown_micro_batches(const Scenario& s) { return std::min(most_micro_batches(s), 2 * s.train.layout.pp); }
 
+/// What travels to experts of other data ranks, and what the two ways of it cost.
+Json dispatch_of(const Scenario& s) {
+  const DispatchSeconds cost = dispatch_seconds(s);
+  return {{"chosen", name_of(chosen_dispatch(s))},
+          {"rows_of_token", s.model.moe->experts_per_token},
+          {"copies_of_token", expected_parts(*s.model.moe, shard_mesh(s.train).expert_data)},
+          {"per_expert_s", cost.per_expert},
+          {"per_rank_s", cost.per_rank}};
+}
+
+std::string dispatch_text(const Json& d) {
+  return fmt::format(
+      "Tokens go to experts {}: of each {} rows ({} a layer) or {:.3f} copies ({}), if choices are even\n",
+      d["chosen"].get<std::string>(), d["rows_of_token"].get<std::int64_t>(),
+      format_seconds(d["per_expert_s"].get<double>()), d["copies_of_token"].get<double>(),
+      format_seconds(d["per_rank_s"].get<double>()));
+}
+
 int run(const Options& o) {
   const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return report_errors(scenario.error());
@@ -242,12 +264,16 @@ int run(const Options& o) {
                        {"chunks", pipeline.chunks},
                        {"micro_batches", shown},
                        {"bubble", play_pipeline(pipeline, shown).bubble}};
+  const bool spreads =
+      scenario->train.expert_dispatch != ExpertDispatch::per_expert && expert_rounds(*scenario).most > 0;
+  if (spreads) doc["expert_dispatch"] = dispatch_of(*scenario);
   if (o.scenario.json) {
     print_document(json_text(doc, 2));
     return exit_done;
   }
   std::string text = fmt::format("{}: {} ranks\n{}", scenario->name, seats.ranks(), table_of(doc["ranks"]));
   if (!all && o.rank < 0) text += fmt::format("  … {} more: --json, or --rank R\n", seats.ranks() - most_rows);
+  if (spreads) text += dispatch_text(doc["expert_dispatch"]);
   if (pipeline.stages > 1 && o.rank < 0)
     text += fmt::format(
         "\nPasses of {} micro-batches through equal stages ({}): 0 forward, 0' backward{}, . waits, {:.0f} % of the "

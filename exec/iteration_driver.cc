@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "layout/expert_copies.h"
 #include "layout/train_mesh.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
@@ -319,7 +320,9 @@ std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, st
 }
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
-  return has_parts() ? filled_up(micro, scenario_.train.layout, rows_sent_of_token(scenario_)) : micro;
+  return has_parts() ? filled_up(micro, scenario_.train.layout, rows_sent_of_token(scenario_),
+                                 expert_copies(scenario_).of_token)
+                     : micro;
 }
 
 bool IterationDriver::has_parts() const { return plan_.extents.size() > static_cast<std::size_t>(sequence_extent); }

@@ -3,6 +3,7 @@
 #pragma once
 #include <any>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <map>
 #include <span>
@@ -91,11 +92,13 @@ inline constexpr ExtentId gathered_extent{4};
 /// With experts over data ranks: the rows that have come to a rank's own. The device counts them; expected are as many
 /// as the rank's own tokens send.
 inline constexpr ExtentId routed_extent{5};
+/// And the copies of tokens that go to ranks, and that come from them, where these travel.
+inline constexpr ExtentId copies_sent_extent{6}, copies_came_extent{7};
 
 /// A rank's part of a micro-batch of padded sequences, which is filled up so that all that share it have as much
 /// (TrainLayout::token_multiple); samples and pairs are those of all. `rows_sent`: of a token, to the ranks that have
-/// its experts; 0: they are here.
-inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t rows_sent = 0) {
+/// its experts; 0: they are here. `copies`: expected of a token, to ranks; 0: none travel.
+inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t rows_sent = 0, double copies = 0.0) {
   Sizes out = micro;
   const std::int64_t all = round_up(micro.tokens, l.token_multiple()), filling = all - micro.tokens;
   out.tokens = all / l.sharers();
@@ -104,6 +107,8 @@ inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t ro
   if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
   // Of whole experts a tensor-parallel rank gets its share.
   if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens / l.expert_tensor_ranks();
+  if (copies > 0.0)
+    out[copies_sent_extent] = out[copies_came_extent] = std::llround(copies * static_cast<double>(out.tokens));
   return out;
 }
 

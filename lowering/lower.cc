@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/format.h"
 #include "graph/verify.h"
+#include "layout/expert_copies.h"
 #include "layout/scenario_layout.h"
 #include "layout/train_mesh.h"
 #include "lowering/phases.h"
@@ -354,6 +355,10 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
   if (ulysses) plan.extents.push_back({"gathered"});
   if (experts) plan.extents.push_back({"routed", most_rows_received(s), CountedBy::device});
+  if (const ExpertCopies copies = expert_copies(s); copies.sent_most > 0) {
+    plan.extents.push_back({"copies_sent", copies.sent_most, CountedBy::device});
+    plan.extents.push_back({"copies_came", copies.came_most, CountedBy::device});
+  }
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });
   std::int64_t kv_blocks = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "layout/expert_copies.h"
 #include "shard/context_parallel.h"
 #include "spec/expert_rounds.h"
 
@@ -96,7 +97,15 @@ ExpertParallel expert_parallel(const Scenario& s) {
   const std::int64_t ranks = shard_mesh(s.train).expert_data;
   if (ranks == 1) return {};
   const ExpertRounds r = expert_rounds(s);
-  return {ranks, static_cast<GroupId>(Family::experts), streams::tensor, routed_extent, r.most, r.capacity};
+  const ExpertCopies copies = expert_copies(s);
+  return {ranks,
+          static_cast<GroupId>(Family::experts),
+          streams::tensor,
+          routed_extent,
+          r.most,
+          r.capacity,
+          {copies.sent_most, copies_sent_extent, 0},
+          {copies.came_most, copies_came_extent, 0}};
 }
 
 }  // namespace

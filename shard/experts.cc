@@ -56,6 +56,10 @@ void ForwardWriter::dispatch(const ForwardOp& op) {
     return;
   }
   const ForwardValue& y = f_.value(op.outputs[0]);
+  if (s_.ep.copies()) {
+    values_[static_cast<std::size_t>(op.outputs[0])] = copies_to_experts(to_, f_, s_, y.name, x, values_);
+    return;
+  }
   const Tensor choices = make_value(to_, s_, y, y.name + ".choices", s_.compute);
   emit(op.kind, op.name, {x, at(op.inputs[1])}, {choices});
   values_[static_cast<std::size_t>(op.outputs[0])] =
@@ -124,6 +128,11 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
 
 void BackwardWriter::dispatch(const ForwardOp& op) {
   Tensor dy = gradient(op.outputs[0]);
+  if (s_.ep.copies()) {
+    const auto found = summands_of(op.inputs[0]);
+    copies_from_experts(to_, f_, s_, "d_" + f_.value(op.outputs[0]).name, dy, found.tensor, found.first, values_);
+    return added(op.inputs[0], op.name + ".backward");
+  }
   if (s_.ep.ranks > 1 && !in_rounds(s_)) {
     const ForwardValue& y = f_.value(op.outputs[0]);
     const Tensor choices = make_value(to_, s_, y, "d_" + y.name + ".choices", s_.compute);

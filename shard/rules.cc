@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "base/check.h"
@@ -57,6 +58,7 @@ std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const
     out.insert(out.end(), {in_attention(f, s, op.outputs[2]), in_attention(f, s, op.outputs[0])});
   if (op.kind == OpKind::expert_sort && s.ep.ranks > 1)
     out.insert(out.end(), {sent_by_all(f, op), count_of_rows(f, op)});
+  if (op.kind == OpKind::expert_sort && s.ep.copies()) std::ranges::copy(copy_ids(f).all(), std::back_inserter(out));
   return out;
 }
 
@@ -86,6 +88,11 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
+      if (s.ep.copies()) {
+        std::vector<ValueId> out = copy_ids(f).all();
+        out.insert(out.end(), {sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))});
+        return out;
+      }
       if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
       return {op.inputs[1]};
     case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
@@ -482,7 +489,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
 
 void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values& values,
                   const std::vector<ValueId>* only) {
-  values.resize(2 * f.values().size());
+  values.resize(2 * f.values().size() + num_copy_ids);
   std::vector<bool> runs(f.ops().size(), only == nullptr);
   if (only) {
     std::set<ValueId> missing;

@@ -14,7 +14,7 @@ namespace hotbunk {
 
 /// This rank's tensors of a forward, by ValueId; without a buffer: not there. Behind them, in the same order, what
 /// attention computes on where that is another tensor (ulysses.h), and what all ranks say of their choices
-/// (expert_parallel.h).
+/// (expert_parallel.h), and behind these what is known of copies of tokens (copy_ids).
 using Values = std::vector<Tensor>;
 inline bool is_there(const Values& values, ValueId id) { return values[static_cast<std::size_t>(id)].buffer >= 0; }
 

@@ -71,6 +71,8 @@ struct ExpertParallel {
   StreamId stream = lead_stream;
   ExtentId routed = fixed_extent;
   std::int64_t most = 0, capacity = 0;
+  Dim sent{0}, came{0};  // copies of tokens, to all ranks and from them; 0: a row for each expert goes
+  bool copies() const { return sent.size > 0; }
   std::int64_t rounds() const { return most > capacity ? (most + capacity - 1) / capacity : 1; }
   /// Rows of what comes in a round.
   Dim rows(std::int64_t round) const { return {std::min(capacity, most - round * capacity), routed, round * capacity}; }

@@ -182,6 +182,13 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
        "round's rows",
        s.train.expert_capacity);
+  const bool copies = s.train.expert_dispatch == ExpertDispatch::per_rank;
+  need(!copies || expert_rounds(s).rounds == 1,
+       "train.expert_dispatch per-rank with train.expert_capacity {}: a round has rows of experts, and no copies of "
+       "tokens",
+       s.train.expert_capacity);
+  need(!copies || t.expert_tensor_ranks() == 1,
+       "train.expert_dispatch per-rank with whole experts over tensor-parallel places (etp {} of tp {})", t.etp, t.tp);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

@@ -48,6 +48,10 @@ struct EnumNames<ContextExchange> {
   static constexpr std::array<std::string_view, 3> names{"auto", "ring", "all-gather"};
 };
 template <>
+struct EnumNames<ExpertDispatch> {
+  static constexpr std::array<std::string_view, 3> names{"per-expert", "per-rank", "auto"};
+};
+template <>
 struct EnumNames<SyncTransport> {
   static constexpr std::array<std::string_view, 2> names{"ipc", "collective"};
 };

@@ -24,6 +24,8 @@ enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
 /// How context-parallel ranks come by one another's keys and values; automatic: as the profile's framework does it.
 enum class ContextExchange : std::uint8_t { automatic, ring, all_gather };
+/// What of a token travels to experts of other data ranks; automatic: what costs less.
+enum class ExpertDispatch : std::uint8_t { per_expert, per_rank, automatic };
 enum class SyncTransport : std::uint8_t { ipc, collective };
 enum class AlgorithmName : std::uint8_t { grpo, ppo, sft };
 enum class OptimizerName : std::uint8_t { adamw, adamw_8bit, adamw_4bit, sgd, adafactor, muon };
@@ -98,6 +100,7 @@ struct TrainSpec {
   std::string pipeline_schedule = "1f1b";
   std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
   double expert_capacity = 0;  // rows that come to a rank's experts at once, in multiples of an even share; 0 = all
+  ExpertDispatch expert_dispatch = ExpertDispatch::per_expert;  // what of a token travels to experts of other ranks
   bool scores_apart() const { return logprob_micro_batch_tokens > 0 || logprob_micro_batch_sequences > 0; }
   /// Where micro-batches add up: FSDP casts what was reduced to its shard's dtype, the other engines add in their own.
   DType summed_grads() const {

@@ -103,6 +103,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
             "of rows that come to a rank's experts at once, where ep spreads these over data ranks: what is more comes "
             "in further rounds; 0 = room for all"}));
   keys.back().only_when_set = true;
+  keys.push_back(choice("train.expert_dispatch", HB_FIELD(train.expert_dispatch),
+                        {"",
+                         "what of a token goes to experts of other data ranks: a row for each of its experts, or one "
+                         "copy for each rank that has some of them; auto: what costs less"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
                          {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
   keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),

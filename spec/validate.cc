@@ -255,12 +255,22 @@ class Validator {
                           product(dense) % product(expert))},
              "ep x etp must divide dp x cp x ulysses x tp");
     expert_capacity();
+    expert_dispatch();
     if (!uses_rollout()) return;
     expert_parallel("rollout.layout.ep", r.ep);
     const int64_t engine = product({{"tp", r.tp}, {"cp", r.cp}});
     if (engine % r.ep != 0)
       report("E213", "rollout.layout.ep", "expert parallel does not divide an engine's ranks",
              {fmt::format("{} % ep {} = {}", equation({{"tp", r.tp}, {"cp", r.cp}}), r.ep, engine % r.ep)});
+  }
+
+  void expert_dispatch() {
+    if (s_.train.expert_dispatch != ExpertDispatch::per_rank || !problems_.empty()) return;
+    if (expert_rounds(s_).most == 0)
+      report("E235", "train.expert_dispatch", "copies of tokens travel only where data ranks have other experts each",
+             {fmt::format("train.layout.ep {} x etp {} with tp {}: every data rank has all experts", s_.train.layout.ep,
+                          s_.train.layout.etp, s_.train.layout.tp)},
+             "leave train.expert_dispatch out, or raise train.layout.ep");
   }
 
   void expert_capacity() {

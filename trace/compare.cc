@@ -49,6 +49,7 @@ class Comparer {
           if (is_routed(op)) {
             routing_.insert(op.group);
             if (op.has(Attr::tp)) shared_.insert(op.group);
+            if (sends_copies(op)) copies_.insert(op.group);
           }
   }
 
@@ -82,7 +83,7 @@ class Comparer {
       if (routes(key) && shared_.contains(static_cast<GroupId>(key.group))) {
         auto& [in_a, in_b] = payloads_of_all_[{common != nullptr, key}];
         in_a += x.payload_bytes, in_b += y.payload_bytes;
-      } else {
+      } else if (!routes(key) || !copies_.contains(static_cast<GroupId>(key.group))) {
         line("payload bytes", x.payload_bytes, y.payload_bytes);
       }
       line("padding bytes", x.padding_bytes, y.padding_bytes);
@@ -161,6 +162,7 @@ class Comparer {
   Comparison& out_;
   std::set<GroupId> routing_;  // over which rows of experts go
   std::set<GroupId> shared_;   // of these, where tensor-parallel ranks send those of some experts each
+  std::set<GroupId> copies_;   // and where copies of tokens go besides: check_copies
   std::map<std::pair<bool, TrafficKey>, std::pair<std::int64_t, std::int64_t>>
       payloads_of_all_;  // by step?, of all ranks
   Rank rank_ = 0;
@@ -284,14 +286,63 @@ bool plays_rounds(const Plan& plan) {
   return false;
 }
 
+/// What ops on copies of tokens are called, which routers make as many of as they like: one for each rank that has some
+/// of a token's experts.
+std::set<std::string> names_on_copies(const Plan& plan) {
+  std::set<ExtentId> copies;
+  for (const Program& program : plan.programs)
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (sends_copies(op)) copies.insert({op.inputs[0].shape[0].extent, op.outputs[0].shape[0].extent});
+  std::set<std::string> out;
+  if (copies.empty()) return out;
+  for (const Program& program : plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          if (op->has(Attr::count) &&
+              std::ranges::any_of(plan.counted_extents(*op), [&](ExtentId e) { return copies.contains(e); }))
+            out.insert(op.name());
+        });
+  return out;
+}
+
+/// How many copies go is no number of the plan. It is counted twice, though: by the op that sorts them, whose count
+/// spans have, and by the transport that sends them. On each side by itself these are the same.
+void check_copies(const Plan& plan, const Trace& trace, Comparison& out) {
+  using Key = std::tuple<Rank, std::int32_t, std::int16_t>;
+  std::map<Key, std::pair<std::int64_t, std::int64_t>> bytes;
+  std::set<std::int32_t> steps;
+  for (const Span& s : trace.spans) {
+    steps.insert(s.step);
+    if (s.kind == OpKind::all_to_all) bytes[{s.rank, s.step, s.phase}].first += s.bytes;
+  }
+  for (std::size_t r = 0; r < trace.traffic.size(); ++r)
+    for (const auto& [key, count] : trace.traffic[r])
+      if (key.op == OpKind::all_to_all && steps.contains(key.step))
+        bytes[{static_cast<Rank>(r), key.step, key.phase}].second += count.payload_bytes;
+  for (const auto& [key, both] : bytes) {
+    ++out.numbers_compared;
+    const auto& [rank, step, phase] = key;
+    if (both.first != both.second)
+      out.differences.push_back(
+          {rank, step, plan.phases[static_cast<std::size_t>(phase)].name,
+           fmt::format("all_to_all in {}: payload of what the device counted, and what was sent", trace.source),
+           both.first, both.second});
+  }
+}
+
 /// Every op that both sides kept spans of: how often each kind ran in each phase and what it read and wrote. What that
 /// is of rows which the device counts, ranks make up together: as many as are sent are received.
 void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& out) {
   constexpr std::size_t cut = std::size_t{1} << 20;  // recording stops there (sim/timeline.h): counts mean nothing then
   if (a.spans.size() >= cut || b.spans.size() >= cut) return;
+  const std::set<std::string> copies = names_on_copies(plan);
+  if (!copies.empty()) check_copies(plan, a, out), check_copies(plan, b, out);
   using Key = std::tuple<Rank, std::int32_t, std::int16_t, OpKind>;
   struct Sums {
     std::array<std::int64_t, 2> runs{}, bytes{};  // of either side
+    bool of_copies = false;                       // some of them, whose bytes are not here
   };
   std::map<Key, Sums> ops;
   const std::set<OpKind> routed = kinds_on_routed_rows(plan);
@@ -304,13 +355,18 @@ void compare_ops(const Plan& plan, const Trace& a, const Trace& b, Comparison& o
       if (s.kind == OpKind::map || s.kind == OpKind::unmap) continue;  // the memory tables speak of them
       Sums& sums = ops[{s.rank, s.step, s.phase, s.kind}];
       ++sums.runs[side];
+      if (copies.contains((side == 0 ? a : b).names[static_cast<std::size_t>(s.name)])) {
+        sums.of_copies = true;
+        continue;
+      }
       if (!routed.contains(s.kind)) sums.bytes[side] += s.bytes;
       else ops[{all_ranks, s.step, s.phase, s.kind}].bytes[side] += s.bytes;
     }
   for (const auto& [key, sums] : ops) {
     const auto& [rank, step, phase, kind] = key;
     // The simulator keeps no span of what takes no time: a copy from nobody. Traffic has counted its calls.
-    if (rank != all_ranks && (sums.runs[0] == 0 || sums.runs[1] == 0) && sums.bytes[0] == 0 && sums.bytes[1] == 0)
+    if (rank != all_ranks && !sums.of_copies && (sums.runs[0] == 0 || sums.runs[1] == 0) && sums.bytes[0] == 0 &&
+        sums.bytes[1] == 0)
       continue;
     if (!steps[0].contains(step) || !steps[1].contains(step)) continue;
     const auto line = [&, rank = rank, step = step, phase = phase, kind = kind](const char* unit, const auto& values) {

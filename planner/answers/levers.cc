@@ -64,6 +64,11 @@ std::vector<std::string> without_effect(const Scenario& s, bool lowered) {
         fmt::format("train.expert_capacity = {} changes nothing of this estimate, which keeps all rows that balanced "
                     "routers send to a rank's experts: rounds are counted where there is a plan",
                     s.train.expert_capacity));
+  if (!lowered && s.train.expert_dispatch != ExpertDispatch::per_expert)
+    out.push_back(fmt::format(
+        "train.expert_dispatch = {} changes nothing of this estimate: whether a token goes once to each rank "
+        "the profile says, and this key where there is a plan",
+        name_of(s.train.expert_dispatch)));
   return out;
 }
 

@@ -2,15 +2,11 @@
 #pragma once
 #include <cstdint>
 
+#include "layout/expert_copies.h"
 #include "planner/cost/cost_model.h"
 #include "spec/model.h"
 
 namespace hotbunk {
-
-/// Expected number of different parts, of `parts` equal ranges of experts, that hold a token's experts. Experts are
-/// taken to be chosen evenly, without repetition, among those of topk_groups of the groups, themselves chosen evenly;
-/// parts divide groups or hold whole ones.
-double expected_parts(const MoeSpec&, std::int64_t parts);
 
 /// Bytes per token and byte of hidden state that leave a rank: to other nodes, and to ranks of a node it is on or got
 /// to.

@@ -30,7 +30,12 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   l.etp = whole ? 1 : l.tp;
   // Over both, wherever it may be.
   if (spreads && l.sp && s.model.moe->experts % (l.ep * l.tp) == 0) l.ep *= l.tp, l.etp = 1;
-  if (spreads && s.train.pipeline_schedule != "zero-bubble" && random() % 2 == 0) s.train.expert_capacity = 0.4;
+  if (!spreads) return;
+  // In rounds, or a row for each expert, or a copy of a token for each rank.
+  const bool deferred = s.train.pipeline_schedule == "zero-bubble";
+  const auto drawn = deferred ? static_cast<std::uint64_t>(l.dp + l.ep) : random();
+  if (!deferred && drawn % 2 == 0) s.train.expert_capacity = 0.4;
+  else if (drawn / 2 % 2 == 0 && l.expert_tensor_ranks() == 1) s.train.expert_dispatch = ExpertDispatch::per_rank;
 }
 
 }  // namespace
@@ -95,12 +100,13 @@ std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
-      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {}",
+      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
       static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
-      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity);
+      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity,
+      name_of(s.train.expert_dispatch));
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

@@ -604,7 +604,7 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     bool whole = false;  // and over the tensor-parallel ranks
   };
   std::size_t entry = 0;
-  int runs = 0;
+  int runs = 0, copied = 0;
   for (const Way& way : {Way{"mixtral-tiny", 2, 2},
                          {"mixtral-tiny", 4, 4},
                          {"mixtral-tiny", 2, 4},
@@ -657,9 +657,31 @@ TEST_CASE("experts over data ranks compute what transformers does") {
       s.train.micro_batch_tokens =
           round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
       s.train.expert_capacity = in_rounds ? 0.3 : 0.0;
+      // Of the others every other one sends a token once to each rank.
+      if (!in_rounds && !way.whole && runs % 4 == 1) s.train.expert_dispatch = ExpertDispatch::per_rank;
+      copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
       CHECK((expert_rounds(s).rounds > 3) == in_rounds);
       check_training(g, train(g, s));
     }
+  CHECK(5 * copied > runs);
+}
+
+TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the same where sums are of two") {
+  // What comes back comes row by row, and is summed in the order of a token's choices: losses of the first step are
+  // the same. Gradients of a token's rows on one rank are summed there: of two choices those bits are the same too.
+  for (const char* model : {"mixtral-tiny", "qwen3-moe-tiny"}) {
+    CAPTURE(model);
+    const Golden g = Golden::load(model);
+    Scenario s = golden_scenario(g, 4);
+    s.train.layout.dp = s.train.layout.ep = 4;
+    std::vector<TrainingResult> found;
+    for (const ExpertDispatch dispatch : {ExpertDispatch::per_expert, ExpertDispatch::per_rank}) {
+      s.train.expert_dispatch = dispatch;
+      found.push_back(train(g, s));
+    }
+    CHECK(found[0].losses.front() == found[1].losses.front());
+    if (g.model.moe->experts_per_token == 2) CHECK(found[0].losses == found[1].losses);
+  }
 }
 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.

@@ -11,6 +11,7 @@
 #include "spec/expert_rounds.h"
 #include "tests/blocks.h"
 #include "tests/parity/harness.h"
+#include "trace/compare.h"
 
 using namespace hotbunk;
 using namespace hotbunk::testing;
@@ -289,6 +290,7 @@ TEST_CASE("and so with experts") {
     int rollout_ep = 1, rollout_pp = 1;
   };
   std::vector<Case> cases;
+  int copied = 0;
   for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
                          {mixtral, "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
                          {mixtral, "zero1", -1, 2, 2, 4, "full", "bf16", true},
@@ -338,6 +340,9 @@ TEST_CASE("and so with experts") {
       sets.emplace_back("train.expert_capacity=0.3");
       CHECK(expert_rounds(tiny_scenario(4, way.rollout_tp, sets)).rounds > 3);
     }
+    // And of those that have them at once some where a token goes once to each rank.
+    if (way.ep > 1 && way.etp == way.tp && std::string_view(way.recompute) == "selective")
+      sets.emplace_back("train.expert_dispatch=per-rank"), ++copied;
     if (way.rollout_pp > 1)
       sets.insert(sets.end(), {"model.num_hidden_layers=4",
                                way.pp > 1 ? "train.pipeline_split=[1, 3]" : "train.pipeline_split=[]"});
@@ -345,6 +350,7 @@ TEST_CASE("and so with experts") {
                                  way.engine, way.dp, way.tp, way.ep, way.rollout_tp, way.rollout_ep, way.rollout_pp),
                      tiny_scenario(4, way.rollout_tp, sets)});
   }
+  CHECK(copied > 3);
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
@@ -653,4 +659,57 @@ TEST_CASE("a dropped free, collective, wait, map or copy is found") {
                     {},
                     {}}},
                   spread) == "");
+}
+
+// How many copies of tokens go no plan says. What a side says of them it says twice, and what it leaves out is found.
+TEST_CASE("how many copies of tokens go is checked on each side by itself") {
+  const auto check = [](const Outcome& o) -> std::string {
+    if (auto bad = complaint(o, o.plan); !bad.empty()) return bad;
+    for (const OpKind kind :
+         {OpKind::all_to_all, OpKind::gather_rows, OpKind::copy_sort, OpKind::copy_arrivals, OpKind::dispatch_backward})
+      if (complaint(o, without(o.plan, kind, "train", 1)).empty())
+        return fmt::format("dropping {} of train went unnoticed", name_of(kind));
+    // The routers of two choices send more than one copy of some token and fewer than two of another.
+    const auto simulated = simulate(o, o.plan);
+    if (!simulated) return render(simulated.error());
+    const auto sent = [&](const Trace& trace) {
+      std::int64_t bytes = 0;
+      for (const RankTraffic& rank : trace.traffic_totals)
+        for (const auto& [key, count] : rank) bytes += key.op == OpKind::all_to_all ? count.payload_bytes : 0;
+      return bytes;
+    };
+    if (sent(*simulated) == sent(o.measured)) return "as many copies go as a simulation takes to be usual: no test";
+    // Of either side: a row more on the wire, and a span that counts one more.
+    for (const bool on_wire : {true, false})
+      for (const bool of_measured : {true, false}) {
+        Trace a = *simulated, b = o.measured;
+        Trace& spoiled = of_measured ? b : a;
+        const auto span = std::ranges::find_if(spoiled.spans, [&](const Span& s) {
+          return s.kind == OpKind::all_to_all &&
+                 spoiled.names[static_cast<std::size_t>(s.name)].find(".copies.all_to_all") != std::string::npos;
+        });
+        if (span == spoiled.spans.end()) return "no copy was sent";
+        constexpr std::int64_t row = 4;
+        if (!on_wire) span->bytes += row;
+        else
+          for (auto& [key, count] : spoiled.traffic[static_cast<std::size_t>(span->rank)])
+            if (key.op == OpKind::all_to_all && key.step == span->step && key.phase == span->phase)
+              count.payload_bytes += row;
+        const Comparison c = compare_traces(o.plan, a, b);
+        if (c.differences.size() != 1 ||
+            c.differences[0].what.find("payload of what the device counted, and what was sent") == std::string::npos)
+          return fmt::format("a row more in {} of {}: {}", on_wire ? "traffic" : "spans", spoiled.source,
+                             render_comparison(c, false));
+      }
+    return "";
+  };
+  CHECK(run_cases(2,
+                  {{"copies",
+                    tiny_scenario(2, 2,
+                                  {"train.layout={dp: 2, ep: 2}", "model.model_type=mixtral",
+                                   "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                                   "model.num_experts_per_tok=2", "train.expert_dispatch=per-rank"}),
+                    {},
+                    {}}},
+                  check) == "");
 }

@@ -207,6 +207,9 @@ TEST_CASE("what has no effect beside the other keys is said") {
   const std::string rounds = "train.expert_capacity = 0.5 changes nothing of this estimate";
   CHECK_THAT(notes_of("qwen3-30b-a3b-megatron", {"train.expert_capacity=0.5"}), Catch::Contains(rounds));
   CHECK_THAT(notes_of("expert-rounds-cpu", {}), !Catch::Contains("changes nothing"));
+  const std::string copies = "train.expert_dispatch = per-rank changes nothing of this estimate";
+  CHECK_THAT(notes_of("qwen3-30b-a3b-megatron", {"train.expert_dispatch=per-rank"}), Catch::Contains(copies));
+  CHECK_THAT(notes_of("expert-copies-cpu", {}), !Catch::Contains("changes nothing"));
 }
 
 }  // namespace hotbunk

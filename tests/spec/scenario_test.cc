@@ -258,7 +258,7 @@ std::string random_value(const ScenarioKey& key) {
       key.path == "cluster.gpus_per_node" || key.path == "cluster.ranks_per_device" || key.path == "placement" ||
       key.path == "train.offload" || key.path == "transition" || key.path == "sync.every" || key.path == "task.data" ||
       key.path == "optimizer.momentum" || key.path == "optimizer.cpu_fraction" || key.path == "rollout.engine" ||
-      key.path == "rollout.temperature" || key.path.starts_with("train.wrap") || key.path == "train.expert_capacity")
+      key.path == "rollout.temperature" || key.path.starts_with("train.wrap") || key.path.starts_with("train.expert_"))
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
   const double number = key.low + unit * unit * unit * (key.high - key.low);
