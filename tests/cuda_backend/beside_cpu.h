@@ -32,9 +32,9 @@ inline std::optional<Planned> planned(Result<Scenario> scenario) {
 
 /// The same model and samples on one rank.
 inline Sets on_one_rank(Sets sets) {
-  for (const char* set :
-       {"cluster.ranks_per_device=1", "train.engine=fsdp2", "train.layout={dp: 1}", "train.pipeline_split=[]",
-        "train.pipeline_schedule=1f1b", "train.expert_capacity=0", "rollout.layout={tp: 1, dp: 1}"})
+  for (const char* set : {"cluster.ranks_per_device=1", "train.engine=fsdp2", "train.layout={dp: 1}",
+                          "train.pipeline_split=[]", "train.pipeline_schedule=1f1b", "train.expert_capacity=0",
+                          "train.expert_dispatch=per-expert", "rollout.layout={tp: 1, dp: 1}"})
     sets.emplace_back(set);
   return sets;
 }

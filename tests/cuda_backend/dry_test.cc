@@ -66,7 +66,9 @@ Row measure(const Hot& hot) {
   Program program;
   Op op = toy::op(hot.kind, streams::compute, hot.name);
   op.attrs = hot.attrs;
-  if (op.has(Attr::ranks) || op.has(Attr::vocab_stride) || op.kind == OpKind::expert_arrivals) op.group = 0;
+  if (op.has(Attr::ranks) || op.has(Attr::vocab_stride) || op.kind == OpKind::expert_arrivals ||
+      op.kind == OpKind::copy_arrivals)
+    op.group = 0;
   Placed placed;
   std::vector<std::unique_ptr<DeviceBlock>> blocks;
   const auto place = [&](const Operand& o, bool fill) {
@@ -234,6 +236,17 @@ void add_routing(std::vector<Hot>& all) {
                  {logits},
                  {{Attr::renormalise, std::int64_t{1}}}});
   all.push_back({"expert_sort", OpKind::expert_sort, {chosen}, {rows, i32({many + 1}, place)}, {}});
+  // To four ranks, of 16 experts each.
+  const Operand bounds = i32({many + 1}, [](std::int64_t i) { return T * C / many * i; }), count{DType::i64, {1}};
+  all.push_back({"copy_sort",
+                 OpKind::copy_sort,
+                 {rows, bounds},
+                 {i32({T * C}, place), rows, i32({T, C, 1}, place), i32({5}, place), count}});
+  all.push_back({"copy_arrivals",
+                 OpKind::copy_arrivals,
+                 {i32({1, 2}, [](std::int64_t i) { return T * i; }),
+                  i32({T * C, 1}, [](std::int64_t i) { return i % T; }), bounds},
+                 {i32({T * C}, place), rows, count}});
   all.push_back({"expert_arrivals",
                  OpKind::expert_arrivals,
                  {i32({1, many + 1}, place)},

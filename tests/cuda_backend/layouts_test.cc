@@ -53,6 +53,9 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       // Gradients of weights, and what is reduced of them, in bf16: added up in bf16 or, by FSDP, in fp32.
       {"train.engine=ddp", bf16, engine_bf16, narrow, "train.micro_batch_tokens=10"},
       {mixtral, bf16, engine_bf16, narrow},
+      // A copy of a token to each rank that has some of its experts.
+      {mixtral, "model.num_local_experts=4", "train.layout.ep=2", "train.expert_dispatch=per-rank",
+       "sync.transport=collective"},
       {"train.layout={dp: 1, tp: 2}", qwen3, seed},
       {"train.layout={dp: 1, tp: 2, sp: true}", qwen3, seed},
       {"train.layout={dp: 1, ulysses: 2}", qwen3, seed},
