@@ -461,7 +461,8 @@ std::string check_sinks(const Op& op) {
               (sinks.shape[0] == lse.shape[1] || op.group >= 0);
   if (backward)
     fits = fits && op.inputs[0].rank == 2 && op.inputs[0].shape == o.shape && op.outputs[0].rank == 1 &&
-           op.outputs[0].shape == sinks.shape && op.outputs[0].dtype == DType::f32;
+           op.outputs[0].shape == sinks.shape &&
+           (op.outputs[0].dtype == DType::f32 || op.outputs[0].dtype == sinks.dtype);
   else fits = fits && op.outputs[0] == o && op.outputs[1] == lse;
   return fits ? "" : "needs attended rows, a log-sum-exp and a sink for each of their heads";
 }

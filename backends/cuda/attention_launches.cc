@@ -138,8 +138,8 @@ void run_attention_sinks_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0), a = extent(c, in(c, 2), 1), v = extent(c, in(c, 0), 1) / a;
   const int accumulate = flag(c, Attr::accumulate);
   if (accumulate == 0) c.launch.fill(at(c, out(c, 0)), 0, out(c, 0).bytes(c.sizes));  // other ranks' heads
-  c.launch(named("attention_sinks_backward", in(c, 0).dtype), {a}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), own_part(c, in(c, 3)), own_part(c, out(c, 0)), T, a, v, accumulate);
+  c.launch(named("attention_sinks_backward", in(c, 0).dtype, out(c, 0).dtype), {a}, walk_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), own_part(c, in(c, 3)), own_part(c, out(c, 0)), T, a, v, accumulate);
 }
 
 // --- context-parallel ranks -----------------------------------------------------------------------------------------

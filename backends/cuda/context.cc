@@ -38,6 +38,7 @@ constexpr std::array kernel_files = {
     KernelFile{"elementwise", "add_bias_"},
     KernelFile{"elementwise", "softcap"},
     KernelFile{"elementwise", "gather_rows_"},
+    KernelFile{"elementwise", "column_parts_"},
     KernelFile{"elementwise", "column_sums_"},
     KernelFile{"elementwise", "sum_ranks_"},
     KernelFile{"elementwise", "max_ranks_"},
@@ -45,16 +46,21 @@ constexpr std::array kernel_files = {
     KernelFile{"experts", "route_"},
     KernelFile{"experts", "expert_"},
     KernelFile{"experts", "own_rows"},
+    KernelFile{"experts", "copy_counts"},
+    KernelFile{"experts", "copy_tokens"},
+    KernelFile{"experts", "copy_slots"},
+    KernelFile{"experts", "copy_sources"},
+    KernelFile{"experts", "copy_rows"},
     KernelFile{"experts", "dispatch_"},
     KernelFile{"experts", "combine_"},
     KernelFile{"grouped", "grouped_matmul_nt_bf16"},
     KernelFile{"grouped", "grouped_matmul_nn_bf16"},
-    KernelFile{"grouped", "grouped_matmul_tn_bf16"},
-    KernelFile{"grouped", "grouped_bias_bf16"},
+    KernelFile{"grouped", "grouped_matmul_tn_bf16_"},
+    KernelFile{"grouped", "grouped_bias_bf16_"},
     KernelFile{"grouped_f32", "grouped_matmul_nt_f32"},
     KernelFile{"grouped_f32", "grouped_matmul_nn_f32"},
-    KernelFile{"grouped_f32", "grouped_matmul_tn_f32"},
-    KernelFile{"grouped_f32", "grouped_bias_f32"},
+    KernelFile{"grouped_f32", "grouped_matmul_tn_f32_"},
+    KernelFile{"grouped_f32", "grouped_bias_f32_"},
     KernelFile{"heads", "split_heads_"},
     KernelFile{"heads", "merge_heads_"},
     KernelFile{"latent", "latent_"},
@@ -74,7 +80,7 @@ constexpr std::array kernel_files = {
     KernelFile{"norm", "qk_norm_"},
     KernelFile{"optimizer", "sum_squares_"},
     KernelFile{"optimizer", "clip_coefficient"},
-    KernelFile{"optimizer", "adamw"},
+    KernelFile{"optimizer", "adamw_"},
     KernelFile{"rope", "rope_"},
     KernelFile{"sinks", "attention_sinks_"},
 };
@@ -125,6 +131,10 @@ Context::Context(Driver driver, int ordinal) : driver_(driver) {
   HB_CUDA(driver_,
           cuDeviceGetAttribute(&exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device_));
   exports_memory_ = exports != 0;
+  int reaches = 0;
+  HB_CUDA(driver_,
+          cuDeviceGetAttribute(&reaches, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device_));
+  reaches_network_ = reaches != 0;
   load_kernels();
 }
 
@@ -168,6 +178,7 @@ CUkernel Context::kernel(std::string_view name) const {
 void map_memory(const Context& context, CUdeviceptr address, std::int64_t bytes, bool shareable) {
   CUmemAllocationProp memory = memory_of(context.device());
   if (shareable && context.exports_memory()) memory.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (shareable && context.reaches_network()) memory.allocFlags.gpuDirectRDMACapable = 1;
   const auto size = static_cast<std::size_t>(bytes);
   CUmemGenericAllocationHandle physical{};
   HB_CUDA(context.driver(), cuMemCreate(&physical, size, &memory, 0));

@@ -37,6 +37,8 @@ class Context {
   std::int64_t granularity_bytes() const { return granularity_bytes_; }
   /// Whether other processes can be given its memory.
   bool exports_memory() const { return exports_memory_; }
+  /// Whether network adapters can read and write its memory where it lies, if it was made for that.
+  bool reaches_network() const { return reaches_network_; }
   /// InternalError where no kernel has this name.
   CUkernel kernel(std::string_view name) const;
 
@@ -47,7 +49,7 @@ class Context {
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   std::int64_t granularity_bytes_ = 0;
-  bool exports_memory_ = false;
+  bool exports_memory_ = false, reaches_network_ = false;
   std::map<std::string, CUlibrary> libraries_;  // by file
   mutable std::mutex mutex_;
   mutable std::map<std::string, CUkernel, std::less<>> kernels_;
@@ -91,6 +93,7 @@ class DeviceBlock {
 
 /// Physical memory for [address, address + bytes) of a reserved range, in whole granules, readable and writable by the
 /// device. RuntimeFailure when there is none; then nothing is mapped. `shareable`: other processes may be given it,
+/// and network adapters may read and write it,
 /// where the device exports memory.
 void map_memory(const Context&, CUdeviceptr address, std::int64_t bytes, bool shareable = false);
 /// The same of physical memory that is there; the handle is released at any rate, the memory lives while it is mapped.

@@ -25,26 +25,34 @@ BookOptions book_options(const Plan& plan, const Program& program, Space space) 
           .chunk_bytes = plan.chunk_bytes};
 }
 
-/// Where maps and unmaps of device sections begin and end, from the arena's base.
-std::vector<std::int64_t> cuts_of(const Program& program) {
+/// What is mapped and unmapped of device sections, from the arena's base.
+DeviceArena::Ranges ranges_of(const Plan& plan, const Program& program) {
   const std::vector<std::int64_t> bases = section_bases(program);
-  std::vector<std::int64_t> cuts;
+  const auto range_of = [&](const Op& op) -> std::optional<std::pair<std::int64_t, std::int64_t>> {
+    if (op.kind != OpKind::map && op.kind != OpKind::unmap) return {};
+    if (program.section(op.section).space != Space::device) return {};
+    const std::int64_t base = bases[static_cast<std::size_t>(op.section)];
+    return std::pair{base + op.map_begin, base + op.map_end};
+  };
+  DeviceArena::Ranges out;
   for (const Body& body : program.bodies)
-    for (const Op& op : body.ops) {
-      if (op.kind != OpKind::map && op.kind != OpKind::unmap) continue;
-      if (program.section(op.section).space != Space::device) continue;
-      const std::int64_t base = bases[static_cast<std::size_t>(op.section)];
-      cuts.push_back(base + op.map_begin);
-      cuts.push_back(base + op.map_end);
-    }
-  return cuts;
+    for (const Op& op : body.ops)
+      if (const auto range = range_of(op)) out.cuts.insert(out.cuts.end(), {range->first, range->second});
+  for (std::size_t phase = 0; phase < program.phases.size(); ++phase) {
+    if (plan.phases[phase].when == When::epilogue) continue;
+    for (const Block& block : program.phases[phase])
+      each_op(program, block, [&](const BoundOp& op) {
+        if (const auto range = range_of(*op); range && op->kind == OpKind::unmap) out.sleeping.push_back(*range);
+      });
+  }
+  return out;
 }
 
 std::shared_ptr<DeviceArena> make_arena(const Plan& plan, const Program& program, CudaWorld& world,
                                         const CudaOptions& options, PeerMemory* peers) {
-  auto arena =
-      std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device), cuts_of(program),
-                                    DeviceArena::Users{peers, options.scope, world.registered_memory()});
+  auto arena = std::make_shared<DeviceArena>(world.context(), book_options(plan, program, Space::device),
+                                             ranges_of(plan, program),
+                                             DeviceArena::Users{peers, options.scope, world.registered_memory()});
   world.local().set_arena(options.scope, world.rank(), arena->base());
   return arena;
 }

@@ -10,17 +10,20 @@
 
 namespace hotbunk::cuda {
 
-DeviceArena::DeviceArena(const Context& context, BookOptions options, const std::vector<std::int64_t>& cuts,
-                         Users users)
+DeviceArena::DeviceArena(const Context& context, BookOptions options, const Ranges& ranges, Users users)
     : ArenaBooks(std::move(options)), context_(context), users_(std::move(users)) {
   const std::int64_t granule = context.granularity_bytes();
   reserved_bytes_ = (book().reserve_bytes + granule - 1) / granule * granule;
   if (reserved_bytes_ == 0) return;
   std::set<std::int64_t> ends = {0, reserved_bytes_};
-  for (const std::int64_t cut : cuts)
+  for (const std::int64_t cut : ranges.cuts)
     for (const std::int64_t at : {cut / granule * granule, (cut + granule - 1) / granule * granule})
       if (at > 0 && at < reserved_bytes_) ends.insert(at);
-  for (auto it = ends.begin(); std::next(it) != ends.end(); ++it) pieces_.push_back({*it, *std::next(it), 0});
+  for (auto it = ends.begin(); std::next(it) != ends.end(); ++it) {
+    const bool sleeps = std::ranges::any_of(
+        ranges.sleeping, [&](const auto& range) { return range.first < *std::next(it) && *it < range.second; });
+    pieces_.push_back({*it, *std::next(it), 0, sleeps});
+  }
   HB_CUDA(context.driver(), cuMemAddressReserve(&base_, static_cast<std::size_t>(reserved_bytes_), 0, 0, 0));
 }
 
@@ -53,11 +56,11 @@ void DeviceArena::map_piece(const Piece& p) {
   // NCCL, too, gives what it registers to other processes.
   map_memory(context_, at(p.begin), p.end - p.begin, users_.peers != nullptr || users_.registered != nullptr);
   if (users_.peers != nullptr) users_.peers->offer(users_.scope, base_, reserved_bytes_, p.begin, p.end);
-  if (users_.registered != nullptr) users_.registered->mapped(at(p.begin), p.end - p.begin);
+  if (users_.registered != nullptr && !p.sleeps) users_.registered->mapped(at(p.begin), p.end - p.begin);
 }
 
 void DeviceArena::unmap_piece(const Piece& p) {
-  if (users_.registered != nullptr) users_.registered->unmapping(at(p.begin));
+  if (users_.registered != nullptr && !p.sleeps) users_.registered->unmapping(at(p.begin));
   if (users_.peers != nullptr) users_.peers->take_back(users_.scope, p.begin);
   unmap_memory(context_, at(p.begin), p.end - p.begin);
 }

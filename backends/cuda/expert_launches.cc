@@ -103,6 +103,30 @@ void run_expert_arrivals(const CudaCall& c) {
            extent(c, sent, 0), narrow(place));
 }
 
+void run_copy_sort(const CudaCall& c) {
+  const Choices chosen = choices(c, in(c, 0));
+  const Tensor &tokens = out(c, 0), &copies = out(c, 1), &slots = out(c, 2), &blocks = out(c, 3);
+  const int W = extent(c, blocks, 0) - 1, each = (extent(c, in(c, 1), 0) - 1) / W;
+  const CUdeviceptr counts = c.scratch, numbers = counts + static_cast<CUdeviceptr>(W * count_bytes);
+  c.launch.fill(at(c, tokens), 0xff, tokens.bytes(c.sizes));  // -1 behind the last
+  c.launch("copy_counts", {W}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), counts, chosen.tokens, chosen.each,
+           each);
+  c.launch("copy_tokens", {W}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), counts, at(c, tokens), numbers,
+           at(c, blocks), at(c, out(c, 4)), chosen.tokens, chosen.each, each);
+  c.launch("copy_slots", {blocks_of(chosen.tokens, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           numbers, at(c, blocks), at(c, copies), at(c, slots), chosen.tokens, chosen.each, each, W, width(c, copies));
+}
+
+void run_copy_arrivals(const CudaCall& c) {
+  const Tensor &blocks = in(c, 0), &slots = in(c, 1), &arrivals = in(c, 2), &rows = out(c, 1);
+  const int W = extent(c, blocks, 0), place = narrow(c.places.at(static_cast<std::size_t>(c.op.group)));
+  const int segments = (extent(c, arrivals, 0) - 1) / W, U = extent(c, rows, 0);
+  c.launch("copy_sources", {walking_blocks_of(std::max(1, extent(c, slots, 0)), walk_threads), W}, walk_threads,
+           at(c, blocks), at(c, slots), at(c, arrivals), at(c, out(c, 0)), at(c, out(c, 2)), W, place, segments);
+  c.launch("copy_rows", {blocks_of(U, walk_threads)}, walk_threads, at(c, blocks), at(c, slots), at(c, arrivals),
+           at(c, rows), U, W, place, segments, width(c, rows));
+}
+
 void run_dispatch(const CudaCall& c) {
   const Choices chosen = choices(c, in(c, 1));
   const int H = width(c, in(c, 0));
@@ -151,18 +175,22 @@ void run_grouped_linear_dgrad(const CudaCall& c) {
 void run_grouped_linear_wgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
   const int accumulate = flag(c, Attr::accumulate);
-  c.launch(named("grouped_matmul_tn", in(c, 0).dtype), {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts},
-           g.threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K,
-           g.segments, g.experts, accumulate);
+  c.launch(named("grouped_matmul_tn", in(c, 0).dtype, out(c, 0).dtype),
+           {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts}, g.threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
+           accumulate);
   if (c.op.outputs.size() < 2) return;
   const Range columns = bias_columns(c.op, c.places);
-  c.launch(named("grouped_bias", in(c, 0).dtype), {blocks_of(columns.size(), head_threads), g.experts}, head_threads,
-           at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
+  c.launch(named("grouped_bias", in(c, 0).dtype, out(c, 1).dtype), {blocks_of(columns.size(), head_threads), g.experts},
+           head_threads, at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
            narrow(columns.begin), narrow(columns.size()), accumulate);
 }
 
 std::int64_t expert_scratch_bytes(const Op& op) {
   if (op.kind == OpKind::expert_sort) return (op.outputs[1].shape[0].size - 1) * count_bytes;
+  // How many copies go to each rank, and each token's number among them.
+  if (op.kind == OpKind::copy_sort)
+    return (op.outputs[3].shape[0].size - 1) * (1 + op.inputs[0].shape[0].size) * count_bytes;
   if (op.kind == OpKind::dispatch || op.kind == OpKind::combine_backward) return count_bytes;
   return 0;
 }

@@ -8,6 +8,8 @@ void run_route(const CudaCall&);
 void run_route_backward(const CudaCall&);
 void run_expert_sort(const CudaCall&);
 void run_expert_arrivals(const CudaCall&);
+void run_copy_sort(const CudaCall&);
+void run_copy_arrivals(const CudaCall&);
 void run_dispatch(const CudaCall&);
 void run_dispatch_backward(const CudaCall&);
 void run_combine(const CudaCall&);

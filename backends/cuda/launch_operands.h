@@ -34,6 +34,10 @@ inline int width(const CudaCall& c, const Tensor& t) { return extent(c, t, t.ran
 inline int rows(const CudaCall& c, const Tensor& t) { return narrow(t.elements(c.sizes) / std::max(1, width(c, t))); }
 inline int flag(const CudaCall& c, Attr a) { return c.op.integer(a, 0) != 0 ? 1 : 0; }
 inline std::string named(const char* kernel, DType dtype) { return fmt::format("{}_{}", kernel, kernel_dtype(dtype)); }
+/// Of a kernel that makes gradients of weights: by the dtypes of activations and of these gradients.
+inline std::string named(const char* kernel, DType activations, DType gradients) {
+  return fmt::format("{}_{}_{}", kernel, kernel_dtype(activations), kernel_dtype(gradients));
+}
 
 inline float real(const CudaCall& c, Attr a, double otherwise) { return static_cast<float>(c.op.real(a, otherwise)); }
 
@@ -44,6 +48,21 @@ inline Heads heads(const Op& op) {
           narrow(op.integer(Attr::value_dim, d))};
 }
 inline Heads heads(const CudaCall& c) { return heads(c.op); }
+
+/// A gradient of a weight that all rows add to is made in parts, of so many rows each, and summed in a second launch:
+/// one thread per column alone would leave a GPU idle. By the number of rows alone, so that the sums have one order.
+inline constexpr int rows_of_part = 64;
+inline int parts_of(std::int64_t rows, int each = rows_of_part) { return narrow(blocks_of(rows, each)); }
+inline std::int64_t parts_bytes(const Tensor& rows, std::int64_t columns, int each = rows_of_part) {
+  const std::int64_t most = rows.capacity() / rows.shape[static_cast<std::size_t>(rows.rank) - 1].size;
+  return blocks_of(most, each) * columns * std::int64_t{sizeof(float)};
+}
+/// gradient (+)= the sum of parts[n, its elements].
+inline void add_parts(const CudaCall& c, CUdeviceptr parts, int n, const Tensor& gradient) {
+  const int N = narrow(gradient.elements(c.sizes));
+  c.launch(named("column_sums", gradient.dtype), {blocks_of(N, head_threads)}, head_threads, parts, at(c, gradient), n,
+           N, flag(c, Attr::accumulate));
+}
 
 /// A warp for each of n items.
 inline Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }

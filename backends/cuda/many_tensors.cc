@@ -1,5 +1,7 @@
 #include "backends/cuda/many_tensors.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -29,6 +31,11 @@ bool disturbs(const OpCall& a, const OpCall& b) {
     const auto meets = [&](const Tensor& y) { return overlap(a, x, b, y); };
     return std::ranges::any_of(b.op.inputs, meets) || std::ranges::any_of(b.op.outputs, meets);
   });
+}
+
+/// By the gradients' dtype.
+std::string named(const char* kernel, const OpCall& c) {
+  return fmt::format("{}_{}", kernel, kernel_dtype(c.op.inputs[0].dtype));
 }
 
 bool same_step(const OpCall& a, const OpCall& b) {
@@ -61,6 +68,7 @@ bool is_joined(OpKind kind) { return kind == OpKind::adamw || kind == OpKind::su
 bool joins(std::span<const OpCall> ops, const OpCall& next) {
   const OpCall& first = ops.front();
   if (std::ssize(ops) >= most_tensors || next.op.kind != first.op.kind) return false;
+  if (next.op.inputs[0].dtype != first.op.inputs[0].dtype) return false;
   if (next.op.kind == OpKind::sum_squares)  // into the same number, to what is there
     return next.op.integer(Attr::accumulate, 0) != 0 &&
            at(next, next.op.outputs[0]) == at(first, first.op.outputs[0]) &&
@@ -74,7 +82,7 @@ void launch_steps(std::span<const OpCall> ops, const Launcher& launch) {
   SteppedTensors tensors{};
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const OpCall& c = ops[i];
-    tensors.g[i] = floats(c, c.op.inputs[0]);
+    tensors.g[i] = c.addresses.address(c.op.inputs[0]);
     tensors.p[i] = floats(c, c.op.outputs[0]);
     tensors.m[i] = floats(c, c.op.outputs[1]);
     tensors.v[i] = floats(c, c.op.outputs[2]);
@@ -82,17 +90,17 @@ void launch_steps(std::span<const OpCall> ops, const Launcher& launch) {
   tensors.many = many_of(ops, [](std::int64_t n) { return blocks_of(n, stepped_by_block); });
   const OpCall& c = ops.front();
   const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
-  launch("adamw", {tensors.many.first_block[ops.size()]}, threads, tensors, at(c, c.op.inputs[1]),
+  launch(named("adamw", c), {tensors.many.first_block[ops.size()]}, threads, tensors, at(c, c.op.inputs[1]),
          at(c, c.op.inputs[2]), real(Attr::beta1), real(Attr::beta2), real(Attr::eps), real(Attr::weight_decay));
 }
 
 void launch_sums(std::span<const OpCall> ops, const Launcher& launch, CUdeviceptr scratch) {
   SquaredTensors tensors{};
-  for (std::size_t i = 0; i < ops.size(); ++i) tensors.x[i] = floats(ops[i], ops[i].op.inputs[0]);
+  for (std::size_t i = 0; i < ops.size(); ++i) tensors.x[i] = ops[i].addresses.address(ops[i].op.inputs[0]);
   tensors.many =
       many_of(ops, [](std::int64_t n) { return std::min<std::int64_t>(squared_by_blocks, blocks_of(n, threads)); });
   const OpCall& c = ops.front();
-  launch("sum_squares_partial", {tensors.many.first_block[ops.size()]}, threads, tensors, scratch);
+  launch(named("sum_squares_partial", c), {tensors.many.first_block[ops.size()]}, threads, tensors, scratch);
   launch("sum_squares_finish", {1}, threads, tensors.many, scratch, at(c, c.op.outputs[0]),
          c.op.integer(Attr::accumulate, 0) != 0 ? 1 : 0);
 }

@@ -21,6 +21,12 @@ namespace {
 
 float eps(const CudaCall& c) { return static_cast<float>(c.op.real(Attr::eps)); }
 float offset(const CudaCall& c) { return real(c, Attr::offset, 0.0); }
+/// So many floats further.
+CUdeviceptr behind(CUdeviceptr at, std::int64_t floats) {
+  return at + static_cast<CUdeviceptr>(floats * std::int64_t{sizeof(float)});
+}
+/// A row has many heads that add to one weight: fewer rows make a part (launch_operands.h).
+constexpr int rows_of_head_part = 8;
 
 // --- data -----------------------------------------------------------------------------------------------------------
 
@@ -76,9 +82,12 @@ void run_rms_norm(const CudaCall& c) {
 void run_rms_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
   // The weight's gradient first: dx may be dy. A frozen weight has none.
-  if (c.op.outputs.size() > 1)
-    c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-             at(c, in(c, 1)), at(c, in(c, 3)), at(c, out(c, 1)), T, H, flag(c, Attr::accumulate));
+  if (c.op.outputs.size() > 1) {
+    const int n = parts_of(T);
+    c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
+             at(c, in(c, 1)), at(c, in(c, 3)), c.scratch, T, H, rows_of_part);
+    add_parts(c, c.scratch, n, out(c, 1));
+  }
   c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
            at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, offset(c), flag(c, Attr::residual));
 }
@@ -91,10 +100,13 @@ void run_qk_norm(const CudaCall& c) {
 void run_qk_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0);
   const Heads h = heads(c);
-  if (c.op.outputs.size() > 1)  // else the weights are frozen
-    c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2}, head_threads, at(c, in(c, 0)),
-             at(c, in(c, 1)), at(c, in(c, 4)), at(c, out(c, 1)), at(c, out(c, 2)), T, h.a, h.k, h.d,
-             flag(c, Attr::accumulate));
+  if (c.op.outputs.size() > 1) {  // else the weights are frozen
+    const int n = parts_of(T, rows_of_head_part);
+    c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2 * std::int64_t{n}}, head_threads,
+             at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 4)), c.scratch, T, h.a, h.k, h.d, rows_of_head_part);
+    add_parts(c, c.scratch, n, out(c, 1));
+    add_parts(c, behind(c.scratch, std::int64_t{n} * h.d), n, out(c, 2));
+  }
   c.launch(named("qk_norm_backward", in(c, 1).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads,
            at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T,
            h.a, h.k, h.d, offset(c));
@@ -111,10 +123,13 @@ void run_layer_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
   const DType dtype = in(c, 1).dtype;
   // The weights' gradients first: dx may be dy. They need the rows' means, which nobody kept.
+  const int n = parts_of(T);
+  const CUdeviceptr of_w = behind(c.scratch, T), of_b = behind(of_w, std::int64_t{n} * H);
   c.launch(named("layer_norm_mean", dtype), {T}, row_threads(H), at(c, in(c, 1)), c.scratch, H);
-  c.launch(named("layer_norm_weight", dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), at(c, out(c, 1)), at(c, out(c, 2)), T, H,
-           flag(c, Attr::accumulate));
+  c.launch(named("layer_norm_weight", dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), of_w, T, H, rows_of_part);
+  add_parts(c, of_w, n, out(c, 1));
+  add_parts(c, of_b, n, out(c, 2));
   c.launch(named("layer_norm_backward", dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
            at(c, in(c, 3)), at(c, out(c, 0)), H, flag(c, Attr::residual));
 }
@@ -189,8 +204,10 @@ void run_embedding(const CudaCall& c) {
 void run_embedding_backward(const CudaCall& c) {
   const Range rows = vocab_rows(c.op, c.places);
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
-  c.launch(named("embedding_backward", in(c, 1).dtype), {blocks_of(H, head_threads)}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, out(c, 0)), T, H, narrow(rows.begin), narrow(rows.end), real(c, Attr::factor, 1.0));
+  c.launch("embedding_chain", {blocks_of(T, walk_threads)}, walk_threads, at(c, in(c, 0)), c.scratch, T);
+  c.launch(named("embedding_backward", in(c, 1).dtype, out(c, 0).dtype), {T}, row_threads(H), at(c, in(c, 0)),
+           c.scratch, at(c, in(c, 1)), at(c, out(c, 0)), T, H, narrow(rows.begin), narrow(rows.end),
+           real(c, Attr::factor, 1.0));
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
@@ -302,6 +319,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::route_backward, run_route_backward},
                                       Registration{OpKind::expert_sort, run_expert_sort},
                                       Registration{OpKind::expert_arrivals, run_expert_arrivals},
+                                      Registration{OpKind::copy_sort, run_copy_sort},
+                                      Registration{OpKind::copy_arrivals, run_copy_arrivals},
                                       Registration{OpKind::dispatch, run_dispatch},
                                       Registration{OpKind::dispatch_backward, run_dispatch_backward},
                                       Registration{OpKind::grouped_linear, run_grouped_linear},
@@ -388,6 +407,42 @@ bool is_attention(OpKind k) {
          k == OpKind::context_attention || k == OpKind::context_attention_backward || k == OpKind::latent_attention;
 }
 
+/// Which outputs are gradients of weights: all from this one on; none of other ops.
+std::size_t first_weight_gradient(const Op& op) {
+  switch (op.kind) {
+    case OpKind::linear_wgrad:
+    case OpKind::grouped_linear_wgrad:
+    case OpKind::lora_up_wgrad:
+    case OpKind::embedding_backward:
+    case OpKind::attention_sinks_backward:
+      return 0;
+    case OpKind::rms_norm_backward:
+    case OpKind::layer_norm_backward:
+    case OpKind::qk_norm_backward:
+    case OpKind::latent_norm_backward:
+      return 1;
+    default:
+      return op.outputs.size();
+  }
+}
+/// "" or why gradients of these dtypes are not made, or not stepped.
+std::string why_no_gradients(const Op& op) {
+  const bool steps = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
+  if (steps && std::ranges::any_of(op.outputs, [](const Tensor& t) { return t.dtype != DType::f32; }))
+    return "masters, moments and norms are fp32";
+  const std::size_t first = first_weight_gradient(op);
+  if (first >= op.outputs.size()) return "";
+  const DType gradients = op.outputs[first].dtype;
+  // Activations come first, or, of the embedding, behind the ids.
+  const DType activations = op.inputs[op.kind == OpKind::embedding_backward ? 1 : 0].dtype;
+  if (gradients != DType::f32 && gradients != activations)
+    return fmt::format("gradients of {} weights are {} or fp32, not {}", name_of(activations), name_of(activations),
+                       name_of(gradients));
+  for (std::size_t i = first; i < op.outputs.size(); ++i)
+    if (op.outputs[i].dtype != gradients) return "its weights' gradients are of several dtypes";
+  return "";
+}
+
 }  // namespace
 
 void copy_boxes(const Launcher& launch, CUdeviceptr from, DType from_dtype, CUdeviceptr to, DType to_dtype,
@@ -408,29 +463,26 @@ OpLaunch op_launch(OpKind kind) {
 std::int64_t scratch_bytes(const Op& op) {
   if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();          // a number per row and head
   if (op.kind == OpKind::context_attention_backward) return op.inputs[4].capacity_bytes();  // likewise
-  if (op.kind == OpKind::layer_norm_backward) return op.inputs[3].capacity_bytes();         // a mean per row
+  // A mean per row, and parts of both gradients.
+  if (op.kind == OpKind::layer_norm_backward)
+    return op.inputs[3].capacity_bytes() + 2 * parts_bytes(op.inputs[1], op.inputs[1].shape[1].size);
+  if (op.kind == OpKind::rms_norm_backward) return parts_bytes(op.inputs[1], op.inputs[1].shape[1].size);
+  if (op.kind == OpKind::qk_norm_backward)
+    return 2 * parts_bytes(op.inputs[1], op.integer(Attr::head_dim), rows_of_head_part);
+  if (op.kind == OpKind::latent_norm_backward) return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size);
+  if (op.kind == OpKind::linear_wgrad && op.outputs.size() > 1)
+    return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size);
+  if (op.kind == OpKind::embedding_backward) return op.inputs[0].capacity_bytes();  // tokens of one id
   if (op.kind == OpKind::sum_squares) return sums_scratch_bytes();
   return std::max(expert_scratch_bytes(op), latent_scratch_bytes(op));
 }
 
 std::string why_unsupported(const Op& op) {
-  const bool weight_gradient = op.kind == OpKind::linear_wgrad || op.kind == OpKind::embedding_backward ||
-                               op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad ||
-                               op.kind == OpKind::attention_sinks_backward || op.kind == OpKind::adamw ||
-                               op.kind == OpKind::sum_squares;
-  const bool steps = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
-  const bool norm = op.kind == OpKind::rms_norm_backward || op.kind == OpKind::layer_norm_backward ||
-                    op.kind == OpKind::qk_norm_backward || op.kind == OpKind::latent_norm_backward;
-  const auto narrow = [](const Tensor& t) { return t.dtype != DType::f32; };
-  if ((steps && narrow(op.inputs[0])) || (norm && std::any_of(op.outputs.begin() + 1, op.outputs.end(), narrow)))
-    return "gradients are fp32";
   for (const auto* side : {&op.inputs, &op.outputs})
-    for (const Tensor& t : *side) {
+    for (const Tensor& t : *side)
       if (t.dtype == DType::f16 || t.dtype == DType::f64)
         return fmt::format("the CUDA kernels compute in fp32 and bf16, not {}", name_of(t.dtype));
-      if (weight_gradient && side == &op.outputs && t.dtype != DType::f32)
-        return "gradients, masters and moments are fp32";
-    }
+  if (std::string why = why_no_gradients(op); !why.empty()) return why;
   for (const Alike& row : alike()) {
     if (row.kind != op.kind) continue;
     const DType dtype = op.inputs[row.inputs.front()].dtype;

@@ -59,9 +59,11 @@ void run_linear_wgrad(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0), N = extent(c, in(c, 0), 1);
   const int accumulate = flag(c, Attr::accumulate);
   multiply(c, Product::Form::tn, in(c, 0), in(c, 1), 0, out(c, 0), N, extent(c, in(c, 1), 1), T, accumulate);
-  if (c.op.outputs.size() > 1)
-    c.launch(named("column_sums", in(c, 0).dtype), {blocks_of(N, head_threads)}, head_threads, at(c, in(c, 0)),
-             at(c, out(c, 1)), T, N, accumulate);
+  if (c.op.outputs.size() < 2) return;
+  const int n = parts_of(T);
+  c.launch(named("column_parts", in(c, 0).dtype), {blocks_of(N, head_threads), n}, head_threads, at(c, in(c, 0)),
+           c.scratch, T, N, rows_of_part);
+  add_parts(c, c.scratch, n, out(c, 1));
 }
 
 void run_lora_down(const CudaCall& c) {

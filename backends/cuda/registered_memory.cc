@@ -21,7 +21,7 @@ void RegisteredMemory::unmapping(CUdeviceptr begin) {
   {
     const std::lock_guard lock(mutex_);
     Piece& p = pieces_.at(begin);
-    p.mapped = false, p.sleeps = true;
+    p.mapped = false;
     registrations = std::exchange(p.registrations, {});
   }
   for (const auto& [handle, registration] : registrations) {
@@ -38,7 +38,7 @@ CUdeviceptr RegisteredMemory::to_register(const std::shared_ptr<NcclHandle>& han
   if (behind == pieces_.begin()) return 0;
   auto& [begin, piece] = *std::prev(behind);
   const bool inside = piece.mapped && at + static_cast<CUdeviceptr>(bytes) <= piece.end;
-  return inside && !piece.sleeps && piece.registrations.try_emplace(handle, nullptr).second ? begin : 0;
+  return inside && piece.registrations.try_emplace(handle, nullptr).second ? begin : 0;
 }
 
 void RegisteredMemory::use(const std::shared_ptr<NcclHandle>& handle, const std::byte* at, std::int64_t bytes) {

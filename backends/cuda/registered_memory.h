@@ -1,9 +1,9 @@
 // The plan's memory where NCCL carries from it or to it: a piece that stays mapped is registered with each communicator
 // that uses it, so that NCCL may read and write it in place.
 //
-// A registration would hold the memory that sleep is to give back, so a piece is given back to NCCL before it is
-// unmapped. One that was unmapped once will be again: to register it anew at every wake would cost, each time, what it
-// is to save, so from then on it goes unregistered.
+// A registration would hold the memory that sleep is to give back, and would have to be made anew at every wake, which
+// costs each time what it is to save. So the arena tells of pieces alone that the plan leaves mapped until its end, and
+// before that end they are given back to NCCL.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ class RegisteredMemory {
  private:
   struct Piece {
     CUdeviceptr end = 0;
-    bool mapped = false, sleeps = false;
+    bool mapped = false;
     std::map<std::shared_ptr<NcclHandle>, void*> registrations;
   };
   /// Where the piece with these bytes begins, which the communicator is to have registered; 0: none, or it has it. Then

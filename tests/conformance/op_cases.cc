@@ -1042,6 +1042,44 @@ void add_loss_and_optimizer(std::vector<OpCase>& out) {
                  {}});
 }
 
+/// Operands that are gradients of weights, of ops that make or read them.
+std::vector<std::size_t> gradients_of(const OpCase& c) {
+  const std::size_t first = c.outputs.empty() ? 0 : c.outputs.front();
+  switch (c.kind) {
+    case OpKind::adamw:
+    case OpKind::sum_squares:
+      return {c.inputs.front()};
+    case OpKind::linear_wgrad:
+    case OpKind::lora_up_wgrad:
+    case OpKind::grouped_linear_wgrad:
+    case OpKind::embedding_backward:
+    case OpKind::attention_sinks_backward:
+      return c.outputs;
+    case OpKind::rms_norm_backward:
+    case OpKind::layer_norm_backward:
+    case OpKind::qk_norm_backward:
+    case OpKind::latent_norm_backward: {
+      std::vector<std::size_t> weights = c.outputs;
+      std::erase(weights, first);
+      return weights;
+    }
+    default:
+      return {};
+  }
+}
+
+/// The same cases once more where gradients of bf16 weights are bf16.
+void add_bf16_gradients(std::vector<OpCase>& out) {
+  std::vector<OpCase> more;
+  for (const OpCase& c : out) {
+    const std::vector<std::size_t> gradients = gradients_of(c);
+    if (gradients.empty()) continue;
+    more.push_back(c);
+    for (const std::size_t i : gradients) more.back().operands[i].dtype = DType::bf16;
+  }
+  out.insert(out.end(), more.begin(), more.end());
+}
+
 }  // namespace
 
 std::vector<OpCase> op_cases(DType activations) {
@@ -1059,6 +1097,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_experts(out, activations);
   add_latent(out, activations);
   add_loss_and_optimizer(out);
+  if (activations == DType::bf16) add_bf16_gradients(out);
   return out;
 }
 

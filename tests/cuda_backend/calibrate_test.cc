@@ -29,7 +29,8 @@ TEST_CASE("a profile of the double has all kinds of ops, says what it is, and is
   };
   const auto said = [&](const char* file) { return read_file(folder / file).value_or(""); };
   const std::string demo =
-      "scenarios/demo.yaml --set algorithm.prompts=4 --set algorithm.samples_per_prompt=2 "
+      "scenarios/demo.yaml --set model.num_hidden_layers=1 --set algorithm.prompts=2 --set "
+      "algorithm.samples_per_prompt=2 "
       "--set algorithm.mini_batches=1 --set train.micro_batch_tokens=18 --set rollout.max_running_requests=4 "
       "--set rollout.max_prefill_tokens=20 --json";
   const std::string profile = (folder / "profile.yaml").string(), accepted = (folder / "profile.double.yaml").string();

@@ -1,14 +1,12 @@
-// Families and experts over ranks: an iteration beside the CPU backend's, of scenarios/*-cpu.yaml, shortened to four
+// Families and experts over ranks: an iteration beside one CPU rank's, of scenarios/*-cpu.yaml, shortened to four
 // samples on two ranks; and promises that hold between kernels.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "backends/cuda/cuda_backend.h"
 #include "lowering/lower.h"
-#include "rl/sft_driver.h"
-#include "tests/cuda_backend/iteration.h"
-#include "tests/cuda_backend/processes.h"
-#include "tests/cuda_backend/runs.h"
+#include "spec/loader.h"
+#include "tests/cuda_backend/beside_cpu.h"
+#include "tests/paths.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
@@ -16,41 +14,50 @@ using namespace hotbunk::test;
 namespace {
 
 /// What makes a scenario of that folder a matter of seconds on the double. Experts and heads keep their numbers.
-const char* const shorter =
-    "--set steps=1 --set cluster.ranks_per_device=2 --set train.layout.dp=2 "
-    "--set train.layout.tp=1 --set train.layout.sp=false --set train.micro_batch_tokens=24 --set rollout.layout.tp=2 "
-    "--set rollout.layout.dp=1 --set rollout.max_running_requests=4 --set rollout.max_prefill_tokens=20 "
-    "--set task.digits=2 --set workload.prompt_tokens.mean=4 --set workload.prompt_tokens.max=4 "
-    "--set algorithm.prompts=2 --set algorithm.samples_per_prompt=2 --set workload.response_tokens.mean=3 "
-    "--set workload.response_tokens.max=3 --samples-every 1 --json";
+const std::vector<std::string> shorter = {"steps=1",
+                                          "cluster.ranks_per_device=2",
+                                          "train.layout.dp=2",
+                                          "train.layout.tp=1",
+                                          "train.layout.sp=false",
+                                          "train.micro_batch_tokens=24",
+                                          "rollout.layout.tp=2",
+                                          "rollout.layout.dp=1",
+                                          "rollout.max_running_requests=4",
+                                          "rollout.max_prefill_tokens=20",
+                                          "task.digits=2",
+                                          "workload.prompt_tokens.mean=4",
+                                          "workload.prompt_tokens.max=4",
+                                          "algorithm.prompts=2",
+                                          "algorithm.samples_per_prompt=2",
+                                          "workload.response_tokens.mean=3",
+                                          "workload.response_tokens.max=3"};
 
 }  // namespace
 
-TEST_CASE(
-    "every family on the double: bytes and calls as simulated, the CPU backend's tokens, its losses to rounding") {
-  const Folder folder;
+TEST_CASE("every family on the double: bytes and calls as simulated, one CPU rank's tokens and figures") {
   struct Family {
-    const char *file, *more;
+    std::string file;
+    Sets more;
   };
   // Seeds with which rewards differ, so that there are gradients.
-  for (const Family& f : {Family{"gemma2", "--set seed=7 --set model.num_hidden_layers=2"},
-                          {"gpt2", "--set seed=7 --set model.n_layer=1"},
-                          {"gpt-oss", "--set seed=7 --set model.num_hidden_layers=2 --set train.layout.etp=1"},
-                          {"deepseek", "--set seed=7 --set model.num_hidden_layers=2 --set train.layout.etp=1"},
-                          {"lora", "--set seed=8 --set model.num_hidden_layers=1"},
-                          {"expert-rounds", "--set seed=2 --set model.num_hidden_layers=1"}}) {
-    const std::string options = fmt::format("scenarios/{}-cpu.yaml {} {}", f.file, shorter, f.more),
-                      ours = fmt::format("{}.fake", f.file), theirs = fmt::format("{}.cpu", f.file);
-    const Ended cpu = folder.run(theirs, options), fake = folder.run(ours, options + " --backend cuda-fake");
-    INFO(f.file << cpu.err << fake.err);
-    REQUIRE(cpu.code == 0);
-    REQUIRE(fake.code == 0);
-    CHECK(json_from<Json>(fake.out)["equal"] == true);  // P1, P2
-    CHECK(tokens_of(folder, ours).size() == 4);
-    CHECK(tokens_of(folder, ours) == tokens_of(folder, theirs));
-    const auto figures = folder.lines(theirs, "metrics.jsonl");
-    CHECK(figures.at(0)["actor/grad_norm"].get<double>() > 0.1);
-    check_figures(folder.lines(ours, "metrics.jsonl"), figures, 2e-5);
+  for (const Family& f : {Family{"gemma2", {"seed=7", "model.num_hidden_layers=2"}},
+                          {"gpt2", {"seed=7", "model.n_layer=1"}},
+                          {"gpt-oss", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+                          {"deepseek", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+                          {"lora", {"seed=8", "model.num_hidden_layers=1"}},
+                          {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
+    INFO(f.file);
+    Sets sets = shorter;
+    sets.insert(sets.end(), f.more.begin(), f.more.end());
+    const auto load = [&](const Sets& how) {
+      return load_scenario(fmt::format("{}/scenarios/{}-cpu.yaml", source_folder, f.file), how);
+    };
+    const auto job = planned(load(sets)), one_job = planned(load(on_one_rank(sets)));
+    if (!job || !one_job) continue;
+    const Iteration it = checked_iteration(*job), one = run_on_cpu(one_job->plan, one_job->scenario);
+    CHECK_THAT(one.text(), Catch::Equals(""));
+    CHECK(one.trace.metrics.at(0).values.at("actor/grad_norm") > 0.1);
+    check_like(it, one);
   }
 }
 

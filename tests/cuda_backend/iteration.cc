@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/fake/fake_blas.h"
 #include "base/check.h"
@@ -10,6 +11,7 @@
 #include "runtime/launch.h"
 #include "spec/loader.h"
 #include "tests/cuda_backend/processes.h"
+#include "trace/trace_json.h"
 
 namespace hotbunk::test {
 
@@ -48,15 +50,33 @@ std::string Iteration::text() const {
 
 namespace {
 
-DriverOptions listening_to(std::string& numbers) {
+constexpr std::size_t most_samples = 64;
+
+DriverOptions listening_to(std::string& numbers, std::vector<SampleLengths>* all = nullptr) {
   DriverOptions out;
-  out.on_samples = [&](std::int32_t step, const SampleLengths& lengths) {
+  out.on_samples = [&numbers, all](std::int32_t step, const SampleLengths& lengths) {
     numbers += fmt::format("step {}: {} tokens\n", step, fmt::join(lengths.response_tokens, " "));
+    if (all != nullptr) all->push_back(lengths);
   };
   out.on_step = [&](const StepMetrics& m) {
     for (const auto& [name, value] : m.values) numbers += fmt::format("{} {:a}\n", name, value);
   };
   return out;
+}
+
+/// Runs this rank's part. What rank 0 learns of samples and figures goes into `out`; the rank's trace is returned.
+template <class MakeBackend>
+Result<Trace> play(const Plan& plan, const Scenario& scenario, Rank rank, Iteration& out, const MakeBackend& make) {
+  auto driver =
+      make_training_driver(plan, scenario, rank == 0 ? listening_to(out.numbers, &out.lengths) : DriverOptions{});
+  if (!driver) return fail(driver.error());
+  const auto backend = make(**driver);
+  const auto steps = static_cast<std::int32_t>(scenario.steps);
+  auto trace = execute(plan, *backend, **driver, {.steps = steps, .local_ranks = {rank}});
+  if (trace && rank == 0)
+    for (const SampleRecord& r : (*driver)->sample_records(steps, 0, most_samples))
+      out.samples.push_back(r.sequence.tokens);
+  return trace;
 }
 
 }  // namespace
@@ -73,9 +93,10 @@ std::vector<std::string> numbers_over_nccl(const Plan& plan, const Scenario& sce
 }
 
 Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Setting& setting) {
-  static const auto modules = std::make_shared<cuda::PtxModules>();  // parsed once for all runs
-  cuda::FakeDriver fake(
-      {.memory_bytes = setting.memory_bytes, .seed = setting.seed, .granularity_bytes = 4096, .modules = modules});
+  cuda::FakeDriver fake({.memory_bytes = setting.memory_bytes,
+                         .seed = setting.seed,
+                         .granularity_bytes = 4096,
+                         .modules = cuda::test::parsed_kernels()});
   cuda::FakeBlasLt blas(fake);
   if (setting.prepare) setting.prepare(fake);
   cuda::Driver table = fake.table();
@@ -83,20 +104,19 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   const int ranks = plan.num_ranks();
   Iteration out;
   out.failures.resize(static_cast<std::size_t>(ranks));
-  const auto play = [&](cuda::CudaWorld& world) -> std::string {
-    auto driver = make_training_driver(plan, scenario, world.rank() == 0 ? listening_to(out.numbers) : DriverOptions{});
-    if (!driver) return render(driver.error());
-    cuda::CudaBackend backend(world, **driver,
-                              {.span_steps = 0,
-                               .graphs = setting.graphs,
-                               .check_order = setting.check_order,
-                               .blas = blas.table(),
-                               .products = setting.products,
-                               .scope = ""});
-    const auto trace =
-        execute(plan, backend, **driver,
-                {.steps = static_cast<std::int32_t>(scenario.steps), .local_ranks = {static_cast<Rank>(world.rank())}});
+  std::vector<Trace> parts(static_cast<std::size_t>(ranks));
+  const auto play_rank = [&](cuda::CudaWorld& world) -> std::string {
+    const auto trace = play(plan, scenario, static_cast<Rank>(world.rank()), out, [&](TrainingDriver& driver) {
+      return std::make_unique<cuda::CudaBackend>(world, driver,
+                                                 cuda::CudaOptions{.span_steps = 0,
+                                                                   .graphs = setting.graphs,
+                                                                   .check_order = setting.check_order,
+                                                                   .blas = blas.table(),
+                                                                   .products = setting.products,
+                                                                   .scope = ""});
+    });
     std::string failure = trace ? "" : render(trace.error());
+    if (trace) parts[static_cast<std::size_t>(world.rank())] = *trace;
     if (!failure.empty()) world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), failure));
     try {
       world.leave();
@@ -113,7 +133,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
       try {
         context->make_current();
         cuda::CudaWorld world(context, local, env);
-        failure = play(world);
+        failure = play_rank(world);
       } catch (const std::exception& e) {
         failure = e.what();
       }
@@ -127,6 +147,19 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   for (const auto& [kernel, counts] : fake.kernel_counts()) out.launches[kernel] = counts.launches;
   out.calls.merge(blas.calls());
   out.faults_met = fake.faults_met();
+  if (out.went_well()) out.trace = merge_traces(parts);
+  return out;
+}
+
+Iteration run_on_cpu(const Plan& plan, const Scenario& scenario) {
+  HB_CHECK(plan.num_ranks() == 1, "{} ranks in one process", plan.num_ranks());
+  Iteration out;
+  CpuWorld world;
+  const auto trace = play(plan, scenario, 0, out, [&](TrainingDriver& driver) {
+    return std::make_unique<CpuBackend>(world, driver, CpuOptions{.span_steps = 0, .scope = "", .transport = {}});
+  });
+  out.failures = {trace ? "" : render(trace.error())};
+  if (trace) out.trace = *trace;
   return out;
 }
 

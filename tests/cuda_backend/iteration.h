@@ -10,8 +10,10 @@
 #include "backends/cuda/fake/fake_driver.h"
 #include "backends/cuda/products.h"
 #include "base/diagnostic.h"
+#include "exec/lengths.h"
 #include "graph/plan.h"
 #include "spec/scenario.h"
+#include "trace/trace.h"
 
 namespace hotbunk::test {
 
@@ -27,6 +29,9 @@ struct Iteration {
   std::map<std::string, std::int64_t> calls;
   std::map<std::string, std::int64_t> launches;  // by kernel, of both ranks
   std::int64_t faults_met = 0;
+  Trace trace;                                     // of all ranks, where all went well
+  std::vector<SampleLengths> lengths;              // by step
+  std::vector<std::vector<std::int32_t>> samples;  // tokens of the last step's, with their prompts
 
   bool went_well() const;
   std::string text() const;  // failures and findings, joined
@@ -43,6 +48,9 @@ struct Setting {
 };
 
 Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});
+
+/// The same of a plan for one rank on the CPU backend, in this process.
+Iteration run_on_cpu(const Plan&, const Scenario&);
 
 /// The same on ranks that are processes, over the double of NCCL: what each says, rank 0 its numbers, or any of them
 /// why it failed.

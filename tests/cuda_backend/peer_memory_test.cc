@@ -26,7 +26,7 @@ struct Pair {
   DeviceArena arena{
       p.world.context(),
       {.name = "device", .reserve_bytes = 3 * granule, .capacity_bytes = 3 * granule, .chunk_bytes = 4096},
-      {granule, 2 * granule},
+      {.cuts = {granule, 2 * granule}},
       {.peers = &peers, .scope = "plan."}};
   int meetings = 0;
 

@@ -15,6 +15,7 @@
 
 #include "backends/cuda/cuda_world.h"
 #include "backends/cuda/fake/fake_nccl.h"
+#include "backends/cuda/kernels/kernels.h"
 #include "backends/cuda/staging.h"
 #include "base/check.h"
 #include "base/file.h"
@@ -30,16 +31,29 @@ struct NcclProcess {
   Launcher launch;
 };
 
+/// All kernels, parsed once in the process that forks ranks.
+inline std::shared_ptr<PtxModules> parsed_kernels() {
+  static const auto all = [] {
+    auto modules = std::make_shared<PtxModules>();
+    for (const std::string& file : kernel_file_names()) modules->parsed(std::string(kernel_ptx(file)));
+    return modules;
+  }();
+  return all;
+}
+
 /// What each of the ranks, processes, says; what it throws; or what the double found. `tamper`: with a rank's table.
+/// `device`: of each, but for its seed.
 inline std::vector<std::string> in_ranks(int ranks, const std::function<std::string(NcclProcess&)>& work,
                                          const std::function<void(cuda::Driver&, int rank)>& tamper = {},
-                                         const std::function<void(Nccl&)>& tamper_nccl = {}) {
+                                         const std::function<void(Nccl&)>& tamper_nccl = {},
+                                         FakeOptions device = {.modules = parsed_kernels()}) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk_nccl_test.{}", ::getpid());
   fs::create_directories(folder);
   fork_ranks(ranks, [&](const LaunchEnv& env) {
     std::string said;
-    FakeDriver fake({.seed = static_cast<std::uint64_t>(env.rank) + 1});
+    device.seed = static_cast<std::uint64_t>(env.rank) + 1;
+    FakeDriver fake(device);
     FakeNccl nccl(fake);
     cuda::Driver table = fake.table();
     Nccl nccl_table = nccl.table();

@@ -62,9 +62,10 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
         Kinds{OpKind::kv_write, OpKind::paged_attention});  // of sequences in parts
   CHECK(refused("deepseek-cpu.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"}) ==
         Kinds{OpKind::latent_write, OpKind::latent_attention});
-  for (const char* file : {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml",
-                           "glm4-moe-cpu.yaml", "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml",
-                           "expert-parallel-cpu.yaml", "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml"}) {
+  for (const char* file :
+       {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml", "glm4-moe-cpu.yaml",
+        "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml", "expert-parallel-cpu.yaml",
+        "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml", "expert-copies-cpu.yaml", "bf16-gradients-cpu.yaml"}) {
     INFO(file);
     CHECK(refused(file, {}) == Kinds{});
   }

@@ -256,11 +256,11 @@ TEMPLATE_TEST_CASE("experts multiply their rows by their matrices", "[kernels][e
           d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, from(dy, c.N), w.begin(),
                 offsets.begin(), from(dx, c.K), count, first, c.N, c.K, segments, c.experts);
         }
-        d.run("grouped_matmul_tn_" + name, {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)},
-              threads_of, from(dy, c.N), from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments,
-              c.experts, 1);
-        d.run("grouped_bias_" + name, {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N), offsets.begin(),
-              db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
+        d.run("grouped_matmul_tn_" + name + "_f32",
+              {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of, from(dy, c.N),
+              from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments, c.experts, 1);
+        d.run("grouped_bias_" + name + "_f32", {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N),
+              offsets.begin(), db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);
       }
       near(y.values(), y_wanted, 1e-6 + unit<E>, 1e-5);
       near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-5);
@@ -295,4 +295,55 @@ TEST_CASE("where rows come to, by rank and there by expert, and how many", "[ker
       CHECK(count[0] == wanted.back());
     }
   }
+}
+
+TEST_CASE("a token's copies go once to each rank, in order, and its rows know them", "[kernels][experts]") {
+  Device d("experts");
+  constexpr int T = 40, c = 3, W = 3, each = 2, most = 3;
+  Draw draw(5);
+  std::vector<std::int32_t> chosen, rows(T * c), sent(W * each + 1);
+  for (int t = 0; t < T; ++t)  // three in a row of six experts, from anywhere
+    for (int j = 0, first = draw.between(0, 5); j < c; ++j) chosen.push_back((first + j) % 6);
+  for (int e = 0, row = 0; e < W * each; ++e) {
+    for (std::size_t i = 0; i < chosen.size(); ++i)
+      if (chosen[i] == e) rows[i] = row++;
+    sent[static_cast<std::size_t>(e) + 1] = row;
+  }
+  Array<std::int32_t> of_rows(d.memory, "rows", rows), offsets(d.memory, "sent", sent), counts(d.memory, "counts", W),
+      numbers(d.memory, "numbers", W * T), tokens(d.memory, "tokens", std::vector<std::int32_t>(T * most, -1)),
+      blocks(d.memory, "blocks", W + 1), copies(d.memory, "copies", T * most), slots(d.memory, "slots", T * c);
+  Array<std::int64_t> count(d.memory, "count", 1);
+  d.run("copy_counts", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), T, c, each);
+  d.run("copy_tokens", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), tokens.begin(), numbers.begin(),
+        blocks.begin(), count.begin(), T, c, each);
+  d.run("copy_slots", {2}, 32, of_rows.begin(), offsets.begin(), numbers.begin(), blocks.begin(), copies.begin(),
+        slots.begin(), T, c, each, W, most);
+  std::vector<std::int32_t> wanted, begins = {0}, wanted_copies;
+  for (int r = 0; r < W; ++r) {
+    for (int t = 0; t < T; ++t)
+      if (std::any_of(chosen.begin() + t * c, chosen.begin() + (t + 1) * c, [&](int e) { return e / each == r; }))
+        wanted.push_back(t);
+    begins.push_back(static_cast<std::int32_t>(wanted.size()));
+  }
+  CHECK(count[0] == begins.back());
+  CHECK(blocks.values() == begins);
+  const auto copy_of = [&](int t, int rank) {
+    const auto begin = wanted.begin() + begins[static_cast<std::size_t>(rank)];
+    return static_cast<std::int32_t>(std::find(begin, wanted.end(), t) - wanted.begin());
+  };
+  for (int t = 0; t < T; ++t) {
+    std::vector<std::int32_t> mine;
+    for (int j = 0; j < c; ++j) {
+      const auto i = static_cast<std::size_t>(t * c + j);
+      const int rank = chosen[i] / each;
+      const std::int32_t copy = copy_of(t, rank);
+      CHECK(slots[static_cast<std::size_t>(rows[i])] == copy - begins[static_cast<std::size_t>(rank)]);
+      if (std::find(mine.begin(), mine.end(), copy) == mine.end()) mine.push_back(copy);
+    }
+    mine.resize(most, -1);
+    wanted_copies.insert(wanted_copies.end(), mine.begin(), mine.end());
+  }
+  wanted.resize(T * most, -1);
+  CHECK(tokens.values() == wanted);
+  CHECK(copies.values() == wanted_copies);
 }

@@ -58,6 +58,16 @@ struct Device {
   Machine machine;
 };
 
+/// What column_sums makes of parts[n, columns of `on`], on what was there.
+inline std::vector<float> summed(const float* parts, std::size_t n, std::vector<float> on) {
+  for (std::size_t j = 0; j < on.size(); ++j) {
+    double sum = on[j];
+    for (std::size_t p = 0; p < n; ++p) sum += parts[p * on.size() + j];
+    on[j] = static_cast<float>(sum);
+  }
+  return on;
+}
+
 template <class E>
 void near(const std::vector<E>& got, const std::vector<double>& wanted, double relative, double absolute) {
   REQUIRE(got.size() == wanted.size());

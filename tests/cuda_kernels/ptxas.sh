@@ -17,7 +17,7 @@ done | awk '
   function threads_of(k) {
     if (k ~ /matmul_.*f32$/ && k !~ /bf16/ || k ~ /latent_expand_f32|expert_arrivals/) return 32
     if (k ~ /sinks_backward/) return 256
-    if (k ~ /matmul_|attention|^qk_norm|weight|column_sums|embedding_backward|vocab_log_prob|^route|^grouped_bias|latent_expand/) return 128
+    if (k ~ /matmul_|attention|^qk_norm|weight|column_|vocab_log_prob|^route|^grouped_bias|latent_expand/) return 128
     if (k ~ /clip_coefficient/) return 1
     return 256
   }

@@ -9,14 +9,11 @@
 #include <utility>
 
 #include "base/check.h"
-#include "exec/length_driver.h"
-#include "graph/verify.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "runtime/gather.h"
-#include "sim/sim_backend.h"
 #include "spec/loader.h"
-#include "trace/compare.h"
+#include "tests/simulated.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk::testing {
@@ -54,10 +51,6 @@ steps: 2
 }
 
 namespace {
-
-struct UnitCost final : OpCost {
-  std::int64_t nanoseconds(const Plan&, Rank, const Op&, const Args&) const override { return 1000; }
-};
 
 /// Forwards to the real driver and calls the case's observer when a phase begins.
 class Observer final : public Driver {
@@ -151,22 +144,11 @@ std::string run_cases(int ranks, const std::vector<Case>& cases, const Check& ch
 }
 
 Result<Trace> simulate(const Outcome& outcome, const Plan& plan) {
-  auto driver = LengthDriver::create(plan, outcome.job.scenario, outcome.lengths);
-  if (!driver) return fail(driver.error());
-  const UnitCost cost;
-  SimBackend sim(outcome.job.scenario.cluster, cost);
-  RunOptions run{.steps = static_cast<std::int32_t>(outcome.job.scenario.steps), .local_ranks = {}};
-  for (Rank r = 0; r < plan.num_ranks(); ++r) run.local_ranks.push_back(r);
-  return execute(plan, sim, **driver, run);
+  return simulate(plan, outcome.job.scenario, outcome.lengths);
 }
 
 std::string complaint(const Outcome& outcome, const Plan& plan) {
-  if (const auto faults = verify(plan); !faults.empty()) return "verifier: " + faults.front();
-  const auto simulated = simulate(outcome, plan);
-  if (!simulated) return "simulation: " + render(simulated.error());
-  const Comparison c = compare_traces(plan, *simulated, outcome.measured);
-  if (c.equal && c.numbers_compared > 100) return "";
-  return c.equal ? "too little was compared" : "comparison: " + render_comparison(c, false);
+  return unlike_simulated(plan, outcome.job.scenario, outcome.lengths, outcome.measured);
 }
 
 }  // namespace hotbunk::testing

@@ -50,6 +50,10 @@ struct FakeOptions {
   /// Of physical memory. 2 MiB on every GPU so far; smaller ones tell neighbours in a small arena apart.
   std::int64_t granularity_bytes = std::int64_t{2} << 20;
   std::shared_ptr<PtxModules> modules = std::make_shared<PtxModules>();
+  /// Whether memory can be made that network adapters reach (GPUDirect RDMA).
+  bool rdma = true;
+  /// Whether bytes, sectors and passes over banks are counted, which takes time (kernel_counts).
+  bool count_traffic = false;
 };
 
 class FakeDriver {
@@ -105,6 +109,8 @@ class FakeDriver {
   /// For them: "" or why [begin, begin + bytes) is no device memory; and the double knows that it was written.
   std::string why_no_device_memory(CUdeviceptr begin, std::size_t bytes);
   void mark_written(CUdeviceptr begin, std::size_t bytes);
+  /// Memory is about to be registered with NCCL: a finding where it is none, or was not made for network adapters.
+  CUresult check_registered(CUdeviceptr begin, std::size_t bytes);
   /// Asked, with this double locked, before [begin, end) is unmapped: "" or who still has it, which is a finding. For
   /// the double of NCCL.
   void ask_before_unmap(std::function<std::string(CUdeviceptr begin, CUdeviceptr end)>);
@@ -151,15 +157,18 @@ class FakeDriver {
     std::int64_t retained = 0;      // handles beside the first
     SharedState* shared = nullptr;  // of memory that other processes may be given
     bool imported = false;          // it is another process's, and no memory of this device
+    bool rdma = false;              // network adapters reach it
   };
   struct Mapping {
     std::int64_t bytes = 0;
     CUmemGenericAllocationHandle physical = 0;
     bool accessible = false;
   };
+  /// Parsed when its first kernel is asked for.
   struct Library {
-    std::shared_ptr<const ptx::Module> module;
-    std::unique_ptr<ptx::Machine> machine;
+    std::string text;
+    std::shared_ptr<const ptx::Module> module{};
+    std::unique_ptr<ptx::Machine> machine{};
   };
   struct KernelHandle {
     std::int64_t library = 0;
@@ -172,7 +181,7 @@ class FakeDriver {
   // memory (fake_memory.cc)
   CUresult reserve(CUdeviceptr*, std::size_t);
   CUresult free_address(CUdeviceptr, std::size_t);
-  CUresult create(CUmemGenericAllocationHandle*, std::size_t, bool shareable);
+  CUresult create(CUmemGenericAllocationHandle*, std::size_t, bool shareable, bool rdma);
   CUresult retain_handle(CUmemGenericAllocationHandle*, CUdeviceptr);
   CUresult export_handle(int*, CUmemGenericAllocationHandle);
   CUresult import_handle(CUmemGenericAllocationHandle*, int file);

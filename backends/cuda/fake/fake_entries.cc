@@ -100,6 +100,11 @@ struct FakeDriver::Entries {
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *out = 1;
         return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+        return call("cuDeviceGetAttribute", [&](auto& d) {
+          *out = d.options_.rdma ? 1 : 0;
+          return CUDA_SUCCESS;
+        });
       default:
         return CUDA_ERROR_INVALID_VALUE;  // what nobody asked for yet is not made up
     }
@@ -150,7 +155,8 @@ struct FakeDriver::Entries {
   static CUresult create(CUmemGenericAllocationHandle* out, std::size_t bytes, const CUmemAllocationProp* p,
                          unsigned long long) {
     const bool shareable = p != nullptr && p->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes, shareable); });
+    const bool rdma = p != nullptr && p->allocFlags.gpuDirectRDMACapable != 0;
+    return call("cuMemCreate", [&](auto& d) { return d.create(out, bytes, shareable, rdma); });
   }
   static CUresult retain_handle(CUmemGenericAllocationHandle* out, void* at) {
     return call("cuMemRetainAllocationHandle", [&](auto& d) { return d.retain_handle(out, address(at)); });
@@ -326,15 +332,7 @@ struct FakeDriver::Entries {
                                void**, unsigned) {
     return call("cuLibraryLoadData", [&](auto& d) {
       const std::int64_t id = d.next_handle_++;
-      try {
-        Library& l = d.libraries_[id];
-        l.module = d.options_.modules->parsed(static_cast<const char*>(code));
-        l.machine = std::make_unique<ptx::Machine>(*l.module, d.memory_);
-      } catch (const ptx::UnknownPtx& e) {
-        d.libraries_.erase(id);
-        d.findings_.emplace_back(e.what());
-        return CUDA_ERROR_INVALID_PTX;
-      }
+      d.libraries_[id] = {static_cast<const char*>(code)};
       *out = handle_of<CUlibrary>(id);
       return CUDA_SUCCESS;
     });
@@ -348,7 +346,15 @@ struct FakeDriver::Entries {
     return call("cuLibraryGetKernel", [&](auto& d) {
       const auto it = d.libraries_.find(id_of(l));
       if (it == d.libraries_.end()) return d.found("cuLibraryGetKernel: no such library");
-      if (!it->second.module->kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
+      Library& library = it->second;
+      if (!library.module) try {
+          library.module = d.options_.modules->parsed(library.text);
+          library.machine = std::make_unique<ptx::Machine>(*library.module, d.memory_);
+        } catch (const ptx::UnknownPtx& e) {
+          d.findings_.emplace_back(e.what());
+          return CUDA_ERROR_INVALID_PTX;
+        }
+      if (!library.module->kernels.contains(name)) return CUDA_ERROR_NOT_FOUND;
       const std::int64_t id = d.next_handle_++;
       d.kernels_[id] = {id_of(l), name};
       *out = handle_of<CUkernel>(id);
@@ -371,7 +377,7 @@ struct FakeDriver::Entries {
                     static_cast<std::size_t>(k.parameters[p].bytes));
       const ptx::Dim3 grid{gx, gy, gz}, block{bx, by, bz};
       return d.enqueue(s, kernel.name, [&d, kernel, grid, block, shared, bytes = std::move(bytes)] {
-        return d.launched(kernel, {grid, block, shared, bytes});
+        return d.launched(kernel, {grid, block, shared, bytes, d.options_.count_traffic});
       });
     });
   }

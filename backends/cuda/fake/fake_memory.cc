@@ -76,8 +76,9 @@ CUresult FakeDriver::free_address(CUdeviceptr begin, std::size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes, bool shareable) {
+CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes, bool shareable, bool rdma) {
   static_assert(sizeof(SharedState) <= state_bytes);
+  if (rdma && !options_.rdma) return CUDA_ERROR_NOT_SUPPORTED;
   if (bytes == 0 || bytes % static_cast<std::size_t>(options_.granularity_bytes) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (own_bytes() + static_cast<std::int64_t>(bytes) > options_.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const int file = ::memfd_create("hotbunk-fake-device", MFD_CLOEXEC);
@@ -88,7 +89,7 @@ CUresult FakeDriver::create(CUmemGenericAllocationHandle* out, std::size_t bytes
   }
   *out = static_cast<CUmemGenericAllocationHandle>(next_handle_++);
   Physical p;
-  p.file = file, p.bytes = static_cast<std::int64_t>(bytes);
+  p.file = file, p.bytes = static_cast<std::int64_t>(bytes), p.rdma = rdma;
   if (shareable) p.shared = shared_state(file, p.bytes);
   physical_[*out] = p;
   return CUDA_SUCCESS;
@@ -297,6 +298,19 @@ std::string FakeDriver::why_no_device_memory(CUdeviceptr begin, std::size_t byte
     at = r->begin + static_cast<CUdeviceptr>(r->bytes);
   }
   return "";
+}
+
+CUresult FakeDriver::check_registered(CUdeviceptr begin, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (const std::string why = why_no_device_memory(begin, bytes); !why.empty())
+    return found("ncclCommRegister: " + why);
+  for (auto it = std::prev(mappings_.upper_bound(begin)); it != mappings_.end() && it->first < begin + bytes; ++it)
+    if (options_.rdma && !physical_.at(it->second.physical).rdma)
+      return found(
+          fmt::format("ncclCommRegister: {:#x} was made without gpuDirectRDMACapable, which the device has: no network "
+                      "adapter reaches it",
+                      it->first));
+  return CUDA_SUCCESS;
 }
 
 void FakeDriver::mark_written(CUdeviceptr begin, std::size_t bytes) {

@@ -1,4 +1,4 @@
-// add, cast, scale, softcap, add_bias and its gradient, gather_rows, and the reductions of the local transport.
+// add, cast, scale, softcap, add_bias, gradients of biases and norms, gather_rows, and the reductions of the local transport.
 #include "common.cuh"
 
 namespace {
@@ -64,17 +64,29 @@ extern "C" __global__ void softcap(float* x, float cap, int64_t n) {
 HB_GATHER(uint16_t, 2)
 HB_GATHER(uint32_t, 4)
 
-/// db[j] (+)= sum over t of dy[t,j]: a thread per column, tokens in order, fp64 inside.
-#define HB_COLUMNS(E, name)                                                                                       \
-  extern "C" __global__ void column_sums_##name(const E* dy, float* db, int T, int N, int accumulate) {           \
+/// Parts of column sums, [blocks y, N], of `each` rows of x[T,N]: a thread per column, rows in order, fp64 inside.
+#define HB_COLUMN_PARTS(E, name)                                                                                  \
+  extern "C" __global__ void column_parts_##name(const E* x, float* parts, int T, int N, int each) {              \
+    const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);   \
+    if (j >= N) return;                                                                                           \
+    double sum = 0;                                                                                               \
+    for (int t = begin; t < end; ++t) sum += load(x + size_t(t) * N + j);                                         \
+    parts[size_t(blockIdx.y) * N + j] = float(sum);                                                               \
+  }
+HB_COLUMN_PARTS(float, f32)
+HB_COLUMN_PARTS(bf16, bf16)
+
+/// sums[j] (+)= sum over the parts[n,N], in order, fp64 inside: a gradient of a weight, rounded once.
+#define HB_COLUMN_SUMS(G, name)                                                                                   \
+  extern "C" __global__ void column_sums_##name(const float* parts, G* sums, int n, int N, int accumulate) {      \
     const int j = blockIdx.x * blockDim.x + threadIdx.x;                                                          \
     if (j >= N) return;                                                                                           \
-    double sum = accumulate ? db[j] : 0.0;                                                                        \
-    for (int t = 0; t < T; ++t) sum += load(dy + size_t(t) * N + j);                                              \
-    db[j] = float(sum);                                                                                           \
+    double sum = accumulate ? load(sums + j) : 0.0;                                                               \
+    for (int p = 0; p < n; ++p) sum += parts[size_t(p) * N + j];                                                  \
+    store(sums + j, float(sum));                                                                                  \
   }
-HB_COLUMNS(float, f32)
-HB_COLUMNS(bf16, bf16)
+HB_COLUMN_SUMS(float, f32)
+HB_COLUMN_SUMS(bf16, bf16)
 
 /// to[i] = sum over ranks 0 … of source.rank[r][i], in this order; bf16 summed in fp32 and rounded once. `to` may be one
 /// of the sources.

@@ -254,6 +254,140 @@ extern "C" __global__ void expert_arrivals(const int32_t* offsets, int32_t* arri
   if (lane == 0) arrivals[E] = begin, count[0] = begin;
 }
 
+namespace {
+
+/// Where rows of W ranks begin among those that are sent, sorted by rank; `each` experts a rank.
+struct SentRows {
+  const int32_t* offsets;
+  int each;
+  HB_DEVICE int begin(int rank) const { return offsets[rank * each]; }
+  HB_DEVICE bool has(int rank, int row) const { return row >= begin(rank) && row < begin(rank + 1); }
+  /// The rank that a row goes to, of W.
+  HB_DEVICE int rank_of(int row, int W) const {
+    int low = 0, high = W;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (begin(middle) <= row) low = middle;
+      else high = middle;
+    }
+    return low;
+  }
+  HB_DEVICE bool takes(int rank, const int32_t* rows, int c) const {
+    for (int j = 0; j < c; ++j)
+      if (has(rank, rows[j])) return true;
+    return false;
+  }
+};
+
+}  // namespace
+
+/// counts[r] = tokens that go to rank r. A block per rank.
+extern "C" __global__ void copy_counts(const int32_t* rows, const int32_t* sent, int32_t* counts, int T, int c,
+                                       int each) {
+  __shared__ int part[32];
+  const SentRows to{sent, each};
+  int mine = 0;
+  for (int t = threadIdx.x; t < T; t += blockDim.x) mine += to.takes(blockIdx.x, rows + size_t(t) * c, c) ? 1 : 0;
+  mine = block_sum(mine, part);
+  if (threadIdx.x == 0) counts[blockIdx.x] = mine;
+}
+
+/// Of the tokens that go to rank r, in order: where they begin (blocks), which they are (tokens), and, in numbers[r, t],
+/// the how-manieth t is. A block per rank; count: of all.
+extern "C" __global__ void copy_tokens(const int32_t* rows, const int32_t* sent, const int32_t* counts, int32_t* tokens,
+                                       int32_t* numbers, int32_t* blocks, int64_t* count, int T, int c, int each) {
+  __shared__ int part[32];
+  const int rank = blockIdx.x, W = gridDim.x;
+  const SentRows to{sent, each};
+  int before = 0;
+  for (int r = threadIdx.x; r < rank; r += blockDim.x) before += counts[r];
+  const int begin = block_sum(before, part);
+  if (threadIdx.x == 0) {
+    blocks[rank] = begin;
+    if (rank + 1 == W) blocks[W] = begin + counts[rank], count[0] = begin + counts[rank];
+  }
+  int next = 0;
+  for (int t0 = 0; t0 < T; t0 += blockDim.x) {
+    const int t = t0 + threadIdx.x;
+    const bool goes = t < T && to.takes(rank, rows + size_t(t) * c, c);
+    int all;
+    const int at = next + count_before(goes, part, all);
+    if (goes) tokens[begin + at] = t, numbers[size_t(rank) * T + t] = at;
+    next += all;
+  }
+}
+
+/// copies[T, most]: of each token its copies in the order of its choices, then -1; slots[row]: its copy among those for
+/// its rank. A thread per token.
+extern "C" __global__ void copy_slots(const int32_t* rows, const int32_t* sent, const int32_t* numbers,
+                                      const int32_t* blocks, int32_t* copies, int32_t* slots, int T, int c, int each,
+                                      int W, int most) {
+  const int t = blockIdx.x * blockDim.x + threadIdx.x;
+  if (t >= T) return;
+  const SentRows to{sent, each};
+  const int32_t* mine = rows + size_t(t) * c;
+  int found = 0;
+  for (int j = 0; j < c; ++j) {
+    if (mine[j] < 0) continue;
+    const int rank = to.rank_of(mine[j], W), number = numbers[size_t(rank) * T + t];
+    slots[mine[j]] = number;
+    bool first = true;
+    for (int i = 0; i < j; ++i) first = first && !to.has(rank, mine[i]);
+    if (first) copies[size_t(t) * most + found++] = blocks[rank] + number;
+  }
+  for (; found < most; ++found) copies[size_t(t) * most + found] = -1;
+}
+
+namespace {
+
+/// Where the copies that come from each rank begin, and how many they are, for the rank at `place` of W.
+struct ArrivingCopies {
+  const int32_t* blocks;
+  int W, place;
+  HB_DEVICE int of(int rank) const {
+    const int32_t* sent = blocks + size_t(rank) * (W + 1) + place;
+    return sent[1] - sent[0];
+  }
+};
+
+}  // namespace
+
+/// sources[row]: the copy that each row is of that comes from a rank (block y). count: of all copies.
+extern "C" __global__ void copy_sources(const int32_t* blocks, const int32_t* slots, const int32_t* arrivals,
+                                        int32_t* sources, int64_t* count, int W, int place, int segments) {
+  const int rank = blockIdx.y;
+  const ArrivingCopies copies{blocks, W, place};
+  int begin = 0;
+  for (int r = 0; r < rank; ++r) begin += copies.of(r);
+  if (rank + 1 == W && blockIdx.x == 0 && threadIdx.x == 0) count[0] = begin + copies.of(rank);
+  const int end = arrivals[(rank + 1) * segments];
+  for (int row = arrivals[rank * segments] + blockIdx.x * blockDim.x + threadIdx.x; row < end;
+       row += gridDim.x * blockDim.x)
+    sources[row] = begin + slots[row];
+}
+
+/// rows[U, most]: of each copy its rows in order, then -1. In a segment slots grow, so each has one row of it at most.
+/// A thread per copy.
+extern "C" __global__ void copy_rows(const int32_t* blocks, const int32_t* slots, const int32_t* arrivals, int32_t* rows,
+                                     int U, int W, int place, int segments, int most) {
+  const int copy = blockIdx.x * blockDim.x + threadIdx.x;
+  if (copy >= U) return;
+  const ArrivingCopies copies{blocks, W, place};
+  int rank = 0, slot = copy;
+  while (rank < W && slot >= copies.of(rank)) slot -= copies.of(rank++);
+  int found = 0;
+  for (int s = rank * segments; rank < W && s < (rank + 1) * segments; ++s) {
+    int low = arrivals[s], high = arrivals[s + 1];
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (slots[middle] < slot) low = middle + 1;
+      else high = middle;
+    }
+    if (low < arrivals[s + 1] && slots[low] == slot) rows[size_t(copy) * most + found++] = low;
+  }
+  for (; found < most; ++found) rows[size_t(copy) * most + found] = -1;
+}
+
 /// own[0] = choices that have a row: all that are not -1. One block.
 extern "C" __global__ void own_rows(const int32_t* rows, int32_t* own, int n) {
   __shared__ int part[32];

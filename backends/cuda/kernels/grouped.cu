@@ -3,8 +3,11 @@
 #include "grouped.cuh"
 #include "matmul.cuh"
 
+using matmul_bf16::add_products;
 using matmul_bf16::multiply_tile;
 using matmul_bf16::Rows;
+using matmul_bf16::store_tile;
+using matmul_bf16::Sums;
 using matmul_bf16::tile;
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -32,21 +35,39 @@ extern "C" __global__ void __launch_bounds__(128)
   });
 }
 
-extern "C" __global__ void __launch_bounds__(128)
-    grouped_matmul_tn_bf16(const bf16* dy, const bf16* x, const int32_t* offsets, float* dw, int R, int first, int N,
-                           int K, int segments, int experts, int accumulate) {
-  const int tiles = (N + tile - 1) / tile, e = blockIdx.y / tiles, row = blockIdx.y % tiles * tile;
+namespace {
+
+/// Of an expert's rows in all segments one sum, rounded once.
+template <class G>
+HB_DEVICE void weight_gradient(const bf16* dy, const bf16* x, const int32_t* offsets, G* dw, int R, int first, int N,
+                               int K, int segments, int experts, int accumulate) {
+  const int tiles = (N + tile - 1) / tile, e = blockIdx.y / tiles;
+  const int row = blockIdx.y % tiles * tile, column = int(blockIdx.x) * tile;
   const Segments here{offsets, first, R};
+  Sums sums;
   for (int s = e; s < segments; s += experts) {
     const int begin = here[s];
-    multiply_tile<true, true>(
-        Rows{dy + size_t(begin) * N, N}, Rows{x + size_t(begin) * K, K}, [](int) { return 0.0f; },
-        [&](int r, int n) { return dw + (size_t(e) * N + r) * K + n; }, N, K, here[s + 1] - begin, s == e ? accumulate : 1, row, int(blockIdx.x) * tile);
+    add_products<true, true>(sums, Rows{dy + size_t(begin) * N, N}, Rows{x + size_t(begin) * K, K}, N, K,
+                             here[s + 1] - begin, row, column);
   }
+  store_tile(
+      sums, [](int) { return 0.0f; }, [&](int r, int n) { return dw + (size_t(e) * N + r) * K + n; }, N, K, accumulate,
+      row, column);
 }
 
-extern "C" __global__ void grouped_bias_bf16(const bf16* dy, const int32_t* offsets, float* db, int R, int first,
-                                             int segments, int experts, int N, int first_column, int count,
-                                             int accumulate) {
-  grouped_bias(dy, Segments{offsets, first, R}, db, segments, experts, N, first_column, count, accumulate);
-}
+}  // namespace
+
+/// Gradients of weights, named by the dtypes of activations and gradients.
+#define HB_GROUPED_GRADIENTS(G, name)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(128)                                                                    \
+      grouped_matmul_tn_bf16_##name(const bf16* dy, const bf16* x, const int32_t* offsets, G* dw, int R, int first,    \
+                                    int N, int K, int segments, int experts, int accumulate) {                         \
+    weight_gradient(dy, x, offsets, dw, R, first, N, K, segments, experts, accumulate);                                \
+  }                                                                                                                    \
+  extern "C" __global__ void grouped_bias_bf16_##name(const bf16* dy, const int32_t* offsets, G* db, int R, int first, \
+                                                      int segments, int experts, int N, int first_column, int count,   \
+                                                      int accumulate) {                                                \
+    grouped_bias(dy, Segments{offsets, first, R}, db, segments, experts, N, first_column, count, accumulate);          \
+  }
+HB_GROUPED_GRADIENTS(float, f32)
+HB_GROUPED_GRADIENTS(bf16, bf16)

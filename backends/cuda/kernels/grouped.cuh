@@ -35,13 +35,14 @@ HB_DEVICE void grouped_rows(const Segments& offsets, E* c, int columns, int segm
 
 /// db[e, j] (+)= sums of columns [first, first + count) of dy over the expert's rows: a thread a column, rows in order,
 /// fp64 inside.
-template <class E>
-HB_DEVICE void grouped_bias(const E* dy, const Segments& offsets, float* db, int segments, int experts, int N, int first,
+template <class E, class G>
+HB_DEVICE void grouped_bias(const E* dy, const Segments& offsets, G* db, int segments, int experts, int N, int first,
                             int count, int accumulate) {
   const int j = blockIdx.x * blockDim.x + threadIdx.x, e = blockIdx.y;
   if (j >= count) return;
-  double sum = accumulate ? db[size_t(e) * count + j] : 0.0;
+  G* to = db + size_t(e) * count + j;
+  double sum = accumulate ? load(to) : 0.0;
   for (int s = e; s < segments; s += experts)
     for (int r = offsets[s]; r < offsets[s + 1]; ++r) sum += load(dy + size_t(r) * N + first + j);
-  db[size_t(e) * count + j] = float(sum);
+  store(to, float(sum));
 }

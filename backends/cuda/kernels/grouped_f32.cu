@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-    grouped_matmul_tn_f32(const float* dy, const float* x, const int32_t* offsets, float* dw, int R, int first, int N,
-                          int K, int segments, int experts, int accumulate) {
+    grouped_matmul_tn_f32_f32(const float* dy, const float* x, const int32_t* offsets, float* dw, int R, int first,
+                              int N, int K, int segments, int experts, int accumulate) {
   const int tiles = (N + rows_of_tile - 1) / rows_of_tile;
   const int e = blockIdx.y / tiles, row = blockIdx.y % tiles * rows_of_tile;
   const Segments here{offsets, first, R};
@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(32)
   }
 }
 
-extern "C" __global__ void grouped_bias_f32(const float* dy, const int32_t* offsets, float* db, int R, int first,
-                                            int segments, int experts, int N, int first_column, int count,
-                                            int accumulate) {
+extern "C" __global__ void grouped_bias_f32_f32(const float* dy, const int32_t* offsets, float* db, int R, int first,
+                                                int segments, int experts, int N, int first_column, int count,
+                                                int accumulate) {
   grouped_bias(dy, Segments{offsets, first, R}, db, segments, experts, N, first_column, count, accumulate);
 }

@@ -53,15 +53,15 @@ HB_DEVICE void latent_norm_backward(const E* dc, const E* ds, const E* x, const 
   }
 }
 
-/// dw[j] (+)= sum over rows of dc x rstd: a thread per column, rows in order, fp64 inside.
+/// Parts of dw, [blocks y, r], of `each` rows: sums of dc x rstd; a thread per column, rows in order, fp64 inside.
 template <class E>
-HB_DEVICE void latent_norm_weight(const E* dc, const E* x, const float* rstd, float* dw, int T, int r, int t,
-                                  int accumulate) {
-  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+HB_DEVICE void latent_norm_weight(const E* dc, const E* x, const float* rstd, float* parts, int T, int r, int t,
+                                  int each) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);
   if (j >= r) return;
-  double sum = accumulate ? dw[j] : 0.0;
-  for (int i = 0; i < T; ++i) sum += load(dc + size_t(i) * r + j) * load(x + size_t(i) * (r + t) + j) * rstd[i];
-  dw[j] = float(sum);
+  double sum = 0;
+  for (int i = begin; i < end; ++i) sum += load(dc + size_t(i) * r + j) * load(x + size_t(i) * (r + t) + j) * rstd[i];
+  parts[size_t(blockIdx.y) * r + j] = float(sum);
 }
 
 /// A row of [a queries | a keys | a values] of its queries, keys and values, and of the part that keys share; and back,
@@ -203,9 +203,9 @@ extern "C" __global__ void __launch_bounds__(32, 16)
       const float* inv_freq, E* dx, int r, int t, float amplitude) {                                                   \
     latent_norm_backward(dc, ds, x, w, rstd, positions, inv_freq, dx, r, t, amplitude);                                \
   }                                                                                                                    \
-  extern "C" __global__ void latent_norm_weight_##name(const E* dc, const E* x, const float* rstd, float* dw, int T,   \
-                                                       int r, int t, int accumulate) {                                 \
-    latent_norm_weight(dc, x, rstd, dw, T, r, t, accumulate);                                                          \
+  extern "C" __global__ void latent_norm_weight_##name(const E* dc, const E* x, const float* rstd, float* parts,       \
+                                                       int T, int r, int t, int each) {                                \
+    latent_norm_weight(dc, x, rstd, parts, T, r, t, each);                                                             \
   }                                                                                                                    \
   extern "C" __global__ void latent_heads_##name(const E* q, const E* kv, const E* s, E* x, AttentionHeads heads,      \
                                                  int t) {                                                              \

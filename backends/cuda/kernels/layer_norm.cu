@@ -53,19 +53,21 @@ HB_DEVICE void layer_norm_backward(const E* dy, const E* x, const E* w, const fl
   }
 }
 
-/// dw[j] (+)= sum over t of dy (x - mean) rstd, db[j] (+)= sum of dy: a thread per column, tokens in order, fp64 inside.
+/// Parts of dw, [blocks y, H], and behind them of db, of `each` rows: sums over t of dy (x - mean) rstd, and of dy; a
+/// thread per column, tokens in order, fp64 inside.
 template <class E>
-HB_DEVICE void layer_norm_weight(const E* dy, const E* x, const float* means, const float* rstd, float* dw, float* db,
-                                 int T, int H, int accumulate) {
-  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+HB_DEVICE void layer_norm_weight(const E* dy, const E* x, const float* means, const float* rstd, float* parts, int T,
+                                 int H, int each) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);
   if (j >= H) return;
-  double of_w = accumulate ? dw[j] : 0.0, of_b = accumulate ? db[j] : 0.0;
-  for (int t = 0; t < T; ++t) {
+  double of_w = 0, of_b = 0;
+  for (int t = begin; t < end; ++t) {
     const float g = load(dy + size_t(t) * H + j);
     of_w += g * (load(x + size_t(t) * H + j) - means[t]) * rstd[t];
     of_b += g;
   }
-  dw[j] = float(of_w), db[j] = float(of_b);
+  parts[size_t(blockIdx.y) * H + j] = float(of_w);
+  parts[size_t(gridDim.y + blockIdx.y) * H + j] = float(of_b);
 }
 
 }  // namespace
@@ -85,8 +87,8 @@ HB_DEVICE void layer_norm_weight(const E* dy, const E* x, const float* means, co
     if (threadIdx.x == 0) means[blockIdx.x] = mean;                                                                   \
   }                                                                                                                   \
   extern "C" __global__ void layer_norm_weight_##name(const E* dy, const E* x, const float* means, const float* rstd, \
-                                                      float* dw, float* db, int T, int H, int accumulate) {           \
-    layer_norm_weight(dy, x, means, rstd, dw, db, T, H, accumulate);                                                  \
+                                                      float* parts, int T, int H, int each) {                         \
+    layer_norm_weight(dy, x, means, rstd, parts, T, H, each);                                                         \
   }
 HB_LAYER_NORM(float, f32)
 HB_LAYER_NORM(bf16, bf16)

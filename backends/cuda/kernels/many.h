@@ -18,15 +18,15 @@ struct ManyTensors {
   std::int32_t count;
 };
 
-/// Gradients fp32[n] of which the squares are summed.
+/// Gradients [n], of one dtype, of which the squares are summed.
 struct SquaredTensors {
-  const float* x[most_tensors];
+  const void* x[most_tensors];
   ManyTensors many;
 };
 
-/// Gradient, master and moments of the tensors of one AdamW step, fp32[n] each.
+/// Gradient [n], of one dtype, and fp32[n] master and moments of the tensors of one AdamW step.
 struct SteppedTensors {
-  const float* g[most_tensors];
+  const void* g[most_tensors];
   float* p[most_tensors];
   float* m[most_tensors];
   float* v[most_tensors];

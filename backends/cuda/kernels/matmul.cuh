@@ -48,19 +48,21 @@ HB_DEVICE void fetch_transposed(bf16 (*to)[pitch], const From& from, int rows, i
   }
 }
 
-/// Rows [row0, row0 + tile) and columns [column0, column0 + tile) of C, by the 128 threads of a block; all have read what
-/// is in shared memory when it returns. bias(n): what is added to column n; to(r, n): where an element of C goes. a, b:
-/// rows as they lie, transposed or not.
-template <bool transposed_a, bool transposed_b, class A, class B, class Bias, class To>
-HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, int N, int K, int accumulate, int row0,
-                             int column0) {
+/// A thread's part of a tile, of zeros.
+struct Sums {
+  float of[2][4][4] = {};
+};
+
+/// Adds A B in rows [row0, row0 + tile) and columns [column0, column0 + tile), by the 128 threads of a block; all have
+/// read what is in shared memory when it returns. a, b: rows as they lie, transposed or not.
+template <bool transposed_a, bool transposed_b, class A, class B>
+HB_DEVICE void add_products(Sums& sums, const A& a, const B& b, int M, int N, int K, int row0, int column0) {
   __shared__ __align__(16) bf16 as[2][tile][pitch], bs[2][tile][pitch];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
   // A parameter inside a gathered unit begins at any element.
   const bool wide = (K | a.ld | b.ld) % 8 == 0 &&
                     (reinterpret_cast<uintptr_t>(a.base) | reinterpret_cast<uintptr_t>(b.base)) % 16 == 0;
-  float sum[2][4][4] = {};
   const auto bring = [&](int stage, int k0) {
     if (transposed_a) fetch_transposed(as[stage], a, M, K, row0, k0);
     else fetch(as[stage], a, M, K, row0, k0, wide);
@@ -86,10 +88,17 @@ HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, in
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) multiply(sum[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; ++j) multiply(sums.of[i][j], fa[i], fb[j / 2][j % 2 * 2], fb[j / 2][j % 2 * 2 + 1]);
     }
     __syncthreads();
   }
+}
+
+/// Where the tile's sums go: bias(n) is added to column n, to(r, n) is where an element of C lies.
+template <class Bias, class To>
+HB_DEVICE void store_tile(const Sums& sums, Bias bias, To to, int M, int N, int accumulate, int row0, int column0) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -99,11 +108,20 @@ HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, in
         const int r = row0 + warp_row + 16 * i + lane / 4 + e / 2 * 8;
         const int n = column0 + warp_column + 8 * j + lane % 4 * 2 + e % 2;
         if (r >= M || n >= N) continue;
-        float x = sum[i][j][e] + bias(n);
+        float x = sums.of[i][j][e] + bias(n);
         const auto at = to(r, n);
         if (accumulate) x += load(at);
         store(at, x);
       }
+}
+
+/// That tile of C (+)= A B + bias.
+template <bool transposed_a, bool transposed_b, class A, class B, class Bias, class To>
+HB_DEVICE void multiply_tile(const A& a, const B& b, Bias bias, To to, int M, int N, int K, int accumulate, int row0,
+                             int column0) {
+  Sums sums;
+  add_products<transposed_a, transposed_b>(sums, a, b, M, N, K, row0, column0);
+  store_tile(sums, bias, to, M, N, accumulate, row0, column0);
 }
 
 }  // namespace matmul_bf16

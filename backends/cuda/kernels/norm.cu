@@ -43,14 +43,15 @@ HB_DEVICE void rms_norm_backward(const E* dy, const E* x, const E* w, const floa
   }
 }
 
-/// dw[j] (+)= sum over t of dy[t,j] x[t,j] rstd[t]: a thread per column, tokens in order, fp64 inside.
+/// Parts of dw, [blocks y, H], of `each` rows: sums over t of dy[t,j] x[t,j] rstd[t]; a thread per column, tokens in order,
+/// fp64 inside. column_sums (elementwise.cu) adds them up.
 template <class E>
-HB_DEVICE void rms_norm_weight(const E* dy, const E* x, const float* rstd, float* dw, int T, int H, int accumulate) {
-  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+HB_DEVICE void rms_norm_weight(const E* dy, const E* x, const float* rstd, float* parts, int T, int H, int each) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);
   if (j >= H) return;
-  double sum = accumulate ? dw[j] : 0.0;
-  for (int t = 0; t < T; ++t) sum += load(dy + size_t(t) * H + j) * load(x + size_t(t) * H + j) * rstd[t];
-  dw[j] = float(sum);
+  double sum = 0;
+  for (int t = begin; t < end; ++t) sum += load(dy + size_t(t) * H + j) * load(x + size_t(t) * H + j) * rstd[t];
+  parts[size_t(blockIdx.y) * H + j] = float(sum);
 }
 
 /// Query and key heads are normed by a weight of their own, value heads copied. A warp per row and head.
@@ -97,21 +98,22 @@ HB_DEVICE void qk_norm_backward(const E* dy, const E* x, const E* qw, const E* k
   for (int j = lane; j < d; j += 32) store(to + j, load(g + j) * (load(w + j) + offset) * r - load(from + j) * c);
 }
 
-/// dqw (block y 0) and dkw (1): a thread per element of a head, rows and heads in order, fp64 inside.
+/// Parts of dqw, [parts, d], and behind them of dkw, of `each` rows: a thread per element of a head, rows and heads in
+/// order, fp64 inside. Grid y: parts of dqw, then of dkw.
 template <class E>
-HB_DEVICE void qk_norm_weight(const E* dy, const E* x, const float* rstd, float* dqw, float* dkw, int T, int a, int k,
-                              int d, int accumulate) {
-  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+HB_DEVICE void qk_norm_weight(const E* dy, const E* x, const float* rstd, float* parts, int T, int a, int k, int d,
+                              int each) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.y / 2, part = blockIdx.y % n;
   if (j >= d) return;
-  float* to = (blockIdx.y == 0 ? dqw : dkw) + j;
-  const int first = blockIdx.y == 0 ? 0 : a, last = blockIdx.y == 0 ? a : a + k;
-  double sum = accumulate ? *to : 0.0;
-  for (int t = 0; t < T; ++t)
+  const bool of_queries = int(blockIdx.y) < n;
+  const int first = of_queries ? 0 : a, last = of_queries ? a : a + k;
+  double sum = 0;
+  for (int t = part * each; t < min((part + 1) * each, T); ++t)
     for (int head = first; head < last; ++head) {
       const size_t at = (size_t(t) * (a + 2 * k) + head) * d + j;
       sum += load(dy + at) * load(x + at) * rstd[size_t(t) * (a + k) + head];
     }
-  *to = float(sum);
+  parts[size_t(blockIdx.y) * d + j] = float(sum);
 }
 
 }  // namespace
@@ -126,9 +128,9 @@ HB_DEVICE void qk_norm_weight(const E* dy, const E* x, const float* rstd, float*
                                                      float offset) {                                                   \
     qk_norm_backward(dy, x, qw, kw, rstd, dx, T, a, k, d, offset);                                                     \
   }                                                                                                                    \
-  extern "C" __global__ void qk_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* dqw, float* dkw, \
-                                                   int T, int a, int k, int d, int accumulate) {                       \
-    qk_norm_weight(dy, x, rstd, dqw, dkw, T, a, k, d, accumulate);                                                     \
+  extern "C" __global__ void qk_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* parts, int T,    \
+                                                   int a, int k, int d, int each) {                                    \
+    qk_norm_weight(dy, x, rstd, parts, T, a, k, d, each);                                                              \
   }
 HB_QK_NORM(float, f32)
 HB_QK_NORM(bf16, bf16)
@@ -142,9 +144,9 @@ HB_QK_NORM(bf16, bf16)
                                                       int H, float offset, int accumulate) {                         \
     rms_norm_backward(dy, x, w, rstd, dx, H, offset, accumulate);                                                    \
   }                                                                                                                  \
-  extern "C" __global__ void rms_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* dw, int T,    \
-                                                    int H, int accumulate) {                                         \
-    rms_norm_weight(dy, x, rstd, dw, T, H, accumulate);                                                              \
+  extern "C" __global__ void rms_norm_weight_##name(const E* dy, const E* x, const float* rstd, float* parts, int T, \
+                                                    int H, int each) {                                               \
+    rms_norm_weight(dy, x, rstd, parts, T, H, each);                                                                 \
   }
 HB_NORM(float, f32)
 HB_NORM(bf16, bf16)

@@ -27,20 +27,47 @@ HB_DEVICE int tensor_here(const ManyTensors& many) {
   return low;
 }
 
-}  // namespace
-
 /// partial[block] = sum of squares of the block's elements of its tensor, which it walks by the tensor's blocks; fp64.
-extern "C" __global__ void sum_squares_partial(const __grid_constant__ SquaredTensors tensors, double* partial) {
+template <class G>
+HB_DEVICE void sum_squares_partial(const SquaredTensors& tensors, double* partial) {
   __shared__ double part[32];
   const int i = tensor_here(tensors.many), first = tensors.many.first_block[i];
   const int64_t n = tensors.many.n[i], stride = int64_t(tensors.many.first_block[i + 1] - first) * blockDim.x;
-  const float* x = tensors.x[i];
+  const G* x = static_cast<const G*>(tensors.x[i]);
   double sum = 0;
   for (int64_t j = int64_t(blockIdx.x - first) * blockDim.x + threadIdx.x; j < n; j += stride)
-    sum += double(x[j]) * x[j];
+    sum += double(load(x + j)) * load(x + j);
   sum = block_sum(sum, part);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
+
+/// adamw, below, of gradients of one dtype.
+template <class G>
+HB_DEVICE void step(const SteppedTensors& tensors, const float* lr, const float* c, float beta1, float beta2, float eps,
+                    float decay) {
+  __shared__ float told[4];  // rate, scale, corrections: read and formed once a block
+  if (threadIdx.x == 0) {
+    const int step = int(lr[1]);
+    told[0] = lr[0], told[1] = c[0];
+    told[2] = float(1.0 - power(beta1, step)), told[3] = float(sqrt(1.0 - power(beta2, step)));
+  }
+  __syncthreads();
+  const float rate = told[0], scale = told[1], correction1 = told[2], correction2 = told[3];
+  if (!isfinite(scale)) return;  // no step: all stays as it is
+  const int i = tensor_here(tensors.many);
+  const G* g = static_cast<const G*>(tensors.g[i]);
+  float *p = tensors.p[i], *m = tensors.m[i], *v = tensors.v[i];
+  const int64_t begin = int64_t(blockIdx.x - tensors.many.first_block[i]) * stepped_by_block, n = tensors.many.n[i];
+  const int64_t end = begin + stepped_by_block < n ? begin + stepped_by_block : n;
+  for (int64_t j = begin + threadIdx.x; j < end; j += blockDim.x) {
+    const float x = load(g + j) * scale;
+    const float mj = m[j] = beta1 * m[j] + (1.0f - beta1) * x;
+    const float vj = v[j] = beta2 * v[j] + (1.0f - beta2) * x * x;
+    p[j] -= rate * (mj / correction1 / (sqrtf(vj) / correction2 + eps) + decay * p[j]);
+  }
+}
+
+}  // namespace
 
 /// s[0] (+)= the tensors' sums in order, rounded to fp32 after each, as if each came by itself. A warp sums a tensor's
 /// partial sums; one block.
@@ -74,27 +101,15 @@ extern "C" __global__ void clip_coefficient(const float* sum_squares, float* c, 
 }
 
 /// Decoupled weight decay (Loshchilov & Hutter): p -= lr (m_hat / (sqrt(v_hat) + eps) + decay p). g is scaled by the
-/// clip coefficient c[0]; no finite one: no step. lr[0] the rate, lr[1] the step from 1.
-extern "C" __global__ void adamw(const __grid_constant__ SteppedTensors tensors, const float* lr, const float* c,
-                                 float beta1, float beta2, float eps, float decay) {
-  __shared__ float told[4];  // rate, scale, corrections: read and formed once a block
-  if (threadIdx.x == 0) {
-    const int step = int(lr[1]);
-    told[0] = lr[0], told[1] = c[0];
-    told[2] = float(1.0 - power(beta1, step)), told[3] = float(sqrt(1.0 - power(beta2, step)));
+/// clip coefficient c[0]; no finite one: no step. lr[0] the rate, lr[1] the step from 1. Named by the gradients' dtype.
+#define HB_OPTIMIZER(G, name)                                                                                          \
+  extern "C" __global__ void sum_squares_partial_##name(const __grid_constant__ SquaredTensors tensors,                \
+                                                        double* partial) {                                             \
+    sum_squares_partial<G>(tensors, partial);                                                                          \
+  }                                                                                                                    \
+  extern "C" __global__ void adamw_##name(const __grid_constant__ SteppedTensors tensors, const float* lr,             \
+                                          const float* c, float beta1, float beta2, float eps, float decay) {          \
+    step<G>(tensors, lr, c, beta1, beta2, eps, decay);                                                                 \
   }
-  __syncthreads();
-  const float rate = told[0], scale = told[1], correction1 = told[2], correction2 = told[3];
-  if (!isfinite(scale)) return;  // no step: all stays as it is
-  const int i = tensor_here(tensors.many);
-  const float* g = tensors.g[i];
-  float *p = tensors.p[i], *m = tensors.m[i], *v = tensors.v[i];
-  const int64_t begin = int64_t(blockIdx.x - tensors.many.first_block[i]) * stepped_by_block, n = tensors.many.n[i];
-  const int64_t end = begin + stepped_by_block < n ? begin + stepped_by_block : n;
-  for (int64_t j = begin + threadIdx.x; j < end; j += blockDim.x) {
-    const float x = g[j] * scale;
-    const float mj = m[j] = beta1 * m[j] + (1.0f - beta1) * x;
-    const float vj = v[j] = beta2 * v[j] + (1.0f - beta2) * x * x;
-    p[j] -= rate * (mj / correction1 / (sqrtf(vj) / correction2 + eps) + decay * p[j]);
-  }
-}
+HB_OPTIMIZER(float, f32)
+HB_OPTIMIZER(bf16, bf16)

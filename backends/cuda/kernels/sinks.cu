@@ -35,8 +35,8 @@ HB_DEVICE void attention_part(E* o, float* lse, const float* lses, int ranks, in
 }
 
 /// dsinks[h] (-)= sum over rows of e^(sink - lse) do o: a block per head, in an order that its size alone makes, fp64.
-template <class E>
-HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* lse, const E* sinks, float* dsinks, int T,
+template <class E, class G>
+HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* lse, const E* sinks, G* dsinks, int T,
                                         int a, int v, int accumulate) {
   __shared__ double part[32];
   const int head = blockIdx.x, lane = threadIdx.x & 31, warps = blockDim.x / 32;
@@ -50,7 +50,7 @@ HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* l
     if (lane == 0) sum += double(expf(sink - lse[at]) * dot);
   }
   sum = block_sum(sum, part);
-  if (threadIdx.x == 0) dsinks[head] = float((accumulate ? dsinks[head] : 0.0) - sum);
+  if (threadIdx.x == 0) store(dsinks + head, float((accumulate ? load(dsinks + head) : 0.0) - sum));
 }
 
 }  // namespace
@@ -62,11 +62,17 @@ HB_DEVICE void attention_sinks_backward(const E* d_o, const E* o, const float* l
   extern "C" __global__ void attention_sinks_part_##name(E* o, float* lse, const float* lses, int ranks, int T,      \
                                                          int a, int v) {                                             \
     attention_part(o, lse, lses, ranks, T, a, v);                                                                    \
-  }                                                                                                                  \
-  extern "C" __global__ void attention_sinks_backward_##name(const E* d_o, const E* o, const float* lse,             \
-                                                             const E* sinks, float* dsinks, int T, int a, int v,     \
-                                                             int accumulate) {                                       \
-    attention_sinks_backward(d_o, o, lse, sinks, dsinks, T, a, v, accumulate);                                       \
   }
 HB_SINKS(float, f32)
 HB_SINKS(bf16, bf16)
+
+/// Named by the dtypes of activations and gradients.
+#define HB_SINKS_BACKWARD(E, G, name)                                                                                \
+  extern "C" __global__ void attention_sinks_backward_##name(const E* d_o, const E* o, const float* lse,             \
+                                                             const E* sinks, G* dsinks, int T, int a, int v,         \
+                                                             int accumulate) {                                       \
+    attention_sinks_backward(d_o, o, lse, sinks, dsinks, T, a, v, accumulate);                                       \
+  }
+HB_SINKS_BACKWARD(float, float, f32_f32)
+HB_SINKS_BACKWARD(bf16, float, bf16_f32)
+HB_SINKS_BACKWARD(bf16, bf16, bf16_bf16)

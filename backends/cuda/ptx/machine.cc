@@ -203,7 +203,8 @@ void prepare(Block& b, Warp& w, std::int32_t index, const std::vector<std::uint8
   w.syncs = 0;
   w.copies.clear();
   w.open_copies.clear();
-  w.registers.resize(static_cast<std::size_t>(k.num_slots) * lanes);
+  const auto registers = static_cast<std::size_t>(k.num_slots) * lanes;
+  if (w.registers.size() < registers) w.registers.resize(registers);
   w.local.assign(static_cast<std::size_t>(k.local_bytes) * lanes, 0xcd);
   for (const auto& [s, bits] : k.constants) std::fill_n(w.slot(s), lanes, bits);
   for (const auto& [s, offset] : k.globals)
@@ -214,7 +215,10 @@ void prepare(Block& b, Warp& w, std::int32_t index, const std::vector<std::uint8
 
 void run_block(Block& b, const std::vector<std::uint8_t>& data) {
   std::fill(b.shared.begin(), b.shared.end(), std::uint8_t{0xcd});
-  std::fill(b.shadow.begin(), b.shadow.end(), SharedShadow{});
+  if (++b.number == 0) {  // numbers begin again
+    std::fill(b.shadow.begin(), b.shadow.end(), SharedShadow{});
+    b.number = 1;
+  }
   b.barriers = 0;
   for (std::size_t n = 0; n < b.warps.size(); ++n) prepare(b, b.warps[n], static_cast<std::int32_t>(n), data);
   for (;;) {
@@ -360,7 +364,8 @@ Counters Machine::launch(std::string_view name, const Launch& launch) {
   const Kernel& kernel = it->second;
   check_launch(kernel, launch);
   Counters counters;
-  Block b;
+  if (!block_) block_ = std::make_unique<Block>();
+  Block& b = *block_;
   b.kernel = &kernel;
   b.module = &module_;
   b.memory = &memory_;
@@ -371,8 +376,10 @@ Counters Machine::launch(std::string_view name, const Launch& launch) {
   b.dim = launch.block;
   const std::int64_t shared = (kernel.shared_bytes + 15) / 16 * 16 + launch.dynamic_shared_bytes;
   b.shared.resize(static_cast<std::size_t>(shared));
-  b.shadow.resize(static_cast<std::size_t>((shared + 1) / 2));
-  b.warps.resize(static_cast<std::size_t>((launch.block.count() + lanes - 1) / lanes));
+  b.shadow.resize(std::max(b.shadow.size(), static_cast<std::size_t>((shared + 1) / 2)));
+  const auto warps = static_cast<std::size_t>((launch.block.count() + lanes - 1) / lanes);
+  b.all_warps.resize(std::max(b.all_warps.size(), warps));
+  b.warps = std::span(b.all_warps).first(warps);
   for (b.index.z = 0; b.index.z < b.grid.z; ++b.index.z)
     for (b.index.y = 0; b.index.y < b.grid.y; ++b.index.y)
       for (b.index.x = 0; b.index.x < b.grid.x; ++b.index.x) run_block(b, data_);

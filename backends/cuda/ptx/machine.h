@@ -114,9 +114,12 @@ struct Launch {
   Dim3 grid, block;
   std::int64_t dynamic_shared_bytes = 0;
   std::span<const std::byte> parameters;  // laid out as the kernel's
-  bool count_traffic = true;              // sectors and passes over banks, which cost time to count
+  bool count_traffic = true;              // bytes, sectors and passes over banks, which cost time to count
 };
 
+struct Block;
+
+/// One launch at a time.
 class Machine {
  public:
   /// Loads the module: its variables get device memory. Both outlive the machine.
@@ -132,6 +135,7 @@ class Machine {
   const Module& module_;
   DeviceMemory& memory_;
   std::vector<std::uint8_t> data_;  // the module's variables
+  std::unique_ptr<Block> block_;    // the one that runs; what it has of memory stays for the next
 };
 
 }  // namespace hotbunk::ptx

@@ -270,7 +270,7 @@ void start_copy(Warp& w, const Instruction& i, std::uint32_t mask) {
     for (std::int32_t b = 0; b < c.source_bytes; b += 4)
       read.at(l, Space::global, c.global + static_cast<std::uint64_t>(b), 4);
     for (std::int64_t b = c.shared / 2; b < (c.shared + c.bytes) / 2; ++b)
-      w.block->shadow[static_cast<std::size_t>(b)].in_flight = true;
+      w.block->shadow_of(static_cast<std::size_t>(b)).in_flight = true;
     w.open_copies.push_back(c);
   });
   write.count(i.immediate);
@@ -287,7 +287,7 @@ void finish_copies(Warp& w, std::uint32_t mask, std::size_t groups_left) {
       std::memset(to, 0, static_cast<std::size_t>(c.bytes));
       std::memcpy(to, reinterpret_cast<const void*>(c.global), static_cast<std::size_t>(c.source_bytes));
       for (std::int64_t b = c.shared / 2; b < (c.shared + c.bytes) / 2; ++b) {
-        SharedShadow& s = w.block->shadow[static_cast<std::size_t>(b)];
+        SharedShadow& s = w.block->shadow_of(static_cast<std::size_t>(b));
         s.in_flight = false;
         // Until the next barrier the bytes are this thread's own write.
         s.writer = {w.index * lanes + c.lane, w.block->barriers, w.syncs, c.line};
@@ -311,7 +311,7 @@ void touch_shared(Warp& w, const Instruction& i, int lane, std::uint64_t offset,
     return t.thread / lanes != w.index || t.warp_sync == now.warp_sync;
   };
   for (std::size_t k = offset / 2; k < (offset + static_cast<std::uint64_t>(bytes) + 1) / 2; ++k) {
-    SharedShadow& s = b.shadow[k];
+    SharedShadow& s = b.shadow_of(k);
     if (s.in_flight && !write)
       found(Check::in_flight, w, i, lane, fmt::format("read of shared memory + {} before cp.async.wait_group", offset));
     if (!write && !s.written)

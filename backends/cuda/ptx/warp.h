@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <deque>
+#include <span>
 
 #include "backends/cuda/ptx/machine.h"
 
@@ -23,6 +24,7 @@ struct SharedShadow {
   };
   Touch writer, reader, other_reader;  // readers: two that differ, if there are
   bool written = false, in_flight = false;
+  std::uint32_t block = 0;  // the number of the block that all this is of
 };
 
 struct AsyncCopy {
@@ -63,9 +65,18 @@ struct Block {
   const std::byte* parameters = nullptr;
   Dim3 grid, dim, index;
   std::vector<std::uint8_t> shared;
-  std::vector<SharedShadow> shadow;  // of two bytes each
-  std::vector<Warp> warps;
+  std::vector<SharedShadow> shadow;  // of two bytes each, or more than there are
+  std::vector<Warp> all_warps;       // of the widest block so far
+  std::span<Warp> warps;
   std::int32_t barriers = 0;
+  std::uint32_t number = 0;  // counts blocks
+
+  /// Of the k-th two bytes; as new where another block left it.
+  SharedShadow& shadow_of(std::size_t k) {
+    SharedShadow& s = shadow[k];
+    if (s.block != number) s = SharedShadow{}, s.block = number;
+    return s;
+  }
 
   /// "kernel k, line 12 'ld.shared…', block (0,0,0)".
   std::string at(const Instruction&) const;

@@ -1,0 +1,89 @@
+// One iteration of two ranks in layouts, dtypes and models of all kinds: beside the simulator, and in fp32 beside one
+// rank of the CPU backend.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tests/cuda_backend/beside_cpu.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one CPU rank's tokens and figures") {
+  const std::string qwen3 =
+      "model={model_type: qwen3, architectures: [Qwen3ForCausalLM], hidden_size: 8, intermediate_size: 8, "
+      "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 4, vocab_size: 17, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: true, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  const std::string qwen2 =
+      "model={model_type: qwen2, architectures: [Qwen2ForCausalLM], hidden_size: 8, intermediate_size: 12, "
+      "num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 4, vocab_size: 19, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  // Heads of eight numbers in bf16: attention in tiles.
+  const std::string mixtral =
+      "model={model_type: mixtral, architectures: [MixtralForCausalLM], hidden_size: 16, intermediate_size: 12, "
+      "num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, vocab_size: 17, "
+      "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2, num_local_experts: 3, num_experts_per_tok: 2}";
+  const std::string alone = "rollout.layout.tp=1", two = "rollout.layout.dp=2";
+  const std::string bf16 = "train.precision.params=bf16", engine_bf16 = "rollout.dtype=bf16";
+  const std::string narrow = "train.precision.grads=bf16";
+  // A sample for each micro-batch of a pipeline.
+  const std::string four_batches = "train.micro_batch_tokens=5", two_layers = "model.num_hidden_layers=2";
+  // Samples' rewards differ, so that there are gradients, with seed 9, or, of qwen3, with this one.
+  const std::string seed = "seed=7";
+  const std::vector<Sets> variants = {
+      {bf16, engine_bf16},
+      {bf16, engine_bf16, qwen3, alone, two},
+      {qwen2, alone, two},
+      {"train.engine=ddp"},
+      {"train.engine=zero1", bf16, engine_bf16},
+      {"train.engine=zero2", alone, two},
+      {"train.engine=fsdp1"},
+      {"train.layout.fsdp=1"},
+      {"train.recompute=full", "sync.transport=collective"},
+      {"train.recompute=selective", "train.offload=none"},
+      {"algorithm.reference=true", "algorithm.kl_coef=0.1", "algorithm.mini_batches=2"},
+      {"rollout.max_running_requests=1", "rollout.kv_cache_tokens=8", "rollout.max_prefill_tokens=3", alone, two},
+      {"train.loss_chunk_tokens=4", "steps=2"},
+      {"sync.bucket_mib=1", "sync.verify=false"},
+      {"rollout.temperature=0.7", "rollout.top_k=3", "rollout.top_p=0.9"},
+      {mixtral, alone, two},
+      {mixtral, bf16, engine_bf16},
+      // Gradients of weights, and what is reduced of them, in bf16: added up in bf16 or, by FSDP, in fp32.
+      {"train.engine=ddp", bf16, engine_bf16, narrow, "train.micro_batch_tokens=10"},
+      {mixtral, bf16, engine_bf16, narrow},
+      // A copy of a token to each rank that has some of its experts.
+      {mixtral, "model.num_local_experts=4", "train.layout.ep=2", "train.expert_dispatch=per-rank",
+       "sync.transport=collective"},
+      {"train.layout={dp: 1, tp: 2}", qwen3, seed},
+      {"train.layout={dp: 1, tp: 2, sp: true}", qwen3, seed},
+      {"train.layout={dp: 1, ulysses: 2}", qwen3, seed},
+      {"train.layout={dp: 1, cp: 2}"},
+      {"train.layout={dp: 1, cp: 2}", "train.context_exchange=all-gather"},
+      {"train.layout={dp: 1, cp: 2}", "train.context_exchange=all-gather", bf16, engine_bf16},
+      {"train.layout={dp: 1, pp: 2}", two_layers, four_batches},
+      {"train.layout={dp: 1, pp: 2, vpp: 2}", "train.pipeline_schedule=interleaved", "model.num_hidden_layers=4",
+       four_batches},
+      {"train.layout={dp: 1, pp: 2}", "train.pipeline_schedule=zero-bubble", two_layers, four_batches},
+      {"rollout.layout={tp: 2, attention_dp: 2, dp: 1}", "rollout.kv_cache_tokens=64", qwen3, seed},
+  };
+  std::uint64_t ran = 0;
+  int compared = 0;
+  for (Sets sets : variants) {
+    sets.insert(sets.begin(), "seed=9");
+    INFO(fmt::format("{}", fmt::join(sets, " ")));
+    const auto job = planned(load_tiny_job(sets));
+    if (!job) continue;
+    const Iteration it = checked_iteration(*job, ++ran);
+    if (!it.went_well() || job->scenario.train.precision.params != DType::f32) continue;
+    const auto alone_job = planned(load_tiny_job(on_one_rank(sets)));
+    if (!alone_job) continue;
+    const Iteration one = run_on_cpu(alone_job->plan, alone_job->scenario);
+    CHECK_THAT(one.text(), Catch::Equals(""));
+    CHECK(one.trace.metrics.at(0).values.at("actor/grad_norm") > 0.1);
+    check_like(it, one);
+    ++compared;
+  }
+  CHECK(compared >= 15);
+}
