@@ -32,12 +32,15 @@ namespace fs = std::filesystem;
 
 constexpr const char* state_schema = "hotbunk.training-state/1";
 
+/// A file of its folder that a checkpoint may have. What is carried along has names that anybody's file may have: where
+/// there is a manifest, it is ours if that says so.
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
       R"(config\.json|adapter_config\.json|adapter_model\.safetensors|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
   const std::string name = path.filename().string();
-  return (std::regex_match(name, names) || is_partial_name(name)) &&
+  return (std::regex_match(name, names) || is_partial_name(name) ||
+          (is_carried(name) && may_be_listed(path.parent_path(), name))) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;
 }
 
@@ -173,7 +176,8 @@ CheckpointWriter::~CheckpointWriter() {
 
 Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::path& folder, const ModelSpec& model,
                                                                    const Program& program, std::int16_t phase,
-                                                                   std::optional<TrainingState> training) {
+                                                                   std::optional<TrainingState> training,
+                                                                   std::span<const CarriedFile> carried) {
   std::map<std::string, ParamSpec> parameters;
   for (const ParamSpec& p : training ? saved_parameters(model) : parameters_of(model)) parameters.emplace(p.name, p);
   const bool adapters = training && model.lora.on();
@@ -213,6 +217,8 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
   const std::string said =
       adapters ? adapter_config_text(model, s.training->initial_weights) : config_text(model, dtype);
   if (Status ok = write_file_atomic(config, said); !ok) return fail(std::move(ok.error()));
+  for (const CarriedFile& file : carried)
+    if (Status ok = write_file_atomic(s.partial / file.name, file.bytes); !ok) return fail(std::move(ok.error()));
   auto weights = SafetensorsWriter::create(adapters ? s.partial / adapter_file::weights : s.partial, s.model.entries);
   if (!weights) return fail(std::move(weights.error()));
   s.model.writer.emplace(std::move(*weights));

@@ -1,6 +1,7 @@
 // A checkpoint: one folder that is there whole or not at all. It is a Hugging Face model (config.json,
-// model.safetensors: the master weights as they are) and all that a run needs to go on bit for bit: AdamW's moments,
-// how far it came, and the scenario it ran. Where adapters are trained it is a PEFT adapter in the place of the model
+// model.safetensors: the master weights as they are; beside them what the model's own folder says of its tokens,
+// carried_files.h) and all that a run needs to go on bit for bit: AdamW's moments, how far it came, and the scenario it
+// ran. Where adapters are trained it is a PEFT adapter in the place of the model
 // (adapter.h), and the model with them in it has a folder of its own.
 #pragma once
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include "base/diagnostic.h"
 #include "graph/bound.h"
 #include "graph/slots.h"
+#include "rl/carried_files.h"
 #include "spec/model.h"
 
 namespace hotbunk {
@@ -48,10 +50,11 @@ std::string moment_name(const std::string& parameter, Slot slot);
 class CheckpointWriter {
  public:
   /// The fetches of `program.phases[phase]` say which tensors come, and in which order. Without a state: of a model
-  /// whose adapters are in its matrices, nothing else. E103.
+  /// whose adapters are in its matrices, nothing else. `carried`: into the folder, as they are. E103.
   static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const ModelSpec&,
                                                           const Program&, std::int16_t phase,
-                                                          std::optional<TrainingState>);
+                                                          std::optional<TrainingState>,
+                                                          std::span<const CarriedFile> carried);
   ~CheckpointWriter();  // not in its place: removes what it has written
 
   /// Whether the tensor is one of its own.

@@ -189,19 +189,29 @@ std::shared_ptr<Payload> TrainingDriver::step_payload(Iteration& it, Rank, std::
 }
 
 std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::int32_t step, Rank rank) {
-  if (role == PhaseRole::load) return {};
+  const bool writes = rank == 0 && !options_.checkpoints.empty();
+  if (role == PhaseRole::load) {
+    if (writes) carry();
+    return {};
+  }
   auto payload = std::make_shared<WeightsPayload>();
-  if (rank != 0 || options_.checkpoints.empty()) return payload;
+  if (!writes) return payload;
   const bool last = role == PhaseRole::export_weights;
   const auto folder = options_.checkpoints / (last ? "final" : fmt::format("step_{}", step));
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
   // The epilogue's number is that of the iteration after the last.
   payload->sink.begin(CheckpointWriter::create(folder, scenario().model, plan().program(rank), phase,
-                                               state_after(last ? step - 1 : step)));
+                                               state_after(last ? step - 1 : step), carried_));
   if (last && scenario().model.lora.on())
     payload->merged.begin(CheckpointWriter::create(options_.checkpoints / "merged", scenario().model,
-                                                   plan().program(rank), phase, std::nullopt));
+                                                   plan().program(rank), phase, std::nullopt, carried_));
   return payload;
+}
+
+void TrainingDriver::carry() {
+  auto files = read_carried(started_.initial_weights);
+  if (!files) throw RuntimeFailure(render(files.error()));
+  carried_ = std::move(*files);
 }
 
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {

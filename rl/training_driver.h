@@ -87,6 +87,8 @@ class TrainingDriver : public IterationDriver {
   };
   /// E631, E632: why a checkpoint was not written, with the step.
   Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
+  /// Reads what checkpoints carry along of the model that training began with.
+  void carry();
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
   Diagnostics place_checkpoint();
   /// Puts the checkpoint on disk and in its place while others go on; one at a time.
@@ -107,8 +109,9 @@ class TrainingDriver : public IterationDriver {
 
   const LoadSources sources_;
   const DriverOptions options_;
-  TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
-  std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
+  TrainingState started_;             // what a checkpoint says that does not change on the way; empty without them
+  std::int64_t moments_begin_ = 0;    // optimizer steps that were done when the moments were zero
+  std::vector<CarriedFile> carried_;  // into each checkpoint; of rank 0
   const SyncHashes hashes_;
   std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written
   std::future<Status> placing_;                 // of placed_step_, by place_meanwhile

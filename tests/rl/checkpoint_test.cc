@@ -62,13 +62,13 @@ Program export_program(const ModelSpec& m) {
 }
 
 /// A checkpoint whose every number is `version` plus its slot.
-Status write_checkpoint(const fs::path& folder, int version) {
+Status write_checkpoint(const fs::path& folder, int version, const std::vector<CarriedFile>& carried = {}) {
   const ModelSpec m = tiny_model();
   const Program program = export_program(m);
   TrainingState state;
   state.step = state.optimizer_step = version;
   state.scenario = "name: tiny\n";
-  auto writer = CheckpointWriter::create(folder, m, program, 0, state);
+  auto writer = CheckpointWriter::create(folder, m, program, 0, state, carried);
   if (!writer) return tl::unexpected(writer.error());
   Status taken;
   each_op(program, program.phases[0][0], [&](const BoundOp& op) {
@@ -194,13 +194,51 @@ TEST_CASE("what somebody has put into a checkpoint's folder stays there when ano
   CHECK(names_in(folder.path) == std::set<std::string>{"final"});
 }
 
+TEST_CASE("what stands beside a model's weights comes along, and a user's file of such a name is not ours") {
+  const Folder folder;
+  const fs::path model = folder.path / "model", place = folder.path / "final";
+  const std::vector<std::string> along = {"added_tokens.json", "chat_template.jinja",     "generation_config.json",
+                                          "merges.txt",        "special_tokens_map.json", "tokenizer.json",
+                                          "tokenizer.model",   "tokenizer.model.v3",      "tokenizer_config.json",
+                                          "vocab.json"};
+  for (const std::string& name : along) REQUIRE(write_file_atomic(model / name, "of " + name));
+  for (const char* other :
+       {"README.md", "config.json", "my_tokenizer.json", "model.safetensors", "onnx/tokenizer.json"})
+    REQUIRE(write_file_atomic(model / other, "stays"));
+  const auto carried = read_carried(model);
+  REQUIRE(carried);
+  std::vector<std::string> names;
+  for (const CarriedFile& file : *carried) names.push_back(file.name);
+  CHECK(names == along);
+  CHECK(read_carried(model / "model.safetensors")->size() == along.size());
+  CHECK(read_carried("")->empty());
+  REQUIRE(write_checkpoint(place, 1, *carried));
+  for (const std::string& name : along) CHECK(*read_file(place / name) == "of " + name);
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "changed"));
+  const Status refused = verify_manifest(place);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().front().message.find("tokenizer.json has another size") != std::string::npos);
+  // The next one has its own; of a model without any, what somebody has put there stays.
+  REQUIRE(write_checkpoint(place, 2));
+  CHECK(names_in(place) == std::set<std::string>{"config.json", "manifest.json", "model.safetensors",
+                                                 "optimizer.safetensors", "scenario.yaml", "state.json"});
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "mine"));
+  REQUIRE(write_checkpoint(place, 3));
+  CHECK(*read_file(place / "tokenizer.json") == "mine");
+  CHECK_FALSE(remove_checkpoint(place));
+  CHECK(names_in(place) == std::set<std::string>{"tokenizer.json"});
+  fs::create_directories(folder.path / "run");
+  REQUIRE(write_file_atomic(folder.path / "run/.step_3.77.partial/tokenizer.json", "half a checkpoint"));
+  CHECK(sweep_checkpoints(folder.path / "run") == std::vector<std::string>{".step_3.77.partial"});
+}
+
 TEST_CASE("a failed write leaves nothing behind") {
   const Folder folder;
   const fs::path place = folder.path / "final";
   const ModelSpec m = tiny_model();
   const Program program = export_program(m);
   {
-    auto writer = CheckpointWriter::create(place, m, program, 0, TrainingState{});
+    auto writer = CheckpointWriter::create(place, m, program, 0, TrainingState{}, {});
     REQUIRE(writer);
     CHECK(names_in(folder.path).size() == 1);
   }
