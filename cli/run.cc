@@ -205,7 +205,12 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     return report_errors(s.error());
   }
   DriverOptions driver_options;
-  driver_options.checkpoints = folder.checkpoints();
+  driver_options.checkpoints = std::filesystem::absolute(folder.checkpoints());
+  driver_options.beside_first = world.size() == 1 || world.same_host(0);
+  if (world.size() > 1) {
+    driver_options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
+    driver_options.hear = [&world](const std::string& key, Rank from) { return world.await(key, from); };
+  }
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.opens_files = first || job.scenario.train.load != "rank0";
   driver_options.stop_requested = [&stop] { return stop.requested(); };

@@ -140,24 +140,8 @@ namespace {
 /// One of the three parts of a unit's state that a checkpoint has.
 struct SavedPart {
   Slot slot;
-  DType dtype;
   const char* suffix;
 };
-
-/// Its shards of all ranks that hold some, on each of these.
-Tensor gather_shards(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
-                     const Tensor& shard, const std::string& name) {
-  const std::int64_t holders = state.mesh().holders(shards);
-  if (holders == 1) return shard;
-  return b.call("export.gather", unit.kind, name + ".", {shard}, [&] {
-    const Tensor all =
-        b.transient(name + ".gathered", shard.dtype, {fixed(holders * unit.shard_elements)}, Category::communication);
-    Op& op = b.communicate(OpKind::all_gather, streams::gather, holders_of(shards, state.mesh()), name + ".all_gather",
-                           {shard}, {all});
-    with(op, Attr::padding_bytes, padding_bytes(unit, state.mesh(), shard.dtype));
-    return all;
-  });
-}
 
 /// A frozen unit's shard as the merged model has it: its adapters in it, if there are any, in the master's dtype.
 /// `used`: the buffers on the way to it.
@@ -183,50 +167,27 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
   return merged;
 }
 
-/// The parameters of a stage's unit, out of all its shards.
-void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
-                      std::int64_t stage, Slot slot, const Tensor& gathered) {
-  const std::int64_t what =
-      (stage * std::ssize(state.units_of(stage)) + unit.kind) * static_cast<std::int64_t>(Slot::count) +
-      static_cast<std::int64_t>(slot);
-  b.call(stage == 0 ? "export.fetch" : fmt::format("export.fetch.{}", stage), what, parameters_prefix(unit), {gathered},
-         [&] {
-           for (const UnitParam& p : unit.params) {
-             if (stage > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
-             Op& op = b.fetch(gathered, slot);
-             op.name = p.parameter;
-             Side held = shards_of(unit, p, shards, state.mesh(), Holds::every);
-             if (shards < state.shards() && state.mesh().holders(shards) == 1) held.parts = {};  // every rank has it
-             op.moves.push_back({held, logical(p)});
-           }
-         });
-}
-
-/// Gathers one unit's part on its stage, where `shard` has it, and hands it out on the first.
-void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, std::int64_t shards,
-                 std::int64_t stage, const Tensor& shard, const SavedPart& part, SlotLimitId one,
-                 const std::string& name, std::vector<BufferId> used = {}) {
-  Tensor gathered;
-  if (stage == state.stage()) {
-    gathered = gather_shards(b, state, unit, shards, shard, name);
-  } else if (state.stage() == 0) {
-    const std::int64_t elements = state.mesh().holders(shards) * unit.shard_elements;
-    gathered = b.transient(name + ".received", part.dtype, {fixed(elements)}, Category::communication);
-  } else {
-    return;
-  }
-  if (stage != 0) {
-    const bool sends = stage == state.stage();
-    b.begin_call(fmt::format("export.{}.{}", sends ? "send" : "receive", stage), name + ".");
-    const auto tensors = [&](bool here) { return here ? std::vector<Tensor>{gathered} : std::vector<Tensor>{}; };
-    Op& op = b.communicate(sends ? OpKind::send : OpKind::recv, streams::pipeline, Family::train_pp, name + ".to_first",
-                           tensors(sends), tensors(!sends));
-    with(op, Attr::peer, sends ? 0 : stage);
-  }
-  used.push_back(gathered.buffer);
-  if (shard.buffer >= 0) used.push_back(shard.buffer);
-  if (b.buffer(gathered.buffer).section == sections::transient) b.take_turn(one, used);
-  if (state.stage() == 0) fetch_parameters(b, state, unit, shards, stage, part.slot, gathered);
+/// Hands out what each rank has of a unit in its shard: of its parameters, or of their moments. What several ranks have
+/// all of them hand out; who writes it is the driver's to say.
+void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit, const Tensor& shard,
+                      Slot slot) {
+  const std::int64_t shards = state.shards_of(unit), slots = static_cast<std::int64_t>(Slot::count);
+  const std::int64_t what = unit.kind * slots + static_cast<std::int64_t>(slot);
+  b.call("export.fetch", what, parameters_prefix(unit), {shard}, [&] {
+    for (const UnitParam& p : unit.params) {
+      if (state.stage() > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
+      Side held = shards_of(unit, p, shards, state.mesh(), Holds::mine);
+      if (shards < state.shards() && state.mesh().tensor == 1 && !p.over_data) held.parts = {};  // every rank has it
+      Tensor place = shard;
+      if (!unit.flat) {
+        place = b.view(shard.buffer, shard.dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
+        held.piece.offset = 0;  // of the view
+      }
+      Op& op = b.fetch(place, slot);
+      op.name = p.parameter;
+      op.moves.push_back({held, logical(p)});
+    }
+  });
 }
 
 }  // namespace
@@ -234,30 +195,29 @@ void export_part(ProgramBuilder& b, const TrainState& state, const ShardedUnit& 
 void lower_export(ProgramBuilder& b, const TrainState& state, std::int32_t phase, const std::string& prefix,
                   bool merges) {
   b.begin_block(phase, "export");
-  // One at a time, each written out before the next is gathered or comes up from the host: what a checkpoint needs
-  // beside the state is one unit's part.
-  const SlotLimitId one = b.limit_slots(prefix + "units", 1);
-  const Precision& precision = state.precision();
-  const std::array parts = {SavedPart{Slot::exported, precision.master, ""},
-                            SavedPart{Slot::exported_first_moment, precision.moments, ".exp_avg"},
-                            SavedPart{Slot::exported_second_moment, precision.moments, ".exp_avg_sq"}};
-  for (std::int64_t stage = 0; stage < state.mesh().stages; ++stage) {
-    const bool own = stage == state.stage();
-    for (std::size_t u = 0; u < state.units_of(stage).size(); ++u) {
-      const ShardedUnit& unit = state.exported_unit(stage, u);
-      const std::string name = prefix + unit.name;
-      const std::int64_t shards = state.shards_of(unit);
-      if (state.trains(unit)) {
-        for (std::size_t i = 0; i < parts.size(); ++i) {
-          const std::string part = name + parts[i].suffix;
-          const Tensor shard = own ? state.on_device(b, u, static_cast<StateTensor>(i), part) : Tensor{};
-          export_part(b, state, unit, shards, stage, shard, parts[i], one, part);
-        }
-      } else if (merges || unit.frozen) {
-        std::vector<BufferId> used;
-        const Tensor shard = own ? merged_shard(b, state, u, precision.master, name, used) : Tensor{};
-        export_part(b, state, unit, shards, stage, shard, parts[0], one, name, std::move(used));
-      }
+  std::optional<SlotLimitId> one;
+  // What is made for it, from the host's parts or with adapters in it, one unit at a time: each is handed out before
+  // the next is begun, so that this is all that a checkpoint needs beside the state.
+  const auto hand_out = [&](const ShardedUnit& unit, const Tensor& shard, Slot slot, std::vector<BufferId> used) {
+    if (b.buffer(shard.buffer).section == sections::transient) {
+      if (!one) one = b.limit_slots(prefix + "units", 1);
+      used.push_back(shard.buffer);
+      b.take_turn(*one, used);
+    }
+    fetch_parameters(b, state, unit, shard, slot);
+  };
+  constexpr std::array parts = {SavedPart{Slot::exported, ""}, SavedPart{Slot::exported_first_moment, ".exp_avg"},
+                                SavedPart{Slot::exported_second_moment, ".exp_avg_sq"}};
+  for (std::size_t u = 0; u < state.units().size(); ++u) {
+    const ShardedUnit& unit = state.units()[u].unit;
+    const std::string name = prefix + unit.name;
+    if (state.trains(unit)) {
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        hand_out(unit, state.on_device(b, u, static_cast<StateTensor>(i), name + parts[i].suffix), parts[i].slot, {});
+    } else if (merges || unit.frozen) {
+      std::vector<BufferId> used;
+      const Tensor merged = merged_shard(b, state, u, state.precision().master, name, used);
+      hand_out(unit, merged, Slot::exported, std::move(used));
     }
   }
 }

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <regex>
 #include <utility>
 
@@ -32,12 +34,15 @@ namespace fs = std::filesystem;
 
 constexpr const char* state_schema = "hotbunk.training-state/1";
 
+/// A file of its folder that a checkpoint may have. What is carried along has names that anybody's file may have: where
+/// there is a manifest, it is ours if that says so.
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
       R"(config\.json|adapter_config\.json|adapter_model\.safetensors|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
   const std::string name = path.filename().string();
-  return (std::regex_match(name, names) || is_partial_name(name)) &&
+  return (std::regex_match(name, names) || is_partial_name(name) ||
+          (is_carried(name) && may_be_listed(path.parent_path(), name))) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;
 }
 
@@ -112,11 +117,19 @@ Status put_in_place(const fs::path& partial, const fs::path& folder) {
   return {};
 }
 
-/// E631: readers refuse such weights, and the checkpoint that they would replace may be the last good one.
-Status check_numbers(const TensorEntry& entry, std::span<const std::byte> bytes) {
-  const auto finite =
-      check_finite(TensorView{entry.name, entry.dtype, entry.shape, bytes, std::make_shared<const std::string>()});
+/// E631: readers refuse such weights, and the checkpoint that they would replace may be the last good one. `step`: from
+/// one element to the next, in the tensor.
+Status check_numbers(const TensorEntry& entry, std::int64_t first, std::int64_t step,
+                     std::span<const std::byte> bytes) {
+  const auto check = [&](std::int64_t from, std::span<const std::byte> some) {
+    return check_finite(TensorView{entry.name, entry.dtype, entry.shape, some, std::make_shared<const std::string>()},
+                        from);
+  };
+  Status finite = check(first, bytes);
   if (finite) return {};
+  const auto width = static_cast<std::size_t>(size_of(entry.dtype));
+  for (std::size_t i = 0; step > 1 && i < bytes.size() / width; ++i)
+    if (finite = check(first + static_cast<std::int64_t>(i) * step, bytes.subspan(i * width, width)); !finite) break;
   return fail(Diagnostic{
       .code = "E631",
       .message =
@@ -146,59 +159,123 @@ std::string moment_name(const std::string& parameter, Slot slot) {
   return parameter + (first ? ".exp_avg" : ".exp_avg_sq");
 }
 
-/// One safetensors file in the making.
-struct TensorStream {
+namespace {
+
+/// One set of safetensors files in the making.
+struct TensorFiles {
   std::vector<TensorEntry> entries;
+  std::map<std::string, std::size_t> numbers;  // of the entries, by name
   std::optional<SafetensorsWriter> writer;
-  std::size_t next = 0;
-  std::vector<std::byte> whole;  // of the next tensor, as far as its parameters have come
-  std::int64_t covered = 0;      // its elements that have
+
+  void add(TensorEntry entry) {
+    numbers.emplace(entry.name, entries.size());
+    entries.push_back(std::move(entry));
+  }
+  std::int64_t elements() const {
+    std::int64_t n = 0;
+    for (const TensorEntry& entry : entries)
+      n += std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1}, std::multiplies<>());
+    return n;
+  }
 };
+
+/// Rows and columns of a parameter, and where their elements lie in a fetched tensor.
+struct ParameterBlock {
+  std::int64_t row = 0, col = 0, rows = 0, cols = 0, from = 0, pitch = 0;
+};
+
+/// A box with rows of the parameter: boxes_of makes one row of those without a gap.
+ParameterBlock block_of(const Box& box, std::int64_t cols) {
+  ParameterBlock out{box.dst_offset / cols, box.dst_offset % cols, box.rows, box.cols, box.src_offset, box.src_pitch};
+  if (box.rows == 1 && box.cols > cols && box.cols % cols == 0)
+    out.rows = box.cols / cols, out.cols = cols, out.pitch = cols;
+  HB_CHECK(out.col + out.cols <= cols && (box.rows == 1 || box.dst_pitch == cols),
+           "a box of {} x {} elements {} apart from element {} on, of rows of {}", box.rows, box.cols, box.dst_pitch,
+           box.dst_offset, cols);
+  return out;
+}
+
+}  // namespace
 
 struct CheckpointWriter::State {
   fs::path folder, partial;
   std::optional<TrainingState> training;
-  TensorStream model, optimizer;
+  bool is_first = false;  // the first rank's
+  TensorFiles model, optimizer;
   std::map<std::string, StoredParameter> stored;  // by parameter; moments are stored as they are
+  std::int64_t taken = 0;
   bool placed = false;
+
+  explicit State(const CheckpointContent& of) {
+    for (const ParamSpec& p : of.merged ? parameters_of(of.model) : saved_parameters(of.model)) {
+      const StoredParameter& at = stored[p.name] = stored_trained(of.model, p);
+      if (at.first == 0) model.add({at.tensor, of.weights, at.shape});
+    }
+    if (of.merged) return;
+    for (const ParamSpec& p : trained_parameters(of.model))
+      for (const Slot slot : {Slot::exported_first_moment, Slot::exported_second_moment})
+        optimizer.add({moment_name(p.name, slot), of.moments, p.shape});
+  }
+
+  /// Where the tensors of the model are.
+  fs::path weights(const CheckpointContent& of) const {
+    return !of.merged && of.model.lora.on() ? partial / adapter_file::weights : partial;
+  }
+
+  /// So many elements from `first` on, `step` apart.
+  Status put(TensorFiles& to, std::size_t entry, std::int64_t first, std::int64_t step,
+             std::span<const std::byte> bytes) {
+    if (Status ok = check_numbers(to.entries[entry], first, step, bytes); !ok) return ok;
+    taken += std::ssize(bytes) / size_of(to.entries[entry].dtype);
+    return to.writer->write(entry, first, step, bytes);
+  }
+
+  /// What follows one another in the tensor as it does in the parameter.
+  Status put_in_order(TensorFiles& to, std::size_t entry, std::int64_t first, const Box& box,
+                      std::span<const std::byte> source) {
+    const std::int64_t width = size_of(to.entries[entry].dtype);
+    for (std::int64_t i = 0; i < box.rows; ++i) {
+      const auto row = source.subspan(static_cast<std::size_t>((box.src_offset + i * box.src_pitch) * width),
+                                      static_cast<std::size_t>(box.cols * width));
+      if (Status ok = put(to, entry, first + box.dst_offset + i * box.dst_pitch, 1, row); !ok) return ok;
+    }
+    return {};
+  }
+
+  /// What lies turned, or a step apart: along whichever of rows and columns is denser in the tensor.
+  Status put_turned(TensorFiles& to, std::size_t entry, const StoredParameter& at, const Box& box,
+                    std::span<const std::byte> source) {
+    const ParameterBlock b = block_of(box, at.cols);
+    const std::int64_t width = size_of(to.entries[entry].dtype);
+    const bool down = b.cols == 1 || at.row_step < at.col_step;  // along a column
+    const std::int64_t lines = down ? b.cols : b.rows, n = down ? b.rows : b.cols;
+    std::vector<std::byte> line(static_cast<std::size_t>(n * width));
+    for (std::int64_t j = 0; j < lines; ++j) {
+      for (std::int64_t i = 0; i < n; ++i)
+        std::memcpy(line.data() + i * width,
+                    source.data() + (b.from + (down ? i * b.pitch + j : j * b.pitch + i)) * width,
+                    static_cast<std::size_t>(width));
+      const std::int64_t row = b.row + (down ? 0 : j), col = b.col + (down ? j : 0);
+      if (Status ok = put(to, entry, at.element(row * at.cols + col), down ? at.row_step : at.col_step, line); !ok)
+        return ok;
+    }
+    return {};
+  }
 };
 
 CheckpointWriter::CheckpointWriter(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 CheckpointWriter::~CheckpointWriter() {
-  if (state_->placed) return;
+  if (!state_->is_first || state_->placed) return;
   state_->model.writer.reset(), state_->optimizer.writer.reset();  // they close their files
   remove_checkpoint(state_->partial);
 }
 
-Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::path& folder, const ModelSpec& model,
-                                                                   const Program& program, std::int16_t phase,
-                                                                   std::optional<TrainingState> training) {
-  std::map<std::string, ParamSpec> parameters;
-  for (const ParamSpec& p : training ? saved_parameters(model) : parameters_of(model)) parameters.emplace(p.name, p);
-  const bool adapters = training && model.lora.on();
-  auto state = std::make_unique<State>();
-  for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
-    each_op(program, block, [&](const BoundOp& op) {
-      if (op->kind != OpKind::fetch) return;
-      const auto slot = static_cast<Slot>(op->integer(Attr::slot));
-      const bool weights = slot == Slot::exported;
-      const std::string name = op.name();
-      const auto found = parameters.find(name);
-      if (found == parameters.end()) return;  // another writer's
-      const ParamSpec& parameter = found->second;
-      if (!weights) {
-        state->optimizer.entries.push_back({moment_name(name, slot), op->inputs[0].dtype, parameter.shape});
-        return;
-      }
-      const StoredParameter& at = state->stored[name] = stored_trained(model, parameter);
-      if (at.first == 0) state->model.entries.push_back({at.tensor, op->inputs[0].dtype, at.shape});
-    });
-  HB_CHECK(state->stored.size() == parameters.size() &&
-               state->optimizer.entries.size() == (training ? 2 * trained_parameters(model).size() : 0),
-           "{} of {} parameters and {} of their moments exported", state->stored.size(), parameters.size(),
-           state->optimizer.entries.size());
-  state->folder = folder;
+Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::path& folder, const CheckpointContent& of,
+                                                                   std::optional<TrainingState> training,
+                                                                   std::span<const CarriedFile> carried) {
+  auto state = std::make_unique<State>(of);
+  state->folder = folder, state->is_first = true;
   state->training = std::move(training);
   std::error_code ec;
   // A folder of another process's number may be left over; what it holds is not ours to mix with.
@@ -208,68 +285,72 @@ Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(const fs::pat
 
   std::unique_ptr<CheckpointWriter> out(new CheckpointWriter(std::move(state)));
   State& s = *out->state_;
-  const DType dtype = s.model.entries.front().dtype;
+  const bool adapters = !of.merged && of.model.lora.on();
   const fs::path config = s.partial / (adapters ? adapter_file::config : checkpoint_file::config);
   const std::string said =
-      adapters ? adapter_config_text(model, s.training->initial_weights) : config_text(model, dtype);
+      adapters ? adapter_config_text(of.model, s.training->initial_weights) : config_text(of.model, of.weights);
   if (Status ok = write_file_atomic(config, said); !ok) return fail(std::move(ok.error()));
-  auto weights = SafetensorsWriter::create(adapters ? s.partial / adapter_file::weights : s.partial, s.model.entries);
+  for (const CarriedFile& file : carried)
+    if (Status ok = write_file_atomic(s.partial / file.name, file.bytes); !ok) return fail(std::move(ok.error()));
+  auto weights = SafetensorsWriter::create(s.weights(of), s.model.entries);
   if (!weights) return fail(std::move(weights.error()));
   s.model.writer.emplace(std::move(*weights));
-  if (!s.training) return out;
+  if (of.merged) return out;
   auto moments = SafetensorsWriter::create(s.partial / checkpoint_file::optimizer, s.optimizer.entries);
   if (!moments) return fail(std::move(moments.error()));
   s.optimizer.writer.emplace(std::move(*moments));
   return out;
 }
 
+Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::join(const fs::path& partial, const CheckpointContent& of) {
+  auto state = std::make_unique<State>(of);
+  state->partial = partial;
+  auto weights = SafetensorsWriter::join(state->weights(of), state->model.entries);
+  if (!weights) return fail(std::move(weights.error()));
+  state->model.writer.emplace(std::move(*weights));
+  if (!of.merged) {
+    auto moments = SafetensorsWriter::join(partial / checkpoint_file::optimizer, state->optimizer.entries);
+    if (!moments) return fail(std::move(moments.error()));
+    state->optimizer.writer.emplace(std::move(*moments));
+  }
+  return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(std::move(state)));
+}
+
+const fs::path& CheckpointWriter::partial() const { return state_->partial; }
+
 bool CheckpointWriter::takes(const BoundOp& op) const { return state_->stored.contains(op.name()); }
 
-Status CheckpointWriter::take(const BoundOp& op, std::span<const std::byte> source) {
+Status CheckpointWriter::take(const BoundOp& op, const Places& places, std::span<const std::byte> source) {
+  State& s = *state_;
   const auto slot = static_cast<Slot>(op->integer(Attr::slot));
   const std::string name = op.name();
   const bool weights = slot == Slot::exported;
-  TensorStream& stream = weights ? state_->model : state_->optimizer;
-  const StoredParameter* at = weights ? &state_->stored.at(name) : nullptr;
-  HB_CHECK(stream.next < stream.entries.size() &&
-               stream.entries[stream.next].name == (weights ? at->tensor : moment_name(name, slot)),
-           "'{}' out of order", name);
-  const TensorEntry& entry = stream.entries[stream.next];
-  const std::int64_t width = size_of(entry.dtype);
-  std::int64_t elements = 1;
-  for (std::int64_t extent : entry.shape) elements *= extent;
-  stream.whole.resize(static_cast<std::size_t>(elements * width));
-  const auto copy = [&](std::int64_t from, std::int64_t to, std::int64_t count) {
-    const std::int64_t bytes = count * width;
-    HB_CHECK(from >= 0 && from * width + bytes <= static_cast<std::int64_t>(source.size()) && to >= 0 &&
-                 to * width + bytes <= static_cast<std::int64_t>(stream.whole.size()),
+  TensorFiles& files = weights ? s.model : s.optimizer;
+  const StoredParameter& at = s.stored.at(name);
+  const std::size_t entry = files.numbers.at(weights ? at.tensor : moment_name(name, slot));
+  HB_CHECK(op->inputs[0].dtype == files.entries[entry].dtype, "{} of {} in {}", name,
+           name_of(files.entries[entry].dtype), name_of(op->inputs[0].dtype));
+  const std::int64_t width = size_of(files.entries[entry].dtype);
+  for (const Box& box : boxes_of(*op, places)) {
+    HB_CHECK((box.src_offset + (box.rows - 1) * box.src_pitch + box.cols) * width <= std::ssize(source),
              "a box of {} lies outside its tensor", name);
-    std::memcpy(stream.whole.data() + to * width, source.data() + from * width, static_cast<std::size_t>(bytes));
-    stream.covered += count;
-  };
-  for (const Box& box : boxes_of(*op, {}))  // from what was gathered, which is the same on every rank
-    for (std::int64_t i = 0; i < box.rows; ++i) {
-      const std::int64_t from = box.src_offset + i * box.src_pitch, to = box.dst_offset + i * box.dst_pitch;
-      if (at == nullptr) copy(from, to, box.cols);
-      else if (at->in_order()) copy(from, at->element(to), box.cols);
-      else
-        for (std::int64_t j = 0; j < box.cols; ++j) copy(from + j, at->element(to + j), 1);
-    }
-  HB_CHECK(stream.covered <= elements, "{} of {} elements of {} exported", stream.covered, elements, entry.name);
-  if (stream.covered < elements) return {};  // what stands behind it in the tensor comes next
-  const std::vector<std::byte> whole = std::exchange(stream.whole, {});
-  stream.covered = 0, ++stream.next;
-  if (Status ok = check_numbers(entry, whole); !ok) return ok;
-  return stream.writer->write(whole);
+    const bool in_order = !weights || at.in_order();
+    const Status done = in_order ? s.put_in_order(files, entry, weights ? at.first : 0, box, source)
+                                 : s.put_turned(files, entry, at, box, source);
+    if (!done) return done;
+  }
+  return {};
 }
+
+std::int64_t CheckpointWriter::elements() const { return state_->model.elements() + state_->optimizer.elements(); }
+std::int64_t CheckpointWriter::taken() const { return state_->taken; }
 
 Status CheckpointWriter::finish() {
   State& s = *state_;
-  for (TensorStream* stream : {&s.model, &s.optimizer}) {
-    if (!stream->writer) continue;
-    HB_CHECK(stream->next == stream->entries.size(), "{} of {} tensors arrived", stream->next, stream->entries.size());
-    if (Status ok = stream->writer->finish(); !ok) return ok;
-  }
+  for (TensorFiles* files : {&s.model, &s.optimizer})
+    if (files->writer)
+      if (Status ok = files->writer->finish(); !ok) return ok;
+  if (!s.is_first) return {};
   if (!s.training) return write_manifest(s.partial, 0);
   if (Status ok = write_file_atomic(s.partial / checkpoint_file::scenario, s.training->scenario); !ok) return ok;
   if (Status ok = write_file_atomic(s.partial / checkpoint_file::state, json_text(to_json(*s.training), 1) + "\n"); !ok)

@@ -1,6 +1,7 @@
 // A checkpoint: one folder that is there whole or not at all. It is a Hugging Face model (config.json,
-// model.safetensors: the master weights as they are) and all that a run needs to go on bit for bit: AdamW's moments,
-// how far it came, and the scenario it ran. Where adapters are trained it is a PEFT adapter in the place of the model
+// model.safetensors: the master weights as they are; beside them what the model's own folder says of its tokens,
+// carried_files.h) and all that a run needs to go on bit for bit: AdamW's moments, how far it came, and the scenario it
+// ran. Where adapters are trained it is a PEFT adapter in the place of the model
 // (adapter.h), and the model with them in it has a folder of its own.
 #pragma once
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include "base/diagnostic.h"
 #include "graph/bound.h"
 #include "graph/slots.h"
+#include "rl/carried_files.h"
 #include "spec/model.h"
 
 namespace hotbunk {
@@ -42,24 +44,38 @@ struct TrainingState {
 /// "NAME.exp_avg" or "NAME.exp_avg_sq": a moment's name in optimizer.safetensors. `slot`: fed or fetched.
 std::string moment_name(const std::string& parameter, Slot slot);
 
-/// Streams what a checkpoint or export block fetches into a hidden folder beside its place, which takes the name when
-/// all of it is on disk. A process that ends before that leaves the checkpoint that was there, whole, and something
-/// that sweep_checkpoints knows.
+/// What a checkpoint has, or a model with adapters in its matrices; the same on every rank.
+struct CheckpointContent {
+  const ModelSpec& model;
+  DType weights = DType::f32, moments = DType::f32;
+  bool merged = false;  // every parameter with its adapter in it, and nothing else; else what training saves
+};
+
+/// Writes what a checkpoint or export block fetches into a hidden folder beside its place, which takes the name when
+/// all of it is on disk. The first rank makes the folder and its files, of their full size, and each rank writes what
+/// it has into them: the files are the same whatever the layout. A process that ends before that leaves the checkpoint
+/// that was there, whole, and something that sweep_checkpoints knows.
 class CheckpointWriter {
  public:
-  /// The fetches of `program.phases[phase]` say which tensors come, and in which order. Without a state: of a model
-  /// whose adapters are in its matrices, nothing else. E103.
-  static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const ModelSpec&,
-                                                          const Program&, std::int16_t phase,
-                                                          std::optional<TrainingState>);
-  ~CheckpointWriter();  // not in its place: removes what it has written
+  /// On the first rank. Without a state: of a merged model. `carried`: into the folder, as they are. E103.
+  static Result<std::unique_ptr<CheckpointWriter>> create(const std::filesystem::path& folder, const CheckpointContent&,
+                                                          std::optional<TrainingState>,
+                                                          std::span<const CarriedFile> carried);
+  /// On another rank; `partial`: where the first one said.
+  static Result<std::unique_ptr<CheckpointWriter>> join(const std::filesystem::path& partial, const CheckpointContent&);
+  ~CheckpointWriter();  // not in its place: the first rank's removes what is written
 
-  /// Whether the tensor is one of its own.
+  /// The hidden folder.
+  const std::filesystem::path& partial() const;
+  /// Whether the parameter is one of its own.
   bool takes(const BoundOp&) const;
-  /// The next tensor of its slot: E631 when it is not finite; boxes: source in elements of the fetched tensor,
-  /// destination in elements of the logical one.
-  Status take(const BoundOp&, std::span<const std::byte> source);
-  /// All tensors must have come: the checkpoint is whole and on disk, under its hidden name.
+  /// Elements of a parameter or a moment that a rank with these places has: E103; E631 when one is not finite. Boxes:
+  /// source in elements of the fetched tensor, destination in elements of the parameter.
+  Status take(const BoundOp&, const Places&, std::span<const std::byte> source);
+  /// How many elements all tensors have, and how many have been taken here.
+  std::int64_t elements() const;
+  std::int64_t taken() const;
+  /// What this rank has written is on disk; on the first rank all is, which all must have written before.
   Status finish();
   /// It takes its place: who looks finds it from here on.
   Status place();

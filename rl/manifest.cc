@@ -140,4 +140,9 @@ Status verify_manifest(const fs::path& folder) {
   return {};
 }
 
+bool may_be_listed(const fs::path& folder, const std::string& name) {
+  const auto entries = read_entries(folder / checkpoint_file::manifest);
+  return !entries || entries->contains(name);
+}
+
 }  // namespace hotbunk

@@ -23,4 +23,7 @@ Status write_manifest(const std::filesystem::path& folder, std::int64_t step);
 /// missing optimizer.safetensors is no fault: it is what people leave out to save space, and its reader says so.
 Status verify_manifest(const std::filesystem::path& folder);
 
+/// Whether the folder's manifest names the file; where there is none that can be read, it may have.
+bool may_be_listed(const std::filesystem::path& folder, const std::string& name);
+
 }  // namespace hotbunk

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/max.h"
 #include "exec/divergence.h"
 #include "graph/boxes.h"
@@ -19,12 +22,45 @@
 namespace hotbunk {
 namespace {
 
-/// A checkpoint or export being written; on ranks that write nothing the sink is empty.
+bool is_exported(Slot slot) {
+  return slot == Slot::exported || slot == Slot::exported_first_moment || slot == Slot::exported_second_moment;
+}
+
+Slot slot_of(const BoundOp& op) { return static_cast<Slot>(op->integer(Attr::slot)); }
+
+/// What a rank tells the first one of what it has written.
+std::string told(std::int64_t elements, const Diagnostics& problems) {
+  nlohmann::json out = {{"elements", elements}};
+  if (!problems.empty()) {
+    const Diagnostic& d = problems.front();
+    out["problem"] = {
+        {"code", d.code}, {"message", d.message}, {"where", d.where.file}, {"notes", d.notes}, {"help", d.help}};
+  }
+  return json_text(out);
+}
+
+/// The elements, or what went wrong, with the rank.
+Result<std::int64_t> heard(const std::string& text, Rank rank) {
+  const auto json = json_from<nlohmann::json>(text);
+  if (!json.contains("problem")) return json["elements"].get<std::int64_t>();
+  const auto& p = json["problem"];
+  Diagnostic d{.code = p["code"],
+               .message = p["message"],
+               .where = {p["where"].get<std::string>()},
+               .notes = p["notes"].get<std::vector<std::string>>(),
+               .help = p["help"]};
+  d.notes.push_back(fmt::format("on rank {}", rank));
+  return fail(std::move(d));
+}
+
+/// A checkpoint or export being written; where nothing is written the sink is empty.
 struct WeightsPayload final : Payload {
-  /// A file being written; one that fails is removed, and the other goes on.
+  /// A folder being written; one that fails is removed, and the other goes on.
   struct Writing {
+    std::string key;  // what ranks call it between them
     std::unique_ptr<CheckpointWriter> to;
-    Diagnostics problems;  // of the first write that failed
+    Diagnostics problems;     // of the first write that failed
+    std::int64_t others = 0;  // elements that other ranks have written
 
     void begin(Result<std::unique_ptr<CheckpointWriter>> writer) {
       if (writer) to = std::move(*writer);
@@ -33,16 +69,45 @@ struct WeightsPayload final : Payload {
     void note(Status done) {
       if (done) return;
       problems = std::move(done.error());
-      to.reset();  // removes what it had begun to write
+      to.reset();  // the first rank's removes what has been written
     }
-    void take(const BoundOp& op, std::span<const std::byte> source) {
-      if (to && to->takes(op)) note(to->take(op, source));
+    void take(const BoundOp& op, const Places& places, std::span<const std::byte> source) {
+      if (to && to->takes(op)) note(to->take(op, places, source));
     }
   };
-  Writing sink, merged;  // merged: of a model with adapters, these in it
+  Writing sink, merged;                                             // merged: of a model with adapters, these in it
+  Places places;                                                    // of the rank
+  const std::set<std::pair<std::string, Slot>>* written = nullptr;  // by it
 
-  void take(const BoundOp& op, std::span<const std::byte> source) { sink.take(op, source), merged.take(op, source); }
-  /// `on_disk`: all of it is, else only whole.
+  void take(const BoundOp& op, std::span<const std::byte> source) {
+    if (written == nullptr || !written->contains({op.name(), slot_of(op)})) return;
+    sink.take(op, places, source), merged.take(op, places, source);
+  }
+  std::array<Writing*, 2> all() { return {&sink, &merged}; }
+
+  /// On the first rank: what others say of their parts. Then everything must have been written.
+  void hear(const DriverOptions& options, const std::vector<Rank>& writers) {
+    for (Writing* w : all()) {
+      for (const Rank rank : writers) {
+        if (!w->to || rank == 0) continue;
+        const auto elements = heard(options.hear(fmt::format("{} by {}", w->key, rank), rank), rank);
+        if (elements) w->others += *elements;
+        else w->note(tl::unexpected(elements.error()));
+      }
+      HB_CHECK(!w->to || w->to->taken() + w->others == w->to->elements(), "{} of {} elements of {} written",
+               w->to->taken() + w->others, w->to->elements(), w->key);
+    }
+  }
+  /// On another rank: says of its parts what has become of them. `syncs`: they are on disk then.
+  void say(const DriverOptions& options, Rank rank, bool syncs) {
+    for (Writing* w : all()) {
+      if (w->key.empty()) continue;
+      if (w->to && syncs) w->note(w->to->finish());
+      options.say(fmt::format("{} by {}", w->key, rank), told(w->to ? w->to->taken() : 0, w->problems));
+      w->to.reset();
+    }
+  }
+  /// On the first rank. `on_disk`: all of it is, else only whole.
   void finish(bool on_disk) {
     if (sink.to && on_disk) sink.note(sink.to->finish());
     if (merged.to) merged.note(merged.to->finish());
@@ -103,7 +168,7 @@ void TrainingDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::s
 
 void TrainingDriver::fetch(Rank, const BoundOp& op, const Args& args, std::span<const std::byte> source) {
   const auto slot = static_cast<Slot>(op->integer(Attr::slot));
-  if (slot == Slot::exported || slot == Slot::exported_first_moment || slot == Slot::exported_second_moment) {
+  if (is_exported(slot)) {
     auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get());
     HB_CHECK(weights != nullptr, "'{}' exported outside a checkpoint", op.name());
     weights->take(op, source);
@@ -188,24 +253,100 @@ std::shared_ptr<Payload> TrainingDriver::step_payload(Iteration& it, Rank, std::
   return payload;
 }
 
+std::vector<Rank> TrainingDriver::writers(std::int16_t phase) const {
+  std::vector<bool> writes(plan().programs.size(), false);
+  for (std::size_t i = 0; i < writes.size(); ++i)
+    for (const Block& block : plan().programs[i].phases[static_cast<std::size_t>(phase)])
+      each_op(plan().programs[i], block, [&](const BoundOp& op) {
+        writes[i] = writes[i] || (op->kind == OpKind::fetch && is_exported(slot_of(op)));
+      });
+  std::vector<Rank> out;
+  for (Rank rank = 0; rank < plan().num_ranks(); ++rank)
+    if (writes[static_cast<std::size_t>(plan().program_of_rank[static_cast<std::size_t>(rank)])]) out.push_back(rank);
+  return out;
+}
+
+const TrainingDriver::Written& TrainingDriver::written_by(std::int16_t phase, Rank rank) {
+  const auto [found, is_new] = written_by_.try_emplace({phase, rank});
+  if (!is_new) return found->second;
+  // Ranks that share something share all of it: their boxes are equal or have nothing in common.
+  std::map<std::pair<std::string, Slot>, std::set<std::vector<std::int64_t>>> earlier;
+  for (Rank r = 0; r <= rank; ++r) {
+    const Places places = places_of(plan(), r);
+    const Program& program = plan().program(r);
+    for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind != OpKind::fetch || !is_exported(slot_of(op))) return;
+        std::vector<std::int64_t> where;
+        for (const Box& b : boxes_of(*op, places))
+          where.insert(where.end(), {b.dst_offset, b.dst_pitch, b.rows, b.cols});
+        const std::pair key(op.name(), slot_of(op));
+        if (!where.empty() && earlier[key].insert(where).second && r == rank) found->second.insert(key);
+      });
+  }
+  return found->second;
+}
+
+CheckpointContent TrainingDriver::content(bool merged) const {
+  const Precision& precision = scenario().train.precision;
+  return {.model = scenario().model, .weights = precision.master, .moments = precision.moments, .merged = merged};
+}
+
 std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::int32_t step, Rank rank) {
-  if (role == PhaseRole::load) return {};
+  if (role == PhaseRole::load) {
+    if (!options_.checkpoints.empty()) prepare_checkpoints(rank);
+    return {};
+  }
   auto payload = std::make_shared<WeightsPayload>();
-  if (rank != 0 || options_.checkpoints.empty()) return payload;
+  if (options_.checkpoints.empty()) return payload;
   const bool last = role == PhaseRole::export_weights;
-  const auto folder = options_.checkpoints / (last ? "final" : fmt::format("step_{}", step));
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
-  // The epilogue's number is that of the iteration after the last.
-  payload->sink.begin(CheckpointWriter::create(folder, scenario().model, plan().program(rank), phase,
-                                               state_after(last ? step - 1 : step)));
-  if (last && scenario().model.lora.on())
-    payload->merged.begin(CheckpointWriter::create(options_.checkpoints / "merged", scenario().model,
-                                                   plan().program(rank), phase, std::nullopt));
+  if (rank != 0 && std::ranges::count(writers(phase), rank) == 0) return payload;
+  payload->places = places_of(plan(), rank);
+  payload->written = &written_by(phase, rank);
+  const auto begin = [&](WeightsPayload::Writing& w, const std::string& name, bool merged) {
+    w.key = "checkpoint " + name;
+    if (rank != 0) {
+      const std::string partial = options_.hear(w.key, 0);
+      if (!partial.empty()) w.begin(CheckpointWriter::join(partial, content(merged)));
+      return;
+    }
+    // The epilogue's number is that of the iteration after the last.
+    std::optional<TrainingState> state;
+    if (!merged) state = state_after(last ? step - 1 : step);
+    w.begin(CheckpointWriter::create(options_.checkpoints / name, content(merged), std::move(state), carried_));
+    if (options_.say) options_.say(w.key, w.to ? w.to->partial().string() : "");
+  };
+  begin(payload->sink, last ? "final" : fmt::format("step_{}", step), false);
+  if (last && scenario().model.lora.on()) begin(payload->merged, "merged", true);
   return payload;
+}
+
+void TrainingDriver::prepare_checkpoints(Rank rank) {
+  const char* key = "the folder of checkpoints";
+  if (rank == 0) {
+    auto files = read_carried(started_.initial_weights);
+    if (!files) throw RuntimeFailure(render(files.error()));
+    carried_ = std::move(*files);
+    if (options_.say) options_.say(key, options_.checkpoints.parent_path().string());
+  } else if (options_.hear) {
+    const std::string folder = options_.hear(key, 0);
+    std::error_code ec;
+    if (!std::filesystem::is_directory(folder, ec))
+      throw RuntimeFailure(
+          fmt::format("rank {} does not see {}: every rank writes its part of a checkpoint, into a "
+                      "folder that all hosts share; give another --out",
+                      rank, folder));
+  }
 }
 
 void TrainingDriver::completed(Rank rank, const Args& args, std::int16_t phase) {
   if (auto* weights = dynamic_cast<WeightsPayload*>(args.payload.get())) {
+    if (rank != 0) {
+      weights->say(options_, rank, !places_meanwhile(role(phase)) || !options_.beside_first);
+      return;
+    }
+    weights->hear(options_, writers(phase));
     weights->finish(!places_meanwhile(role(phase)));
     if (weights->sink.to) unplaced_ = std::move(weights->sink.to);
     Diagnostics problems = std::move(weights->sink.problems);

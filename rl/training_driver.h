@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +22,15 @@
 namespace hotbunk {
 
 struct DriverOptions {
-  /// Where rank 0 writes checkpoints: "step_N" where one is due, "final" at the end. Empty: nowhere.
+  /// Where checkpoints are written: "step_N" where one is due, "final" at the end. Empty: nowhere. An absolute path;
+  /// the first rank's holds for all.
   std::filesystem::path checkpoints;
+  /// What ranks of other processes tell each other beside the plan, a key once: World::set and World::await. Empty:
+  /// this process has all ranks.
+  std::function<void(const std::string& key, const std::string& value)> say;
+  std::function<std::string(const std::string& key, Rank from)> hear;
+  /// On the first rank's host, whose sync of a file is of what this rank has written too.
+  bool beside_first = true;
   /// The checkpoint that the run goes on from.
   std::optional<SavedCheckpoint> resume;
   /// Files of weights and moments are this driver's to open: not where another rank reads them (train.load: rank0).
@@ -87,6 +95,14 @@ class TrainingDriver : public IterationDriver {
   };
   /// E631, E632: why a checkpoint was not written, with the step.
   Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
+  /// Before training: the first rank reads what checkpoints carry along, the others look whether they see its folder.
+  void prepare_checkpoints(Rank);
+  /// What of a phase's fetches a rank writes, by parameter and slot: of the ranks that have the same, the first.
+  using Written = std::set<std::pair<std::string, Slot>>;
+  const Written& written_by(std::int16_t phase, Rank);
+  /// The ranks that write something, ascending.
+  std::vector<Rank> writers(std::int16_t phase) const;
+  CheckpointContent content(bool merged) const;
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
   Diagnostics place_checkpoint();
   /// Puts the checkpoint on disk and in its place while others go on; one at a time.
@@ -107,8 +123,10 @@ class TrainingDriver : public IterationDriver {
 
   const LoadSources sources_;
   const DriverOptions options_;
-  TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
-  std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
+  TrainingState started_;             // what a checkpoint says that does not change on the way; empty without them
+  std::int64_t moments_begin_ = 0;    // optimizer steps that were done when the moments were zero
+  std::vector<CarriedFile> carried_;  // into each checkpoint; of rank 0
+  std::map<std::pair<std::int16_t, Rank>, Written> written_by_;
   const SyncHashes hashes_;
   std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written
   std::future<Status> placing_;                 // of placed_step_, by place_meanwhile

@@ -70,9 +70,16 @@ World::~World() {
 
 void World::set(std::string_view key, std::string_view value) { store_->set(key, value); }
 std::string World::get(std::string_view key, std::vector<int> from) {
+  return get(key, std::move(from), options_.connect_seconds);
+}
+std::string World::await(std::string_view key, int from) {
+  constexpr double ever = 1e9;  // whether it takes too long the watch says
+  return get(key, {from}, ever);
+}
+std::string World::get(std::string_view key, std::vector<int> from, double seconds) {
   const StallWatch::Wait wait(
       watch_->stalls(), [&] { return fmt::format("the rendezvous, for \"{}\"", key); }, [&] { return from; });
-  return store_->get(key, options_.connect_seconds);
+  return store_->get(key, seconds);
 }
 
 std::vector<std::string> World::gather(const std::string& key, const std::string& value) {

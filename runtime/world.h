@@ -52,6 +52,8 @@ class World {
   /// until it is set, for the report of a long wait.
   void set(std::string_view key, std::string_view value);
   std::string get(std::string_view key, std::vector<int> from = {});
+  /// The same of what comes with work: waits as long as the rank works for it (WorldOptions::timeout_seconds).
+  std::string await(std::string_view key, int from);
   /// Everyone says `value`; returns what they said, by rank.
   std::vector<std::string> gather(const std::string& key, const std::string& value);
   void barrier(std::string_view name);  // a name is used once
@@ -74,6 +76,7 @@ class World {
  private:
   struct Status;
 
+  std::string get(std::string_view key, std::vector<int> from, double seconds);
   void meet_hosts();
   std::vector<int> everyone() const;
 

@@ -398,7 +398,7 @@ void copy_as_f32(const TensorView& view, const StoredParameter& stored, std::int
     copy_as_f32(view, stored.element(first + static_cast<std::int64_t>(i)), out.subspan(i, 1));
 }
 
-Status check_finite(const TensorView& view) {
+Status check_finite(const TensorView& view, std::int64_t begin) {
   if (view.dtype == DType::i32 || view.dtype == DType::i64 || view.dtype == DType::u8) return {};
   std::vector<float> block(static_cast<std::size_t>(std::min<std::int64_t>(view.numel(), 1 << 16)));
   for (std::int64_t first = 0; first < view.numel(); first += static_cast<std::int64_t>(block.size())) {
@@ -408,7 +408,7 @@ Status check_finite(const TensorView& view) {
     const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
     if (bad == values.end()) continue;
     // Row-major index of the element, one number per dimension.
-    std::int64_t flat = first + (bad - values.begin());
+    std::int64_t flat = begin + first + (bad - values.begin());
     std::vector<std::int64_t> index(view.shape.size());
     for (std::size_t d = view.shape.size(); d-- > 0; flat /= view.shape[d]) index[d] = flat % view.shape[d];
     return fail(file_problem("E408", *view.file,

@@ -1,5 +1,6 @@
 // safetensors in and out. Reading maps the file; nothing is believed before it is checked: header length, JSON, dtypes,
-// shapes, offsets (no overlap, no hole, nothing outside the file). Writing streams and replaces files atomically.
+// shapes, offsets (no overlap, no hole, nothing outside the file). Writing puts elements at their place in files that
+// several processes may share.
 // Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
 #pragma once
 #include <cstddef>
@@ -74,8 +75,9 @@ void copy_as_f32(const TensorView&, std::int64_t first, std::span<float> out);
 /// The same of a parameter's elements, out of the tensor that has it.
 void copy_as_f32(const TensorView&, const StoredParameter&, std::int64_t first, std::span<float> out);
 
-/// E408 naming the tensor and the first element that is NaN or infinite; integers always pass.
-Status check_finite(const TensorView&);
+/// E408 naming the tensor and the first element that is NaN or infinite; integers always pass. `first`: where the data
+/// are no whole tensor, the element of it that they begin with.
+Status check_finite(const TensorView&, std::int64_t first = 0);
 
 /// What a writer is told beforehand: the header stands before the data.
 struct TensorEntry {
@@ -84,8 +86,10 @@ struct TensorEntry {
   std::vector<std::int64_t> shape;
 };
 
-/// Streams tensors in the order of `entries`. The target appears only when finish() has succeeded: every file is
-/// written beside its target, fsynced and renamed, the index last. A writer that dies leaves the old files.
+/// Files of tensors, of which any process writes what it has, at its place: whoever has written first or last, and
+/// however the elements were spread, the bytes are the same. One process makes the files and the others join it, with
+/// the same arguments. They are there, and zero, before they are written: this is for a folder that nobody looks into
+/// yet.
 class SafetensorsWriter {
  public:
   /// `target`: a path ending in .safetensors gives that one file; any other path is a folder, in which
@@ -94,13 +98,21 @@ class SafetensorsWriter {
   static Result<SafetensorsWriter> create(const std::filesystem::path& target, std::vector<TensorEntry> entries,
                                           std::int64_t max_shard_bytes = std::int64_t{5} << 30,
                                           const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+  /// Touches no file: another process makes them, before the first write here.
+  static Result<SafetensorsWriter> join(const std::filesystem::path& target, std::vector<TensorEntry> entries,
+                                        std::int64_t max_shard_bytes = std::int64_t{5} << 30,
+                                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
-  ~SafetensorsWriter();  // unfinished: removes its temporary files
+  ~SafetensorsWriter();
 
-  /// The next bytes of the data, in any pieces; more than the entries hold is an internal fault.
-  Status write(std::span<const std::byte> bytes);
-  /// Every byte must have been written.
+  /// Elements from `first` on of the tensor with that number in `entries`. E103; what lies outside of the tensor is an
+  /// internal fault. Best in the order of the entries: one file is open at a time.
+  Status write(std::size_t entry, std::int64_t first, std::span<const std::byte> bytes);
+  /// The same where they lie `step` elements apart, and those between are somebody else's.
+  Status write(std::size_t entry, std::int64_t first, std::int64_t step, std::span<const std::byte> bytes);
+  /// What this process has written is on the disk; of the one that made the files, what all have written before, and
+  /// the index.
   Status finish();
 
  private:

@@ -1,5 +1,9 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -39,53 +43,144 @@ std::int64_t bytes_of(const TensorEntry& entry) {
   return n;
 }
 
+/// All of it at its place in the file, however many calls that takes; errno says why not.
+bool write_all_at(int fd, std::span<const std::byte> bytes, std::int64_t at) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(n)), at += n;
+  }
+  return true;
+}
+
+bool read_all_at(int fd, std::span<std::byte> bytes, std::int64_t at) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(n)), at += n;
+  }
+  return true;
+}
+
+/// A range of a file that no other process may hold meanwhile, on whichever host.
+class RangeLock {
+ public:
+  RangeLock(int fd, std::int64_t at, std::int64_t bytes) : fd_(fd), range_{} {
+    range_.l_type = F_WRLCK, range_.l_whence = SEEK_SET, range_.l_start = at, range_.l_len = bytes;
+    do held_ = ::fcntl(fd_, F_OFD_SETLKW, &range_) == 0;
+    while (!held_ && errno == EINTR);
+  }
+  ~RangeLock() {
+    if (!held_) return;
+    range_.l_type = F_UNLCK;
+    ::fcntl(fd_, F_OFD_SETLK, &range_);
+  }
+  RangeLock(const RangeLock&) = delete;
+  RangeLock& operator=(const RangeLock&) = delete;
+  bool held() const { return held_; }
+
+ private:
+  int fd_;
+  struct flock range_;
+  bool held_ = false;
+};
+
 }  // namespace
 
-/// One shard at a time is written; full ones wait without their names for finish().
 struct SafetensorsWriter::State {
   struct Shard {
-    std::filesystem::path target;
-    std::vector<TensorEntry> entries;
-    std::int64_t bytes = 0;
-    std::optional<PartialFile> file = std::nullopt;
+    std::filesystem::path path;
+    std::vector<std::size_t> entries;
+    std::string header;      // with its length in front
+    std::int64_t bytes = 0;  // of data
   };
+  /// Where an entry's bytes begin.
+  struct Place {
+    std::size_t shard = 0;
+    std::int64_t at = 0;
+  };
+  std::vector<TensorEntry> entries;
+  std::vector<Place> places;
   std::vector<Shard> shards;
-  std::map<std::string, std::string> metadata;
   std::filesystem::path index;  // empty: one file
-  std::size_t at = 0;           // the shard being written
-  std::int64_t left = 0;        // data bytes it still misses
+  bool made_them = false;
+  std::size_t open = 0;  // which shard `file` is
+  FileDescriptor file;
 
-  Status open_shard() {
-    Shard& shard = shards[at];
-    auto target = target_of_links(shard.target);
-    if (!target) return fail(std::move(target.error()));
-    auto opened = PartialFile::create(std::move(*target));
-    if (!opened) return fail(std::move(opened.error()));
-    shard.file.emplace(std::move(*opened));
-    nlohmann::ordered_json header;
-    if (!metadata.empty()) header["__metadata__"] = metadata;
-    std::int64_t offset = 0;
-    for (const auto& entry : shard.entries) {
-      const std::int64_t end = offset + bytes_of(entry);
-      header[entry.name] = {
-          {"dtype", safetensors_name(entry.dtype)}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
-      offset = end;
-    }
-    std::string text = header.is_null() ? "{}" : json_text(header);
-    text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts aligned, as the reference implementation does
-    const std::uint64_t length = text.size();
-    left = shard.bytes;
-    if (auto ok = shard.file->write(std::as_bytes(std::span{&length, 1})); !ok) return ok;
-    if (auto ok = shard.file->write(std::as_bytes(std::span{text})); !ok) return ok;
-    return next_when_full();
+  /// Opens a shard; the one before is on disk then.
+  Status use(std::size_t shard) {
+    if (file && open == shard) return {};
+    if (Status ok = sync(); !ok) return ok;
+    file = FileDescriptor(::open(shards[shard].path.c_str(), O_RDWR | O_CLOEXEC));
+    open = shard;
+    if (file) return {};
+    return fail(write_error(shards[shard].path));
   }
 
-  /// Empty shards and zero-sized tensors are complete as soon as they are open.
-  Status next_when_full() {
-    if (left > 0) return {};
-    if (auto synced = shards[at].file->sync(); !synced) return synced;
-    ++at;
-    return at < shards.size() ? open_shard() : Status{};
+  Status sync() {
+    if (!file) return {};
+    const bool synced = ::fsync(file.get()) == 0;
+    if (synced && file.close()) return {};
+    return fail(write_error(shards[open].path));
+  }
+
+  void lay_out(const std::map<std::string, std::string>& metadata) {
+    places.resize(entries.size());
+    for (std::size_t s = 0; s < shards.size(); ++s) {
+      nlohmann::ordered_json header;
+      if (!metadata.empty()) header["__metadata__"] = metadata;
+      std::int64_t offset = 0;
+      for (const std::size_t e : shards[s].entries) {
+        const std::int64_t end = offset + bytes_of(entries[e]);
+        header[entries[e].name] = {{"dtype", safetensors_name(entries[e].dtype)},
+                                   {"shape", entries[e].shape},
+                                   {"data_offsets", {offset, end}}};
+        places[e] = {s, offset};
+        offset = end;
+      }
+      std::string text = header.is_null() ? "{}" : json_text(header);
+      text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts aligned, as the reference implementation does
+      const std::uint64_t length = text.size();
+      shards[s].header.assign(reinterpret_cast<const char*>(&length), sizeof length);
+      shards[s].header += text;
+      shards[s].bytes = offset;
+      for (const std::size_t e : shards[s].entries) places[e].at += std::ssize(shards[s].header);
+    }
+  }
+
+  /// A file of its full size, which is zero behind the header.
+  Status make(const Shard& shard) const {
+    FileDescriptor made(::open(shard.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    const bool good = made && write_all_at(made.get(), std::as_bytes(std::span(shard.header)), 0) &&
+                      ::ftruncate(made.get(), std::ssize(shard.header) + shard.bytes) == 0;
+    if (good && made.close()) return {};
+    return fail(write_error(shard.path));
+  }
+
+  Status write_index() const {
+    if (index.empty()) {
+      // A folder that was sharded before must not keep an index to old shards: readers prefer it.
+      std::error_code ec;
+      if (shards[0].path.filename() == "model.safetensors")
+        std::filesystem::remove(shards[0].path.parent_path() / "model.safetensors.index.json", ec);
+      return {};
+    }
+    nlohmann::ordered_json json;
+    std::int64_t total = 0;
+    for (const Shard& shard : shards) total += shard.bytes;
+    json["metadata"]["total_size"] = total;
+    for (const Shard& shard : shards)
+      for (const std::size_t e : shard.entries) json["weight_map"][entries[e].name] = shard.path.filename().string();
+    return write_file_atomic(index, json_text(json, 2) + "\n");
+  }
+
+  std::int64_t check(std::size_t entry, std::int64_t first, std::int64_t elements) const {
+    HB_CHECK(entry < entries.size() && first >= 0 && elements >= 0 &&
+                 (first + elements) * size_of(entries[entry].dtype) <= bytes_of(entries[entry]),
+             "elements [{}, +{}) of entry {} of {}", first, elements, entry, entries.size());
+    return places[entry].at + first * size_of(entries[entry].dtype);
   }
 };
 
@@ -94,77 +189,90 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter::~SafetensorsWriter() = default;
 
-Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& target,
-                                                    std::vector<TensorEntry> entries, std::int64_t max_shard_bytes,
-                                                    const std::map<std::string, std::string>& metadata) {
+Result<SafetensorsWriter> SafetensorsWriter::join(const std::filesystem::path& target, std::vector<TensorEntry> entries,
+                                                  std::int64_t max_shard_bytes,
+                                                  const std::map<std::string, std::string>& metadata) {
   auto state = std::make_unique<State>();
-  state->metadata = metadata;
   const bool one_file = target.extension() == ".safetensors";
   const std::filesystem::path folder = one_file ? target.parent_path() : target;
-
   std::set<std::string> names;
+  std::int64_t bytes = 0;  // in the shard
   state->shards.emplace_back();
-  for (auto& entry : entries) {
+  for (std::size_t e = 0; e < entries.size(); ++e) {
+    const TensorEntry& entry = entries[e];
     if (!names.insert(entry.name).second || entry.name == "__metadata__")
       return fail(Diagnostic{.code = "E409",
                              .message = fmt::format("tensor name \"{}\" is taken", entry.name),
                              .where = {target.string()},
                              .notes = {},
                              .help = {}});
-    const std::int64_t bytes = bytes_of(entry);
-    if (!one_file && !state->shards.back().entries.empty() && state->shards.back().bytes + bytes > max_shard_bytes)
-      state->shards.emplace_back();
-    state->shards.back().bytes += bytes;
-    state->shards.back().entries.push_back(std::move(entry));
+    if (!one_file && !state->shards.back().entries.empty() && bytes + bytes_of(entry) > max_shard_bytes)
+      state->shards.emplace_back(), bytes = 0;
+    bytes += bytes_of(entry);
+    state->shards.back().entries.push_back(e);
   }
-
   const std::size_t n = state->shards.size();
-  for (std::size_t i = 0; i < n; ++i) {
-    auto& shard = state->shards[i];
-    shard.target = one_file ? target
-                   : n == 1 ? folder / "model.safetensors"
-                            : folder / fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, n);
-  }
+  for (std::size_t i = 0; i < n; ++i)
+    state->shards[i].path = one_file ? target
+                            : n == 1 ? folder / "model.safetensors"
+                                     : folder / fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, n);
   if (n > 1) state->index = folder / "model.safetensors.index.json";
-  std::error_code ec;
-  if (!folder.empty()) std::filesystem::create_directories(folder, ec);
-  if (auto opened = state->open_shard(); !opened) return fail(opened.error());
+  state->entries = std::move(entries);
+  state->lay_out(metadata);
   return SafetensorsWriter(std::move(state));
 }
 
-Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
+Result<SafetensorsWriter> SafetensorsWriter::create(const std::filesystem::path& target,
+                                                    std::vector<TensorEntry> entries, std::int64_t max_shard_bytes,
+                                                    const std::map<std::string, std::string>& metadata) {
+  auto writer = join(target, std::move(entries), max_shard_bytes, metadata);
+  if (!writer) return writer;
+  State& s = *writer->state_;
+  std::error_code ec;
+  if (const auto folder = s.shards.front().path.parent_path(); !folder.empty())
+    std::filesystem::create_directories(folder, ec);
+  for (const State::Shard& shard : s.shards)
+    if (Status ok = s.make(shard); !ok) return fail(std::move(ok.error()));
+  s.made_them = true;
+  return writer;
+}
+
+Status SafetensorsWriter::write(std::size_t entry, std::int64_t first, std::span<const std::byte> bytes) {
   State& s = *state_;
-  while (!bytes.empty()) {
-    HB_CHECK(s.at < s.shards.size(), "{} bytes more than the entries hold", bytes.size());
-    const auto n = std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(s.left));
-    if (auto ok = s.shards[s.at].file->write(bytes.first(n)); !ok) return ok;
-    s.left -= static_cast<std::int64_t>(n);
-    bytes = bytes.subspan(n);
-    if (auto next = s.next_when_full(); !next) return next;
+  const std::int64_t width = size_of(s.entries.at(entry).dtype), elements = std::ssize(bytes) / width;
+  const std::int64_t at = s.check(entry, first, elements);
+  HB_CHECK(elements * width == std::ssize(bytes), "{} bytes are not whole elements of {}", bytes.size(), width);
+  if (Status ok = s.use(s.places[entry].shard); !ok) return ok;
+  if (write_all_at(s.file.get(), bytes, at)) return {};
+  return fail(write_error(s.shards[s.open].path));
+}
+
+Status SafetensorsWriter::write(std::size_t entry, std::int64_t first, std::int64_t step,
+                                std::span<const std::byte> bytes) {
+  if (step == 1) return write(entry, first, bytes);
+  State& s = *state_;
+  const auto width = static_cast<std::size_t>(size_of(s.entries.at(entry).dtype));
+  const std::size_t n = bytes.size() / width, pitch = static_cast<std::size_t>(step) * width;
+  HB_CHECK(n > 0 && step > 1 && n * width == bytes.size(), "{} bytes {} apart", bytes.size(), step);
+  std::vector<std::byte> around((n - 1) * pitch + width);
+  const std::int64_t at = s.check(entry, first, std::ssize(around) / size_of(s.entries[entry].dtype));
+  if (Status ok = s.use(s.places[entry].shard); !ok) return ok;
+  const RangeLock lock(s.file.get(), at, std::ssize(around));
+  if (lock.held() && read_all_at(s.file.get(), around, at)) {
+    for (std::size_t i = 0; i < n; ++i) std::memcpy(around.data() + i * pitch, bytes.data() + i * width, width);
+    if (write_all_at(s.file.get(), around, at)) return {};
   }
-  return {};
+  return fail(write_error(s.shards[s.open].path));
 }
 
 Status SafetensorsWriter::finish() {
   State& s = *state_;
-  HB_CHECK(s.at == s.shards.size(), "{} bytes of {} were never written", s.left, s.shards[s.at].target.string());
-  nlohmann::ordered_json index;
-  std::int64_t total = 0;
-  for (auto& shard : s.shards) {
-    if (auto there = shard.file->commit(); !there) return there;
-    total += shard.bytes;
-  }
-  if (s.index.empty()) {
-    // A folder that was sharded before must not keep an index to old shards: readers prefer it.
-    std::error_code ec;
-    if (s.shards[0].target.filename() == "model.safetensors")
-      std::filesystem::remove(s.shards[0].target.parent_path() / "model.safetensors.index.json", ec);
-    return {};
-  }
-  index["metadata"]["total_size"] = total;
-  for (const auto& shard : s.shards)
-    for (const auto& entry : shard.entries) index["weight_map"][entry.name] = shard.target.filename().string();
-  return write_file_atomic(s.index, json_text(index, 2) + "\n");
+  if (Status ok = s.sync(); !ok) return ok;
+  if (!s.made_them) return {};
+  for (std::size_t i = 0; i < s.shards.size(); ++i)
+    if (Status ok = s.use(i); !ok) return ok;
+  if (Status ok = s.sync(); !ok) return ok;
+  return s.write_index();
 }
 
 }  // namespace hotbunk

@@ -225,6 +225,10 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
   nlohmann::json metrics;
   DriverOptions options;
   options.checkpoints = folder, options.resume = from;
+  if (world.size() > 1) {
+    options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
+    options.hear = [&world](const std::string& key, Rank from_rank) { return world.await(key, from_rank); };
+  }
   options.opens_files = world.rank() == 0 || s.train.load == "shards";  // as a run has it
   options.on_step = [&](const StepMetrics& m) {
     metrics["losses"].push_back(m.values.at("loss"));

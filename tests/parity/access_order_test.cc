@@ -115,7 +115,9 @@ TEST_CASE("a dropped wait is named by the checked mode where the verifier finds 
   std::fprintf(stderr, "%d waits dropped: %d named by the checked mode, %d by the verifier alone\n", waits, named,
                verifier_alone);
   CHECK(named > 100);
-  CHECK(verifier_alone <= 25);  // around unmap, where the device waits for all of its streams
+  // Around unmap, where the device waits for all of its streams; and at the ends of blocks that only hand out what
+  // persists, which the verifier wants ordered whichever block follows.
+  CHECK(verifier_alone <= 29);
 
   // On the CPU, whatever the timing.
   REQUIRE(in_a_run.size() >= 3);

@@ -62,23 +62,53 @@ Program export_program(const ModelSpec& m) {
 }
 
 /// A checkpoint whose every number is `version` plus its slot.
-Status write_checkpoint(const fs::path& folder, int version) {
+Status write_checkpoint(const fs::path& folder, int version, const std::vector<CarriedFile>& carried = {}) {
   const ModelSpec m = tiny_model();
   const Program program = export_program(m);
+  const CheckpointContent content{.model = m};
   TrainingState state;
   state.step = state.optimizer_step = version;
   state.scenario = "name: tiny\n";
-  auto writer = CheckpointWriter::create(folder, m, program, 0, state);
+  auto writer = CheckpointWriter::create(folder, content, state, carried);
   if (!writer) return tl::unexpected(writer.error());
   Status taken;
   each_op(program, program.phases[0][0], [&](const BoundOp& op) {
     const std::vector<float> values(static_cast<std::size_t>(boxes_of(*op, {})[0].cols),
                                     static_cast<float>(version * 100 + op->integer(Attr::slot)));
-    if (taken) taken = (*writer)->take(op, std::as_bytes(std::span(values)));
+    if (taken) taken = (*writer)->take(op, {}, std::as_bytes(std::span(values)));
   });
   if (!taken) return taken;
   if (Status ok = (*writer)->finish(); !ok) return ok;
   return (*writer)->place();
+}
+
+/// The same fetches, each of its half of the rows; `places`: the place of the rank in family 0.
+Status write_half(CheckpointWriter& writer, std::int32_t place, int version) {
+  const ModelSpec m = tiny_model();
+  Program program = test::empty_program();
+  std::vector<Op> ops;
+  for (const ParamSpec& p : parameters_of(m))
+    for (Slot slot : {Slot::exported, Slot::exported_first_moment, Slot::exported_second_moment}) {
+      const std::int64_t rows = p.shape[0], cols = p.numel() / rows, half = rows / 2;
+      Op op;
+      op.kind = OpKind::fetch, op.name = p.name, op.inputs = {Tensor{}};
+      op.inputs[0].dtype = DType::f32;
+      op.attrs = {{Attr::slot, static_cast<std::int64_t>(slot)}};
+      Move move;
+      move.from = {0, {0, half, 0, cols, 0, cols}, {}};
+      move.from.parts = {.who = Holds::mine, .family = 0, .count = 2, .rows = half, .last_row = rows, .within = {}};
+      move.to = {0, {0, rows, 0, cols, 0, cols}, {}};
+      op.moves = {move};
+      ops.push_back(op);
+    }
+  program.phases = {{test::block_of(program, "export", ops)}};
+  Status taken;
+  each_op(program, program.phases[0][0], [&](const BoundOp& op) {
+    const std::vector<float> values(static_cast<std::size_t>(boxes_of(*op, {place})[0].elements()),
+                                    static_cast<float>(version * 100 + op->integer(Attr::slot)));
+    if (taken) taken = writer.take(op, {place}, std::as_bytes(std::span(values)));
+  });
+  return taken;
 }
 
 /// The step that a whole checkpoint is of; 0: it is not whole.
@@ -194,13 +224,80 @@ TEST_CASE("what somebody has put into a checkpoint's folder stays there when ano
   CHECK(names_in(folder.path) == std::set<std::string>{"final"});
 }
 
+TEST_CASE("what stands beside a model's weights comes along, and a user's file of such a name is not ours") {
+  const Folder folder;
+  const fs::path model = folder.path / "model", place = folder.path / "final";
+  const std::vector<std::string> along = {"added_tokens.json", "chat_template.jinja",     "generation_config.json",
+                                          "merges.txt",        "special_tokens_map.json", "tokenizer.json",
+                                          "tokenizer.model",   "tokenizer.model.v3",      "tokenizer_config.json",
+                                          "vocab.json"};
+  for (const std::string& name : along) REQUIRE(write_file_atomic(model / name, "of " + name));
+  for (const char* other :
+       {"README.md", "config.json", "my_tokenizer.json", "model.safetensors", "onnx/tokenizer.json"})
+    REQUIRE(write_file_atomic(model / other, "stays"));
+  const auto carried = read_carried(model);
+  REQUIRE(carried);
+  std::vector<std::string> names;
+  for (const CarriedFile& file : *carried) names.push_back(file.name);
+  CHECK(names == along);
+  CHECK(read_carried(model / "model.safetensors")->size() == along.size());
+  CHECK(read_carried("")->empty());
+  REQUIRE(write_checkpoint(place, 1, *carried));
+  for (const std::string& name : along) CHECK(*read_file(place / name) == "of " + name);
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "changed"));
+  const Status refused = verify_manifest(place);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().front().message.find("tokenizer.json has another size") != std::string::npos);
+  // The next one has its own; of a model without any, what somebody has put there stays.
+  REQUIRE(write_checkpoint(place, 2));
+  CHECK(names_in(place) == std::set<std::string>{"config.json", "manifest.json", "model.safetensors",
+                                                 "optimizer.safetensors", "scenario.yaml", "state.json"});
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "mine"));
+  REQUIRE(write_checkpoint(place, 3));
+  CHECK(*read_file(place / "tokenizer.json") == "mine");
+  CHECK_FALSE(remove_checkpoint(place));
+  CHECK(names_in(place) == std::set<std::string>{"tokenizer.json"});
+  fs::create_directories(folder.path / "run");
+  REQUIRE(write_file_atomic(folder.path / "run/.step_3.77.partial/tokenizer.json", "half a checkpoint"));
+  CHECK(sweep_checkpoints(folder.path / "run") == std::vector<std::string>{".step_3.77.partial"});
+}
+
+TEST_CASE("what two ranks write of their halves is what one writes, and a part that has no folder is refused") {
+  const Folder folder;
+  REQUIRE(write_checkpoint(folder.path / "one", 4));
+  const ModelSpec m = tiny_model();
+  TrainingState state;
+  state.step = state.optimizer_step = 4;
+  state.scenario = "name: tiny\n";
+  auto first = CheckpointWriter::create(folder.path / "two", {.model = m}, state, {});
+  REQUIRE(first);
+  auto second = CheckpointWriter::join((*first)->partial(), {.model = m});
+  REQUIRE(second);
+  REQUIRE(write_half(**second, 1, 4));
+  REQUIRE((*second)->finish());
+  REQUIRE(write_half(**first, 0, 4));
+  CHECK((*first)->taken() == (*second)->taken());
+  CHECK((*first)->taken() + (*second)->taken() == (*first)->elements());
+  second->reset();  // takes nothing away
+  REQUIRE((*first)->finish());
+  REQUIRE((*first)->place());
+  CHECK(whole_step(folder.path / "two") == 4);
+  for (const std::string& name : names_in(folder.path / "one"))
+    CHECK(*read_file(folder.path / "one" / name) == *read_file(folder.path / "two" / name));
+  auto late = CheckpointWriter::join(folder.path / ".two.1.partial", {.model = m});
+  REQUIRE(late);
+  const Status refused = write_half(**late, 1, 4);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().front().code == "E103");
+  CHECK(refused.error().front().where.file == (folder.path / ".two.1.partial/model.safetensors").string());
+}
+
 TEST_CASE("a failed write leaves nothing behind") {
   const Folder folder;
   const fs::path place = folder.path / "final";
   const ModelSpec m = tiny_model();
-  const Program program = export_program(m);
   {
-    auto writer = CheckpointWriter::create(place, m, program, 0, TrainingState{});
+    auto writer = CheckpointWriter::create(place, {.model = m}, TrainingState{}, {});
     REQUIRE(writer);
     CHECK(names_in(folder.path).size() == 1);
   }

@@ -310,3 +310,21 @@ TEST_CASE("sampling depends on seed, step, sample and position, not on the layou
   four[0]->report(b);
   CHECK(a.metrics.front().values.at("reward") == b.metrics.front().values.at("reward"));
 }
+
+TEST_CASE("a rank that does not see the folder of checkpoints says so before training") {
+  Plan plan = make_plan();
+  const auto load = static_cast<std::int16_t>(plan.phases.size());
+  plan.phases.push_back({"load", When::prologue, false});
+  plan.programs[0].phases.push_back({test::block_of(plan.programs[0], "load", {})});
+  std::map<std::string, std::string> said;
+  DriverOptions options;
+  options.checkpoints = "/nowhere/run/checkpoints";
+  options.say = [&](const std::string& key, const std::string& value) { said[key] = value; };
+  options.hear = [&](const std::string& key, Rank from) { return from == 0 ? said.at(key) : ""; };
+  const auto driver = RlDriver::create(plan, scenario(), options);
+  REQUIRE(driver);
+  CHECK((*driver)->next(0, 0, load));
+  CHECK_THROWS_WITH((*driver)->next(1, 0, load), Catch::Contains("rank 1 does not see /nowhere/run: "));
+  said.begin()->second = "/";
+  CHECK((*driver)->next(1, 0, load));
+}

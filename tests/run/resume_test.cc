@@ -300,8 +300,10 @@ TEST_CASE("what is not the same computation any more is refused with what differ
   must_run(fmt::format("run {} --set steps=1 --out {}", base, initial.string()));
   const fs::path model = work_folder() / "refused_model";
   fs::copy(initial / "checkpoints/final", model);
+  std::ofstream(model / "tokenizer.json") << "{}";
   const std::string file = base + sets("algorithm.kl_coef=0.1 model=" + model.string());
   must_run(fmt::format("run {} --out {}", file, out.string()));
+  for (const char* name : {"step_1", "final"}) CHECK(text_of(out / "checkpoints" / name / "tokenizer.json") == "{}");
   const auto refused = [&](const std::string& arguments, const std::vector<std::string>& texts) {
     const Result2 r = hotbunk_command("run " + arguments);
     INFO(arguments << '\n' << r.err);

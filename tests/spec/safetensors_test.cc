@@ -3,8 +3,10 @@
 #include "spec/safetensors.h"
 
 #include <rapidcheck.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -46,9 +48,10 @@ void write_all(const fs::path& target, std::int64_t max_shard_bytes) {
   REQUIRE(writer);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto data = random_bytes(bytes_of(entries[i]), i);
-    const std::size_t half = data.size() / 2;  // in two pieces: pieces need not end where tensors do
-    REQUIRE(writer->write(std::span(data).first(half)));
-    REQUIRE(writer->write(std::span(data).subspan(half)));
+    const auto width = static_cast<std::size_t>(size_of(entries[i].dtype));
+    const std::size_t half = data.size() / width / 2;  // the last elements first
+    REQUIRE(writer->write(i, static_cast<std::int64_t>(half), std::span(data).subspan(half * width)));
+    REQUIRE(writer->write(i, 0, std::span(data).first(half * width)));
   }
   REQUIRE(writer->finish());
 }
@@ -106,18 +109,49 @@ TEST_CASE("what is written comes back bit for bit: one file, a folder, shards") 
   }
 }
 
-TEST_CASE("an unfinished writer leaves the old file and no litter") {
+TEST_CASE("several writers fill the same files, each with its own elements, also those that take turns") {
   const Folder folder;
-  write_all(folder.path / "state.safetensors", 1 << 30);
-  const auto before = read_file(folder.path / "state.safetensors");
-  {
-    auto writer = SafetensorsWriter::create(folder.path / "state.safetensors", entries);
-    REQUIRE(writer);
-    REQUIRE(writer->write(random_bytes(10, 99)));
-    CHECK_THROWS_AS(writer->finish(), InternalError);
+  const std::vector<TensorEntry> shared = {{"a", DType::f32, {40}}, {"b", DType::bf16, {4000, 50}}};
+  const auto a = random_bytes(160, 0), b = random_bytes(400000, 1);
+  auto first = SafetensorsWriter::create(folder.path, shared, 200);
+  REQUIRE(first);
+  std::vector<pid_t> writers;
+  for (int w = 0; w < 3; ++w) {
+    writers.push_back(::fork());
+    if (writers.back() != 0) continue;
+    auto writer = SafetensorsWriter::join(folder.path, shared, 200);
+    bool good = writer.has_value();
+    for (std::int64_t i = w; good && i < 40; i += 3)
+      good = writer->write(0, i, std::span(a).subspan(i * 4, 4)).has_value();
+    // Of each row every third element, from w on: the others between them are written meanwhile.
+    for (std::int64_t row = 0; good && row < 4000; ++row) {
+      std::vector<std::byte> own;
+      for (std::int64_t i = w; i < 50; i += 3)
+        own.insert(own.end(), b.begin() + (row * 50 + i) * 2, b.begin() + (row * 50 + i) * 2 + 2);
+      good = writer->write(1, row * 50 + w, 3, own).has_value();
+    }
+    ::_exit(good && writer->finish() ? 0 : 1);
   }
-  CHECK(*read_file(folder.path / "state.safetensors") == *before);
-  CHECK(std::distance(fs::directory_iterator(folder.path), fs::directory_iterator()) == 1);
+  for (const pid_t writer : writers) {
+    int status = 1;
+    ::waitpid(writer, &status, 0);
+    CHECK(status == 0);
+  }
+  REQUIRE(first->finish());
+  const auto read = Checkpoint::open(folder.path);
+  REQUIRE(read);
+  const auto same = [&](const char* name, const std::vector<std::byte>& bytes) {
+    const TensorView* view = read->find(name);
+    return view != nullptr && std::ranges::equal(view->data, bytes);
+  };
+  CHECK(same("a", a));
+  CHECK(same("b", b));
+  fs::remove(folder.path / "model-00001-of-00002.safetensors");
+  auto late = SafetensorsWriter::join(folder.path, shared, 200);
+  REQUIRE(late);
+  const Status gone = late->write(0, 0, std::span(a).first(4));
+  REQUIRE_FALSE(gone);
+  CHECK(gone.error().front().code == "E103");
 }
 
 TEST_CASE("a writer refuses repeated names, too many bytes, and folders it cannot make") {
@@ -127,7 +161,8 @@ TEST_CASE("a writer refuses repeated names, too many bytes, and folders it canno
   CHECK(twice.error()[0].code == "E409");
   auto writer = SafetensorsWriter::create(folder.path / "x.safetensors", {{"a", DType::f32, {1}}});
   REQUIRE(writer);
-  CHECK_THROWS_AS(writer->write(random_bytes(5, 0)), InternalError);
+  CHECK_THROWS_AS(writer->write(0, 0, random_bytes(5, 0)), InternalError);
+  CHECK_THROWS_AS(writer->write(0, 1, random_bytes(4, 0)), InternalError);
   auto nowhere = SafetensorsWriter::create("/dev/null/x.safetensors", {{"a", DType::f32, {1}}});
   REQUIRE_FALSE(nowhere);
   CHECK(nowhere.error()[0].code == "E103");
