@@ -167,13 +167,13 @@ struct SafetensorsWriter::State {
         std::filesystem::remove(shards[0].path.parent_path() / "model.safetensors.index.json", ec);
       return {};
     }
-    nlohmann::ordered_json json;
+    nlohmann::ordered_json document;
     std::int64_t total = 0;
     for (const Shard& shard : shards) total += shard.bytes;
-    json["metadata"]["total_size"] = total;
+    document["metadata"]["total_size"] = total;
     for (const Shard& shard : shards)
-      for (const std::size_t e : shard.entries) json["weight_map"][entries[e].name] = shard.path.filename().string();
-    return write_file_atomic(index, json_text(json, 2) + "\n");
+      for (const std::size_t e : shard.entries) document["weight_map"][entries[e].name] = shard.path.filename().string();
+    return write_file_atomic(index, json_text(document, 2) + "\n");
   }
 
   std::int64_t check(std::size_t entry, std::int64_t first, std::int64_t elements) const {

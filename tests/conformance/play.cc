@@ -42,8 +42,9 @@ class Exchange final : public Driver {
     std::ranges::copy(data->second, to.begin());
   }
   void fetch(Rank rank, const BoundOp& bound, const Args&, std::span<const std::byte> from) override {
-    const std::string name = bound.name();
-    fetched_[fmt::format("{}@{}", name, rank)] = {from.begin(), from.end()};
+    Bytes bytes(from.begin(), from.end());
+    const std::lock_guard lock(mutex_);
+    fetched_[fmt::format("{}@{}", bound.name(), rank)] = std::move(bytes);
   }
   /// Nobody wants results, so the block has been asked for and nothing more.
   void completed(Rank, const Args&, std::int16_t) override {
@@ -67,7 +68,7 @@ class Exchange final : public Driver {
   std::mutex mutex_;
   std::condition_variable all_asked_;
   bool asked_ = false;
-  std::map<std::string, Bytes> fetched_;  // ops of one stream fetch, one at a time
+  std::map<std::string, Bytes> fetched_;  // streams fetch at the same time
 };
 
 std::string play_here(Process& process, const Plan& plan, const Script& script) {
