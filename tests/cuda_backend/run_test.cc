@@ -76,6 +76,18 @@ TEST_CASE("a call of the driver that fails, or never returns, ends the run with 
   CHECK_THAT(kernel.err, Catch::Contains("cuLaunchKernel(") && Catch::Contains("CUDA_ERROR_LAUNCH_FAILED") &&
                              Catch::Contains("(op "));
   CHECK_THAT(fails("cuMemCreate:20").err, Catch::Contains("CUDA_ERROR_OUT_OF_MEMORY"));
+  // What was written is whole: each line, and the checkpoint of the step before, from which the CPU backend goes on.
+  fails("cuLaunchKernel:2500", "--set checkpoint_every=1");
+  for (const char* file : {"metrics.jsonl", "samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+    CHECK_FALSE(folder.lines("failed", file).empty());
+  std::vector<std::string> checkpoints;
+  for (const auto& entry : fs::directory_iterator(folder.root / "failed/checkpoints"))
+    checkpoints.push_back(entry.path().filename());
+  CHECK(checkpoints == std::vector<std::string>{"step_1"});
+  const Ended resumed = folder.resume("failed");
+  INFO(resumed.err);
+  CHECK(resumed.code == 0);
+  CHECK(fs::exists(folder.root / "failed/checkpoints/final/model.safetensors"));
   const Ended stuck = fails("cuStreamWaitEvent:300:hang", "--set run.timeout_s=2");
   CHECK(stuck.seconds < 40);  // this machine may be busy; the limits are 2 s without work and 5 s to unwind
 }
