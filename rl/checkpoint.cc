@@ -34,15 +34,22 @@ namespace fs = std::filesystem;
 
 constexpr const char* state_schema = "hotbunk.training-state/1";
 
-/// A file of its folder that a checkpoint may have. What is carried along has names that anybody's file may have: where
-/// there is a manifest, it is ours if that says so.
+/// What is carried along has names that anybody's file may have: it is ours if the manifest says so. Without one a
+/// checkpoint is half written or half removed, and its config, the first of its files and the last, lies beside it.
+bool is_carried_by(const fs::path& folder, const std::string& name) {
+  if (!is_carried(name)) return false;
+  if (const auto listed = manifest_names(folder, name)) return *listed;
+  std::error_code ec;
+  return fs::exists(folder / checkpoint_file::config, ec) || fs::exists(folder / adapter_file::config, ec);
+}
+
+/// A file of its folder that a checkpoint may have.
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
       R"(config\.json|adapter_config\.json|adapter_model\.safetensors|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
   const std::string name = path.filename().string();
-  return (std::regex_match(name, names) || is_partial_name(name) ||
-          (is_carried(name) && may_be_listed(path.parent_path(), name))) &&
+  return (std::regex_match(name, names) || is_partial_name(name) || is_carried_by(path.parent_path(), name)) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;
 }
 
@@ -59,12 +66,16 @@ bool remove_if_ours_alone(const fs::path& folder) {
   return std::ranges::all_of(entries_of(folder), is_our_file) && remove_checkpoint(folder);
 }
 
-/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place.
+/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place,
+/// as NAME.previous where that has a file of the name.
 void retire(const fs::path& old, const fs::path& folder) {
   std::error_code ec;
-  for (const fs::path& path : entries_of(old))
-    if (const fs::path place = folder / path.filename(); !is_our_file(path) && !fs::exists(place, ec))
-      fs::rename(path, place, ec);
+  for (const fs::path& path : entries_of(old)) {
+    if (is_our_file(path)) continue;
+    fs::path place = folder / path.filename();
+    while (fs::exists(fs::symlink_status(place, ec))) place += ".previous";
+    fs::rename(path, place, ec);
+  }
   remove_checkpoint(old);
 }
 
@@ -391,9 +402,16 @@ bool remove_checkpoint(const fs::path& folder) {
   if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return false;
   std::vector<fs::path> files = entries_of(folder);
   std::erase_if(files, [](const fs::path& file) { return !is_our_file(file); });
-  // The manifest first: what is left of a folder is not to be taken for a whole one.
-  std::ranges::sort(files, std::ranges::greater(),
-                    [](const fs::path& file) { return file.filename() == checkpoint_file::manifest; });
+  // The weights first: what is left is not to be taken for a whole one, for the manifest names them. What says that it
+  // was one, and whose the other files are, goes last.
+  const auto turn = [](const fs::path& file) {
+    const std::string name = file.filename().string();
+    if (name.starts_with("model") || name == adapter_file::weights) return 0;
+    if (name == checkpoint_file::state) return 2;
+    if (name == checkpoint_file::config || name == adapter_file::config) return 3;
+    return name == checkpoint_file::manifest ? 4 : 1;
+  };
+  std::ranges::sort(files, {}, turn);
   for (const fs::path& file : files) fs::remove(file, ec);
   return fs::remove(folder, ec);  // unless somebody else has something in it
 }
