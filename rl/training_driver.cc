@@ -36,7 +36,7 @@ std::string told(std::int64_t elements, const Diagnostics& problems) {
     out["problem"] = {
         {"code", d.code}, {"message", d.message}, {"where", d.where.file}, {"notes", d.notes}, {"help", d.help}};
   }
-  return json_text(out);
+  return json_text(out, -1, NotUtf8::replaced);  // a path is what it is
 }
 
 /// The elements, or what went wrong, with the rank.
@@ -301,7 +301,10 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   if (options_.checkpoints.empty()) return payload;
   const bool last = role == PhaseRole::export_weights;
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
-  if (rank != 0 && std::ranges::count(writers(phase), rank) == 0) return payload;
+  const std::vector<Rank> all = writers(phase);
+  HB_CHECK((options_.say && options_.hear) || all.empty() || all.back() == 0,
+           "{} ranks write a checkpoint and cannot tell each other of it", all.size());
+  if (rank != 0 && std::ranges::count(all, rank) == 0) return payload;
   payload->places = places_of(plan(), rank);
   payload->written = &written_by(phase, rank);
   const auto begin = [&](WeightsPayload::Writing& w, const std::string& name, bool merged) {

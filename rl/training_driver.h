@@ -26,7 +26,7 @@ struct DriverOptions {
   /// the first rank's holds for all.
   std::filesystem::path checkpoints;
   /// What ranks of other processes tell each other beside the plan, a key once: World::set and World::await. Empty:
-  /// this process has all ranks.
+  /// no other rank than the first writes a part of a checkpoint.
   std::function<void(const std::string& key, const std::string& value)> say;
   std::function<std::string(const std::string& key, Rank from)> hear;
   /// On the first rank's host, whose sync of a file is of what this rank has written too.
