@@ -1,5 +1,6 @@
 #include "rl/training_driver.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,11 +10,15 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/max.h"
+#include "base/partial_file.h"
 #include "exec/divergence.h"
 #include "graph/boxes.h"
 #include "rl/manifest.h"
@@ -114,6 +119,30 @@ struct WeightsPayload final : Payload {
     if (merged.to) merged.note(merged.to->place());
   }
 };
+
+/// An empty file with a name that no other run's has: a folder of the same path may be each host's own. What a killed
+/// process leaves of it goes with the run (base/partial_file.h).
+std::shared_ptr<const std::filesystem::path> make_probe(const std::filesystem::path& folder) {
+  std::random_device random;
+  std::filesystem::path file = folder / fmt::format(".{:08x}{:08x}.partial", random(), random());
+  if (!FileDescriptor(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)))
+    throw RuntimeFailure(render(write_error(file)));
+  return {new std::filesystem::path(std::move(file)), [](const std::filesystem::path* made) {
+            std::error_code ignored;
+            std::filesystem::remove(*made, ignored);
+            delete made;
+          }};
+}
+
+/// A shared folder shows after a while what another host has made in it.
+bool appears(const std::filesystem::path& file) {
+  std::error_code ec;
+  for (int tries = 0; tries < 20; ++tries) {
+    if (std::filesystem::is_regular_file(file, ec)) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
 
 double metric(const std::vector<float>& metrics, Metric which) {
   return static_cast<double>(metrics[static_cast<std::size_t>(which)]);
@@ -294,7 +323,7 @@ CheckpointContent TrainingDriver::content(bool merged) const {
 
 std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::int32_t step, Rank rank) {
   if (role == PhaseRole::load) {
-    if (!options_.checkpoints.empty()) prepare_checkpoints(rank);
+    if (!options_.checkpoints.empty()) look_for_folder(rank);
     return {};
   }
   auto payload = std::make_shared<WeightsPayload>();
@@ -317,7 +346,7 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
     // The epilogue's number is that of the iteration after the last.
     std::optional<TrainingState> state;
     if (!merged) state = state_after(last ? step - 1 : step);
-    w.begin(CheckpointWriter::create(options_.checkpoints / name, content(merged), std::move(state), carried_));
+    w.begin(CheckpointWriter::create(options_.checkpoints / name, content(merged), std::move(state), options_.carried));
     if (options_.say) options_.say(w.key, w.to ? w.to->partial().string() : "");
   };
   begin(payload->sink, last ? "final" : fmt::format("step_{}", step), false);
@@ -325,21 +354,18 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   return payload;
 }
 
-void TrainingDriver::prepare_checkpoints(Rank rank) {
-  const char* key = "the folder of checkpoints";
-  if (rank == 0) {
-    auto files = read_carried(started_.initial_weights);
-    if (!files) throw RuntimeFailure(render(files.error()));
-    carried_ = std::move(*files);
-    if (options_.say) options_.say(key, options_.checkpoints.parent_path().string());
-  } else if (options_.hear) {
-    const std::string folder = options_.hear(key, 0);
-    std::error_code ec;
-    if (!std::filesystem::is_directory(folder, ec))
+void TrainingDriver::look_for_folder(Rank rank) {
+  const char* key = "a file beside the checkpoints";
+  if (rank == 0 && options_.say) {
+    probe_ = make_probe(options_.checkpoints.parent_path());
+    options_.say(key, probe_->string());
+  } else if (rank != 0 && options_.hear) {
+    const std::filesystem::path probe = options_.hear(key, 0);
+    if (!appears(probe))
       throw RuntimeFailure(
           fmt::format("rank {} does not see {}: every rank writes its part of a checkpoint, into a "
                       "folder that all hosts share; give another --out",
-                      rank, folder));
+                      rank, probe.parent_path().string()));
   }
 }
 
