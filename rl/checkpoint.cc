@@ -172,6 +172,16 @@ std::string moment_name(const std::string& parameter, Slot slot) {
 
 namespace {
 
+/// A tensor's weight is drawn by its name (FNV-1a, stirred as splitmix64 does), which no other tensor of a checkpoint
+/// has.
+ElementCount count_of(const TensorEntry& entry, std::int64_t elements) {
+  std::uint64_t x = 0xcbf29ce484222325;
+  for (const char c : entry.name) x = (x ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return {elements, (x ^ (x >> 31)) * static_cast<std::uint64_t>(elements)};
+}
+
 /// One set of safetensors files in the making.
 struct TensorFiles {
   std::vector<TensorEntry> entries;
@@ -182,11 +192,12 @@ struct TensorFiles {
     numbers.emplace(entry.name, entries.size());
     entries.push_back(std::move(entry));
   }
-  std::int64_t elements() const {
-    std::int64_t n = 0;
+  ElementCount elements() const {
+    ElementCount all;
     for (const TensorEntry& entry : entries)
-      n += std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1}, std::multiplies<>());
-    return n;
+      all += count_of(entry,
+                      std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1}, std::multiplies<>()));
+    return all;
   }
 };
 
@@ -214,7 +225,7 @@ struct CheckpointWriter::State {
   bool is_first = false;  // the first rank's
   TensorFiles model, optimizer;
   std::map<std::string, StoredParameter> stored;  // by parameter; moments are stored as they are
-  std::int64_t taken = 0;
+  ElementCount taken;
   bool placed = false;
 
   explicit State(const CheckpointContent& of) {
@@ -237,7 +248,7 @@ struct CheckpointWriter::State {
   Status put(TensorFiles& to, std::size_t entry, std::int64_t first, std::int64_t step,
              std::span<const std::byte> bytes) {
     if (Status ok = check_numbers(to.entries[entry], first, step, bytes); !ok) return ok;
-    taken += std::ssize(bytes) / size_of(to.entries[entry].dtype);
+    taken += count_of(to.entries[entry], std::ssize(bytes) / size_of(to.entries[entry].dtype));
     return to.writer->write(entry, first, step, bytes);
   }
 
@@ -353,8 +364,11 @@ Status CheckpointWriter::take(const BoundOp& op, const Places& places, std::span
   return {};
 }
 
-std::int64_t CheckpointWriter::elements() const { return state_->model.elements() + state_->optimizer.elements(); }
-std::int64_t CheckpointWriter::taken() const { return state_->taken; }
+ElementCount CheckpointWriter::elements() const {
+  ElementCount all = state_->model.elements();
+  return all += state_->optimizer.elements();
+}
+ElementCount CheckpointWriter::taken() const { return state_->taken; }
 
 Status CheckpointWriter::finish() {
   State& s = *state_;

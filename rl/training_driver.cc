@@ -34,8 +34,8 @@ bool is_exported(Slot slot) {
 Slot slot_of(const BoundOp& op) { return static_cast<Slot>(op->integer(Attr::slot)); }
 
 /// What a rank tells the first one of what it has written.
-std::string told(std::int64_t elements, const Diagnostics& problems) {
-  nlohmann::json out = {{"elements", elements}};
+std::string told(const ElementCount& taken, const Diagnostics& problems) {
+  nlohmann::json out = {{"elements", taken.elements}, {"by_tensor", taken.by_tensor}};
   if (!problems.empty()) {
     const Diagnostic& d = problems.front();
     out["problem"] = {
@@ -45,9 +45,10 @@ std::string told(std::int64_t elements, const Diagnostics& problems) {
 }
 
 /// The elements, or what went wrong, with the rank.
-Result<std::int64_t> heard(const std::string& text, Rank rank) {
+Result<ElementCount> heard(const std::string& text, Rank rank) {
   const auto json = json_from<nlohmann::json>(text);
-  if (!json.contains("problem")) return json["elements"].get<std::int64_t>();
+  if (!json.contains("problem"))
+    return ElementCount{json["elements"].get<std::int64_t>(), json["by_tensor"].get<std::uint64_t>()};
   const auto& p = json["problem"];
   Diagnostic d{.code = p["code"],
                .message = p["message"],
@@ -58,14 +59,24 @@ Result<std::int64_t> heard(const std::string& text, Rank rank) {
   return fail(std::move(d));
 }
 
+/// A fault of ours, and yet not the end: what the run has computed is worth more.
+Status check_complete(const ElementCount& all, const ElementCount& written) {
+  if (written == all) return {};
+  return fail(Diagnostic{.code = "E632",
+                         .message = fmt::format("{} of {} elements were written{}", written.elements, all.elements,
+                                                written.elements == all.elements ? ", not each once" : ""),
+                         .where = {},
+                         .notes = {"every rank writes its own part: that they do not add up is a fault of hotbunk"},
+                         .help = {}});
+}
+
 /// A checkpoint or export being written; where nothing is written the sink is empty.
 struct WeightsPayload final : Payload {
   /// A folder being written; one that fails is removed, and the other goes on.
   struct Writing {
     std::string key;  // what ranks call it between them
     std::unique_ptr<CheckpointWriter> to;
-    Diagnostics problems;     // of the first write that failed
-    std::int64_t others = 0;  // elements that other ranks have written
+    Diagnostics problems;  // of the first write that failed
 
     void begin(Result<std::unique_ptr<CheckpointWriter>> writer) {
       if (writer) to = std::move(*writer);
@@ -93,14 +104,14 @@ struct WeightsPayload final : Payload {
   /// On the first rank: what others say of their parts. Then everything must have been written.
   void hear(const DriverOptions& options, const std::vector<Rank>& writers) {
     for (Writing* w : all()) {
+      ElementCount sum = w->to ? w->to->taken() : ElementCount{};
       for (const Rank rank : writers) {
         if (!w->to || rank == 0) continue;
-        const auto elements = heard(options.hear(fmt::format("{} by {}", w->key, rank), rank), rank);
-        if (elements) w->others += *elements;
-        else w->note(tl::unexpected(elements.error()));
+        const auto part = heard(options.hear(fmt::format("{} by {}", w->key, rank), rank), rank);
+        if (part) sum += *part;
+        else w->note(tl::unexpected(part.error()));
       }
-      HB_CHECK(!w->to || w->to->taken() + w->others == w->to->elements(), "{} of {} elements of {} written",
-               w->to->taken() + w->others, w->to->elements(), w->key);
+      if (w->to) w->note(check_complete(w->to->elements(), sum));
     }
   }
   /// On another rank: says of its parts what has become of them. `syncs`: they are on disk then.
@@ -108,7 +119,7 @@ struct WeightsPayload final : Payload {
     for (Writing* w : all()) {
       if (w->key.empty()) continue;
       if (w->to && syncs) w->note(w->to->finish());
-      options.say(fmt::format("{} by {}", w->key, rank), told(w->to ? w->to->taken() : 0, w->problems));
+      options.say(fmt::format("{} by {}", w->key, rank), told(w->to ? w->to->taken() : ElementCount{}, w->problems));
       w->to.reset();
     }
   }
@@ -298,21 +309,41 @@ std::vector<Rank> TrainingDriver::writers(std::int16_t phase) const {
 const TrainingDriver::Written& TrainingDriver::written_by(std::int16_t phase, Rank rank) {
   const auto [found, is_new] = written_by_.try_emplace({phase, rank});
   if (!is_new) return found->second;
-  // Ranks that share something share all of it: their boxes are equal or have nothing in common.
-  std::map<std::pair<std::string, Slot>, std::set<std::vector<std::int64_t>>> earlier;
-  for (Rank r = 0; r <= rank; ++r) {
-    const Places places = places_of(plan(), r);
-    const Program& program = plan().program(r);
+  // Ranks that share something share all of it: their boxes are equal or have nothing in common. What this one has is
+  // kept, and goes where an earlier one has it too; of those only one is looked at at a time.
+  using Key = std::pair<std::string, Slot>;
+  std::map<Key, std::set<std::vector<std::int64_t>>> own;
+  const auto each_export = [&](const Program& program, const auto& f) {
     for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
       each_op(program, block, [&](const BoundOp& op) {
-        if (op->kind != OpKind::fetch || !is_exported(slot_of(op))) return;
-        std::vector<std::int64_t> where;
-        for (const Box& b : boxes_of(*op, places))
-          where.insert(where.end(), {b.dst_offset, b.dst_pitch, b.rows, b.cols});
-        const std::pair key(op.name(), slot_of(op));
-        if (!where.empty() && earlier[key].insert(where).second && r == rank) found->second.insert(key);
+        if (op->kind == OpKind::fetch && is_exported(slot_of(op))) f(op, Key(op.name(), slot_of(op)));
       });
+  };
+  const auto where = [](const BoundOp& op, const Places& places) {
+    std::vector<std::int64_t> out;
+    for (const Box& b : boxes_of(*op, places)) out.insert(out.end(), {b.dst_offset, b.dst_pitch, b.rows, b.cols});
+    return out;
+  };
+  const Places mine = places_of(plan(), rank);
+  each_export(plan().program(rank), [&](const BoundOp& op, const Key& key) {
+    if (auto there = where(op, mine); !there.empty()) own[key].insert(std::move(there));
+  });
+  // Ranks of a program that has none of these parameters (another stage's) need no look.
+  std::vector<bool> shares(plan().programs.size(), false);
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    each_export(plan().programs[i],
+                [&](const BoundOp&, const Key& key) { shares[i] = shares[i] || own.contains(key); });
+  for (Rank earlier = 0; earlier < rank && !own.empty(); ++earlier) {
+    if (!shares[static_cast<std::size_t>(plan().program_of_rank[static_cast<std::size_t>(earlier)])]) continue;
+    const Places places = places_of(plan(), earlier);
+    each_export(plan().program(earlier), [&](const BoundOp& op, const Key& key) {
+      const auto at = own.find(key);
+      if (at == own.end()) return;
+      at->second.erase(where(op, places));
+      if (at->second.empty()) own.erase(at);
+    });
   }
+  for (const auto& [key, parts] : own) found->second.insert(key);
   return found->second;
 }
 

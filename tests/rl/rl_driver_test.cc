@@ -342,3 +342,23 @@ TEST_CASE("a rank that does not see the folder of checkpoints says so before tra
   CHECK(fs::is_empty(run));
   fs::remove_all(run);
 }
+
+TEST_CASE("a last checkpoint that has not all of its elements is not written, and the run's results are not lost") {
+  Plan plan = make_plan();
+  const auto last = static_cast<std::int16_t>(plan.phases.size());
+  plan.phases.push_back({"export", When::epilogue, false});
+  plan.programs[0].phases.push_back({test::block_of(plan.programs[0], "export", {})});
+  const fs::path run = fs::temp_directory_path() / ("hotbunk-rl-driver-" + std::to_string(::getpid()));
+  DriverOptions options;
+  options.checkpoints = run / "checkpoints";
+  const auto driver = RlDriver::create(plan, scenario(), options);
+  REQUIRE(driver);
+  const auto args = (*driver)->next(0, 2, last);
+  REQUIRE(args);
+  (*driver)->completed(0, *args, last);
+  REQUIRE((*driver)->finish_problems().size() == 1);
+  CHECK((*driver)->finish_problems().front().code == "E632");
+  CHECK((*driver)->finish_problems().front().message.starts_with("a checkpoint was not written: 0 of "));
+  CHECK(fs::is_empty(options.checkpoints));
+  fs::remove_all(run);
+}
