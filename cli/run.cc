@@ -196,6 +196,9 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   return compared.equal ? exit_done : exit_no;
 }
 
+/// What the run's checkpoints carry along.
+Result<std::vector<CarriedFile>> carried_files(const Scenario& s) { return read_carried(s.model.weights_path); }
+
 /// `hardware`: of rank 0, which simulates at the end.
 int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
@@ -207,6 +210,11 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   DriverOptions driver_options;
   driver_options.checkpoints = std::filesystem::absolute(folder.checkpoints());
   driver_options.beside_first = world.size() == 1 || world.same_host(0);
+  if (first) {
+    auto carried = carried_files(job.scenario);
+    if (!carried) return report_errors(carried.error());
+    driver_options.carried = std::move(*carried);
+  }
   if (world.size() > 1) {
     driver_options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
     driver_options.hear = [&world](const std::string& key, Rank from) { return world.await(key, from); };
@@ -435,6 +443,7 @@ int run(const RunArguments& o) {
     if (start.from) options.resume = start.from->checkpoint;
     if (auto driver = make_training_driver(job->plan, job->scenario, options); !driver)
       return report_errors(with_file(driver.error(), o.scenario.path));
+    if (const auto carried = carried_files(job->scenario); !carried) return report_errors(carried.error());
   }
   try {
     if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware, *env);

@@ -34,15 +34,22 @@ namespace fs = std::filesystem;
 
 constexpr const char* state_schema = "hotbunk.training-state/1";
 
-/// A file of its folder that a checkpoint may have. What is carried along has names that anybody's file may have: where
-/// there is a manifest, it is ours if that says so.
+/// What is carried along has names that anybody's file may have: it is ours if the manifest says so. Without one a
+/// checkpoint is half written or half removed, and its config, the first of its files and the last, lies beside it.
+bool is_carried_by(const fs::path& folder, const std::string& name) {
+  if (!is_carried(name)) return false;
+  if (const auto listed = manifest_names(folder, name)) return *listed;
+  std::error_code ec;
+  return fs::exists(folder / checkpoint_file::config, ec) || fs::exists(folder / adapter_file::config, ec);
+}
+
+/// A file of its folder that a checkpoint may have.
 bool is_our_file(const fs::path& path) {
   static const std::regex names(
       R"(config\.json|adapter_config\.json|adapter_model\.safetensors|scenario\.yaml|state\.json|manifest\.json|optimizer\.safetensors|model\.safetensors|model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors)");
   std::error_code ec;
   const std::string name = path.filename().string();
-  return (std::regex_match(name, names) || is_partial_name(name) ||
-          (is_carried(name) && may_be_listed(path.parent_path(), name))) &&
+  return (std::regex_match(name, names) || is_partial_name(name) || is_carried_by(path.parent_path(), name)) &&
          fs::symlink_status(path, ec).type() == fs::file_type::regular;
 }
 
@@ -59,12 +66,16 @@ bool remove_if_ours_alone(const fs::path& folder) {
   return std::ranges::all_of(entries_of(folder), is_our_file) && remove_checkpoint(folder);
 }
 
-/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place.
+/// The checkpoint that was there goes; what its user has put beside our files moves to the one that took its place,
+/// as NAME.previous where that has a file of the name.
 void retire(const fs::path& old, const fs::path& folder) {
   std::error_code ec;
-  for (const fs::path& path : entries_of(old))
-    if (const fs::path place = folder / path.filename(); !is_our_file(path) && !fs::exists(place, ec))
-      fs::rename(path, place, ec);
+  for (const fs::path& path : entries_of(old)) {
+    if (is_our_file(path)) continue;
+    fs::path place = folder / path.filename();
+    while (fs::exists(fs::symlink_status(place, ec))) place += ".previous";
+    fs::rename(path, place, ec);
+  }
   remove_checkpoint(old);
 }
 
@@ -161,6 +172,16 @@ std::string moment_name(const std::string& parameter, Slot slot) {
 
 namespace {
 
+/// A tensor's weight is drawn by its name (FNV-1a, stirred as splitmix64 does), which no other tensor of a checkpoint
+/// has.
+ElementCount count_of(const TensorEntry& entry, std::int64_t elements) {
+  std::uint64_t x = 0xcbf29ce484222325;
+  for (const char c : entry.name) x = (x ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return {elements, (x ^ (x >> 31)) * static_cast<std::uint64_t>(elements)};
+}
+
 /// One set of safetensors files in the making.
 struct TensorFiles {
   std::vector<TensorEntry> entries;
@@ -171,11 +192,12 @@ struct TensorFiles {
     numbers.emplace(entry.name, entries.size());
     entries.push_back(std::move(entry));
   }
-  std::int64_t elements() const {
-    std::int64_t n = 0;
+  ElementCount elements() const {
+    ElementCount all;
     for (const TensorEntry& entry : entries)
-      n += std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1}, std::multiplies<>());
-    return n;
+      all += count_of(entry,
+                      std::accumulate(entry.shape.begin(), entry.shape.end(), std::int64_t{1}, std::multiplies<>()));
+    return all;
   }
 };
 
@@ -203,7 +225,7 @@ struct CheckpointWriter::State {
   bool is_first = false;  // the first rank's
   TensorFiles model, optimizer;
   std::map<std::string, StoredParameter> stored;  // by parameter; moments are stored as they are
-  std::int64_t taken = 0;
+  ElementCount taken;
   bool placed = false;
 
   explicit State(const CheckpointContent& of) {
@@ -226,7 +248,7 @@ struct CheckpointWriter::State {
   Status put(TensorFiles& to, std::size_t entry, std::int64_t first, std::int64_t step,
              std::span<const std::byte> bytes) {
     if (Status ok = check_numbers(to.entries[entry], first, step, bytes); !ok) return ok;
-    taken += std::ssize(bytes) / size_of(to.entries[entry].dtype);
+    taken += count_of(to.entries[entry], std::ssize(bytes) / size_of(to.entries[entry].dtype));
     return to.writer->write(entry, first, step, bytes);
   }
 
@@ -342,8 +364,11 @@ Status CheckpointWriter::take(const BoundOp& op, const Places& places, std::span
   return {};
 }
 
-std::int64_t CheckpointWriter::elements() const { return state_->model.elements() + state_->optimizer.elements(); }
-std::int64_t CheckpointWriter::taken() const { return state_->taken; }
+ElementCount CheckpointWriter::elements() const {
+  ElementCount all = state_->model.elements();
+  return all += state_->optimizer.elements();
+}
+ElementCount CheckpointWriter::taken() const { return state_->taken; }
 
 Status CheckpointWriter::finish() {
   State& s = *state_;
@@ -391,9 +416,16 @@ bool remove_checkpoint(const fs::path& folder) {
   if (fs::symlink_status(folder, ec).type() != fs::file_type::directory) return false;
   std::vector<fs::path> files = entries_of(folder);
   std::erase_if(files, [](const fs::path& file) { return !is_our_file(file); });
-  // The manifest first: what is left of a folder is not to be taken for a whole one.
-  std::ranges::sort(files, std::ranges::greater(),
-                    [](const fs::path& file) { return file.filename() == checkpoint_file::manifest; });
+  // The weights first: what is left is not to be taken for a whole one, for the manifest names them. What says that it
+  // was one, and whose the other files are, goes last.
+  const auto turn = [](const fs::path& file) {
+    const std::string name = file.filename().string();
+    if (name.starts_with("model") || name == adapter_file::weights) return 0;
+    if (name == checkpoint_file::state) return 2;
+    if (name == checkpoint_file::config || name == adapter_file::config) return 3;
+    return name == checkpoint_file::manifest ? 4 : 1;
+  };
+  std::ranges::sort(files, {}, turn);
   for (const fs::path& file : files) fs::remove(file, ec);
   return fs::remove(folder, ec);  // unless somebody else has something in it
 }

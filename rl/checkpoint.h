@@ -51,6 +51,17 @@ struct CheckpointContent {
   bool merged = false;  // every parameter with its adapter in it, and nothing else; else what training saves
 };
 
+/// How many elements, and of which tensors: counts that are equal are so tensor by tensor, but for one chance in 2^64.
+struct ElementCount {
+  std::int64_t elements = 0;
+  std::uint64_t by_tensor = 0;  // each counted as its tensor's weight, modulo 2^64
+  ElementCount& operator+=(const ElementCount& more) {
+    elements += more.elements, by_tensor += more.by_tensor;
+    return *this;
+  }
+  friend bool operator==(const ElementCount&, const ElementCount&) = default;
+};
+
 /// Writes what a checkpoint or export block fetches into a hidden folder beside its place, which takes the name when
 /// all of it is on disk. The first rank makes the folder and its files, of their full size, and each rank writes what
 /// it has into them: the files are the same whatever the layout. A process that ends before that leaves the checkpoint
@@ -73,8 +84,8 @@ class CheckpointWriter {
   /// source in elements of the fetched tensor, destination in elements of the parameter.
   Status take(const BoundOp&, const Places&, std::span<const std::byte> source);
   /// How many elements all tensors have, and how many have been taken here.
-  std::int64_t elements() const;
-  std::int64_t taken() const;
+  ElementCount elements() const;
+  ElementCount taken() const;
   /// What this rank has written is on disk; on the first rank all is, which all must have written before.
   Status finish();
   /// It takes its place: who looks finds it from here on.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/file.h"
@@ -140,9 +141,10 @@ Status verify_manifest(const fs::path& folder) {
   return {};
 }
 
-bool may_be_listed(const fs::path& folder, const std::string& name) {
+std::optional<bool> manifest_names(const fs::path& folder, const std::string& name) {
   const auto entries = read_entries(folder / checkpoint_file::manifest);
-  return !entries || entries->contains(name);
+  if (!entries) return std::nullopt;
+  return entries->contains(name);
 }
 
 }  // namespace hotbunk

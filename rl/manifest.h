@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "base/diagnostic.h"
@@ -23,7 +24,7 @@ Status write_manifest(const std::filesystem::path& folder, std::int64_t step);
 /// missing optimizer.safetensors is no fault: it is what people leave out to save space, and its reader says so.
 Status verify_manifest(const std::filesystem::path& folder);
 
-/// Whether the folder's manifest names the file; where there is none that can be read, it may have.
-bool may_be_listed(const std::filesystem::path& folder, const std::string& name);
+/// Whether the folder's manifest names the file; nothing where there is none that can be read.
+std::optional<bool> manifest_names(const std::filesystem::path& folder, const std::string& name);
 
 }  // namespace hotbunk

@@ -1,5 +1,6 @@
 #include "rl/training_driver.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,11 +10,15 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/max.h"
+#include "base/partial_file.h"
 #include "exec/divergence.h"
 #include "graph/boxes.h"
 #include "rl/manifest.h"
@@ -29,20 +34,21 @@ bool is_exported(Slot slot) {
 Slot slot_of(const BoundOp& op) { return static_cast<Slot>(op->integer(Attr::slot)); }
 
 /// What a rank tells the first one of what it has written.
-std::string told(std::int64_t elements, const Diagnostics& problems) {
-  nlohmann::json out = {{"elements", elements}};
+std::string told(const ElementCount& taken, const Diagnostics& problems) {
+  nlohmann::json out = {{"elements", taken.elements}, {"by_tensor", taken.by_tensor}};
   if (!problems.empty()) {
     const Diagnostic& d = problems.front();
     out["problem"] = {
         {"code", d.code}, {"message", d.message}, {"where", d.where.file}, {"notes", d.notes}, {"help", d.help}};
   }
-  return json_text(out);
+  return json_text(out, -1, NotUtf8::replaced);  // a path is what it is
 }
 
 /// The elements, or what went wrong, with the rank.
-Result<std::int64_t> heard(const std::string& text, Rank rank) {
+Result<ElementCount> heard(const std::string& text, Rank rank) {
   const auto json = json_from<nlohmann::json>(text);
-  if (!json.contains("problem")) return json["elements"].get<std::int64_t>();
+  if (!json.contains("problem"))
+    return ElementCount{json["elements"].get<std::int64_t>(), json["by_tensor"].get<std::uint64_t>()};
   const auto& p = json["problem"];
   Diagnostic d{.code = p["code"],
                .message = p["message"],
@@ -53,14 +59,24 @@ Result<std::int64_t> heard(const std::string& text, Rank rank) {
   return fail(std::move(d));
 }
 
+/// A fault of ours, and yet not the end: what the run has computed is worth more.
+Status check_complete(const ElementCount& all, const ElementCount& written) {
+  if (written == all) return {};
+  return fail(Diagnostic{.code = "E632",
+                         .message = fmt::format("{} of {} elements were written{}", written.elements, all.elements,
+                                                written.elements == all.elements ? ", not each once" : ""),
+                         .where = {},
+                         .notes = {"every rank writes its own part: that they do not add up is a fault of hotbunk"},
+                         .help = {}});
+}
+
 /// A checkpoint or export being written; where nothing is written the sink is empty.
 struct WeightsPayload final : Payload {
   /// A folder being written; one that fails is removed, and the other goes on.
   struct Writing {
     std::string key;  // what ranks call it between them
     std::unique_ptr<CheckpointWriter> to;
-    Diagnostics problems;     // of the first write that failed
-    std::int64_t others = 0;  // elements that other ranks have written
+    Diagnostics problems;  // of the first write that failed
 
     void begin(Result<std::unique_ptr<CheckpointWriter>> writer) {
       if (writer) to = std::move(*writer);
@@ -88,14 +104,14 @@ struct WeightsPayload final : Payload {
   /// On the first rank: what others say of their parts. Then everything must have been written.
   void hear(const DriverOptions& options, const std::vector<Rank>& writers) {
     for (Writing* w : all()) {
+      ElementCount sum = w->to ? w->to->taken() : ElementCount{};
       for (const Rank rank : writers) {
         if (!w->to || rank == 0) continue;
-        const auto elements = heard(options.hear(fmt::format("{} by {}", w->key, rank), rank), rank);
-        if (elements) w->others += *elements;
-        else w->note(tl::unexpected(elements.error()));
+        const auto part = heard(options.hear(fmt::format("{} by {}", w->key, rank), rank), rank);
+        if (part) sum += *part;
+        else w->note(tl::unexpected(part.error()));
       }
-      HB_CHECK(!w->to || w->to->taken() + w->others == w->to->elements(), "{} of {} elements of {} written",
-               w->to->taken() + w->others, w->to->elements(), w->key);
+      if (w->to) w->note(check_complete(w->to->elements(), sum));
     }
   }
   /// On another rank: says of its parts what has become of them. `syncs`: they are on disk then.
@@ -103,7 +119,7 @@ struct WeightsPayload final : Payload {
     for (Writing* w : all()) {
       if (w->key.empty()) continue;
       if (w->to && syncs) w->note(w->to->finish());
-      options.say(fmt::format("{} by {}", w->key, rank), told(w->to ? w->to->taken() : 0, w->problems));
+      options.say(fmt::format("{} by {}", w->key, rank), told(w->to ? w->to->taken() : ElementCount{}, w->problems));
       w->to.reset();
     }
   }
@@ -114,6 +130,30 @@ struct WeightsPayload final : Payload {
     if (merged.to) merged.note(merged.to->place());
   }
 };
+
+/// An empty file with a name that no other run's has: a folder of the same path may be each host's own. What a killed
+/// process leaves of it goes with the run (base/partial_file.h).
+std::shared_ptr<const std::filesystem::path> make_probe(const std::filesystem::path& folder) {
+  std::random_device random;
+  std::filesystem::path file = folder / fmt::format(".{:08x}{:08x}.partial", random(), random());
+  if (!FileDescriptor(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)))
+    throw RuntimeFailure(render(write_error(file)));
+  return {new std::filesystem::path(std::move(file)), [](const std::filesystem::path* made) {
+            std::error_code ignored;
+            std::filesystem::remove(*made, ignored);
+            delete made;
+          }};
+}
+
+/// A shared folder shows after a while what another host has made in it.
+bool appears(const std::filesystem::path& file) {
+  std::error_code ec;
+  for (int tries = 0; tries < 20; ++tries) {
+    if (std::filesystem::is_regular_file(file, ec)) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
 
 double metric(const std::vector<float>& metrics, Metric which) {
   return static_cast<double>(metrics[static_cast<std::size_t>(which)]);
@@ -269,21 +309,41 @@ std::vector<Rank> TrainingDriver::writers(std::int16_t phase) const {
 const TrainingDriver::Written& TrainingDriver::written_by(std::int16_t phase, Rank rank) {
   const auto [found, is_new] = written_by_.try_emplace({phase, rank});
   if (!is_new) return found->second;
-  // Ranks that share something share all of it: their boxes are equal or have nothing in common.
-  std::map<std::pair<std::string, Slot>, std::set<std::vector<std::int64_t>>> earlier;
-  for (Rank r = 0; r <= rank; ++r) {
-    const Places places = places_of(plan(), r);
-    const Program& program = plan().program(r);
+  // Ranks that share something share all of it: their boxes are equal or have nothing in common. What this one has is
+  // kept, and goes where an earlier one has it too; of those only one is looked at at a time.
+  using Key = std::pair<std::string, Slot>;
+  std::map<Key, std::set<std::vector<std::int64_t>>> own;
+  const auto each_export = [&](const Program& program, const auto& f) {
     for (const Block& block : program.phases[static_cast<std::size_t>(phase)])
       each_op(program, block, [&](const BoundOp& op) {
-        if (op->kind != OpKind::fetch || !is_exported(slot_of(op))) return;
-        std::vector<std::int64_t> where;
-        for (const Box& b : boxes_of(*op, places))
-          where.insert(where.end(), {b.dst_offset, b.dst_pitch, b.rows, b.cols});
-        const std::pair key(op.name(), slot_of(op));
-        if (!where.empty() && earlier[key].insert(where).second && r == rank) found->second.insert(key);
+        if (op->kind == OpKind::fetch && is_exported(slot_of(op))) f(op, Key(op.name(), slot_of(op)));
       });
+  };
+  const auto where = [](const BoundOp& op, const Places& places) {
+    std::vector<std::int64_t> out;
+    for (const Box& b : boxes_of(*op, places)) out.insert(out.end(), {b.dst_offset, b.dst_pitch, b.rows, b.cols});
+    return out;
+  };
+  const Places mine = places_of(plan(), rank);
+  each_export(plan().program(rank), [&](const BoundOp& op, const Key& key) {
+    if (auto there = where(op, mine); !there.empty()) own[key].insert(std::move(there));
+  });
+  // Ranks of a program that has none of these parameters (another stage's) need no look.
+  std::vector<bool> shares(plan().programs.size(), false);
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    each_export(plan().programs[i],
+                [&](const BoundOp&, const Key& key) { shares[i] = shares[i] || own.contains(key); });
+  for (Rank earlier = 0; earlier < rank && !own.empty(); ++earlier) {
+    if (!shares[static_cast<std::size_t>(plan().program_of_rank[static_cast<std::size_t>(earlier)])]) continue;
+    const Places places = places_of(plan(), earlier);
+    each_export(plan().program(earlier), [&](const BoundOp& op, const Key& key) {
+      const auto at = own.find(key);
+      if (at == own.end()) return;
+      at->second.erase(where(op, places));
+      if (at->second.empty()) own.erase(at);
+    });
   }
+  for (const auto& [key, parts] : own) found->second.insert(key);
   return found->second;
 }
 
@@ -294,14 +354,17 @@ CheckpointContent TrainingDriver::content(bool merged) const {
 
 std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::int32_t step, Rank rank) {
   if (role == PhaseRole::load) {
-    if (!options_.checkpoints.empty()) prepare_checkpoints(rank);
+    if (!options_.checkpoints.empty()) look_for_folder(rank);
     return {};
   }
   auto payload = std::make_shared<WeightsPayload>();
   if (options_.checkpoints.empty()) return payload;
   const bool last = role == PhaseRole::export_weights;
   const auto phase = static_cast<std::int16_t>(plan().phase_index(last ? "export" : "checkpoint"));
-  if (rank != 0 && std::ranges::count(writers(phase), rank) == 0) return payload;
+  const std::vector<Rank> all = writers(phase);
+  HB_CHECK((options_.say && options_.hear) || all.empty() || all.back() == 0,
+           "{} ranks write a checkpoint and cannot tell each other of it", all.size());
+  if (rank != 0 && std::ranges::count(all, rank) == 0) return payload;
   payload->places = places_of(plan(), rank);
   payload->written = &written_by(phase, rank);
   const auto begin = [&](WeightsPayload::Writing& w, const std::string& name, bool merged) {
@@ -314,7 +377,7 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
     // The epilogue's number is that of the iteration after the last.
     std::optional<TrainingState> state;
     if (!merged) state = state_after(last ? step - 1 : step);
-    w.begin(CheckpointWriter::create(options_.checkpoints / name, content(merged), std::move(state), carried_));
+    w.begin(CheckpointWriter::create(options_.checkpoints / name, content(merged), std::move(state), options_.carried));
     if (options_.say) options_.say(w.key, w.to ? w.to->partial().string() : "");
   };
   begin(payload->sink, last ? "final" : fmt::format("step_{}", step), false);
@@ -322,21 +385,18 @@ std::shared_ptr<Payload> TrainingDriver::weights_payload(PhaseRole role, std::in
   return payload;
 }
 
-void TrainingDriver::prepare_checkpoints(Rank rank) {
-  const char* key = "the folder of checkpoints";
-  if (rank == 0) {
-    auto files = read_carried(started_.initial_weights);
-    if (!files) throw RuntimeFailure(render(files.error()));
-    carried_ = std::move(*files);
-    if (options_.say) options_.say(key, options_.checkpoints.parent_path().string());
-  } else if (options_.hear) {
-    const std::string folder = options_.hear(key, 0);
-    std::error_code ec;
-    if (!std::filesystem::is_directory(folder, ec))
+void TrainingDriver::look_for_folder(Rank rank) {
+  const char* key = "a file beside the checkpoints";
+  if (rank == 0 && options_.say) {
+    probe_ = make_probe(options_.checkpoints.parent_path());
+    options_.say(key, probe_->string());
+  } else if (rank != 0 && options_.hear) {
+    const std::filesystem::path probe = options_.hear(key, 0);
+    if (!appears(probe))
       throw RuntimeFailure(
           fmt::format("rank {} does not see {}: every rank writes its part of a checkpoint, into a "
                       "folder that all hosts share; give another --out",
-                      rank, folder));
+                      rank, probe.parent_path().string()));
   }
 }
 

@@ -25,8 +25,10 @@ struct DriverOptions {
   /// Where checkpoints are written: "step_N" where one is due, "final" at the end. Empty: nowhere. An absolute path;
   /// the first rank's holds for all.
   std::filesystem::path checkpoints;
+  /// Into each of them; the first rank's. Read with all else that is read, before a run that is overwritten goes.
+  std::vector<CarriedFile> carried;
   /// What ranks of other processes tell each other beside the plan, a key once: World::set and World::await. Empty:
-  /// this process has all ranks.
+  /// no other rank than the first writes a part of a checkpoint.
   std::function<void(const std::string& key, const std::string& value)> say;
   std::function<std::string(const std::string& key, Rank from)> hear;
   /// On the first rank's host, whose sync of a file is of what this rank has written too.
@@ -95,8 +97,8 @@ class TrainingDriver : public IterationDriver {
   };
   /// E631, E632: why a checkpoint was not written, with the step.
   Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
-  /// Before training: the first rank reads what checkpoints carry along, the others look whether they see its folder.
-  void prepare_checkpoints(Rank);
+  /// Before training: whether all ranks see the first one's folder. RuntimeFailure when one does not.
+  void look_for_folder(Rank);
   /// What of a phase's fetches a rank writes, by parameter and slot: of the ranks that have the same, the first.
   using Written = std::set<std::pair<std::string, Slot>>;
   const Written& written_by(std::int16_t phase, Rank);
@@ -123,9 +125,9 @@ class TrainingDriver : public IterationDriver {
 
   const LoadSources sources_;
   const DriverOptions options_;
-  TrainingState started_;             // what a checkpoint says that does not change on the way; empty without them
-  std::int64_t moments_begin_ = 0;    // optimizer steps that were done when the moments were zero
-  std::vector<CarriedFile> carried_;  // into each checkpoint; of rank 0
+  TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
+  std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
+  std::shared_ptr<const std::filesystem::path> probe_;  // a file that other ranks look for; it goes with the driver
   std::map<std::pair<std::int16_t, Rank>, Written> written_by_;
   const SyncHashes hashes_;
   std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written

@@ -107,9 +107,9 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
 
   /// Elements from `first` on of the tensor with that number in `entries`. E103; what lies outside of the tensor is an
-  /// internal fault. Best in the order of the entries: one file is open at a time.
+  /// internal fault. Nothing is synced. Best in the order of the entries: of many files some are open at a time.
   Status write(std::size_t entry, std::int64_t first, std::span<const std::byte> bytes);
-  /// The same where they lie `step` elements apart, and those between are somebody else's.
+  /// The same where they lie `step` elements apart, and those between are somebody else's: under a lock of the range.
   Status write(std::size_t entry, std::int64_t first, std::int64_t step, std::span<const std::byte> bytes);
   /// What this process has written is on the disk; of the one that made the files, what all have written before, and
   /// the index.

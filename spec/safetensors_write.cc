@@ -4,9 +4,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -106,24 +108,37 @@ struct SafetensorsWriter::State {
   std::vector<Shard> shards;
   std::filesystem::path index;  // empty: one file
   bool made_them = false;
-  std::size_t open = 0;  // which shard `file` is
-  FileDescriptor file;
+  /// On NFS a page of a file that may be read as well is read before a part of it is written, and may go back whole:
+  /// what another host has written beside that part meanwhile is lost. So `both` is for what is locked meanwhile.
+  struct Files {
+    FileDescriptor write, both;
+  };
+  static constexpr std::size_t most_open = 64;  // shards: a process has 1024 descriptors, sockets among them
+  std::map<std::size_t, Files> open;            // by shard
+  std::set<std::size_t> touched;                // shards that are not known to be on the disk
 
-  /// Opens a shard; the one before is on disk then.
-  Status use(std::size_t shard) {
-    if (file && open == shard) return {};
-    if (Status ok = sync(); !ok) return ok;
-    file = FileDescriptor(::open(shards[shard].path.c_str(), O_RDWR | O_CLOEXEC));
-    open = shard;
-    if (file) return {};
-    return fail(write_error(shards[shard].path));
+  /// A descriptor of the shard, to write (O_WRONLY) or for both (O_RDWR). Nothing is synced: this is on the way of a
+  /// stream, and finish() is not.
+  Result<int> use(std::size_t shard, int access = O_WRONLY) {
+    if (!open.contains(shard) && open.size() >= most_open)
+      if (Status ok = close(open.begin()->first, false); !ok) return fail(std::move(ok.error()));
+    Files& files = open[shard];
+    FileDescriptor& file = access == O_RDWR ? files.both : files.write;
+    if (!file) file = FileDescriptor(::open(shards[shard].path.c_str(), access | O_CLOEXEC));
+    if (!file) return fail(write_error(shards[shard].path));
+    touched.insert(shard);
+    return file.get();
   }
 
-  Status sync() {
-    if (!file) return {};
-    const bool synced = ::fsync(file.get()) == 0;
-    if (synced && file.close()) return {};
-    return fail(write_error(shards[open].path));
+  Status close(std::size_t shard, bool syncs) {
+    Files files = std::move(open[shard]);
+    open.erase(shard);
+    for (FileDescriptor* file : {&files.write, &files.both}) {
+      if (!*file) continue;
+      const bool synced = !syncs || ::fsync(file->get()) == 0;
+      if (!synced || !file->close()) return fail(write_error(shards[shard].path));
+    }
+    return {};
   }
 
   void lay_out(const std::map<std::string, std::string>& metadata) {
@@ -172,7 +187,8 @@ struct SafetensorsWriter::State {
     for (const Shard& shard : shards) total += shard.bytes;
     document["metadata"]["total_size"] = total;
     for (const Shard& shard : shards)
-      for (const std::size_t e : shard.entries) document["weight_map"][entries[e].name] = shard.path.filename().string();
+      for (const std::size_t e : shard.entries)
+        document["weight_map"][entries[e].name] = shard.path.filename().string();
     return write_file_atomic(index, json_text(document, 2) + "\n");
   }
 
@@ -242,9 +258,11 @@ Status SafetensorsWriter::write(std::size_t entry, std::int64_t first, std::span
   const std::int64_t width = size_of(s.entries.at(entry).dtype), elements = std::ssize(bytes) / width;
   const std::int64_t at = s.check(entry, first, elements);
   HB_CHECK(elements * width == std::ssize(bytes), "{} bytes are not whole elements of {}", bytes.size(), width);
-  if (Status ok = s.use(s.places[entry].shard); !ok) return ok;
-  if (write_all_at(s.file.get(), bytes, at)) return {};
-  return fail(write_error(s.shards[s.open].path));
+  const std::size_t shard = s.places[entry].shard;
+  const auto file = s.use(shard);
+  if (!file) return tl::unexpected(file.error());
+  if (write_all_at(*file, bytes, at)) return {};
+  return fail(write_error(s.shards[shard].path));
 }
 
 Status SafetensorsWriter::write(std::size_t entry, std::int64_t first, std::int64_t step,
@@ -256,23 +274,26 @@ Status SafetensorsWriter::write(std::size_t entry, std::int64_t first, std::int6
   HB_CHECK(n > 0 && step > 1 && n * width == bytes.size(), "{} bytes {} apart", bytes.size(), step);
   std::vector<std::byte> around((n - 1) * pitch + width);
   const std::int64_t at = s.check(entry, first, std::ssize(around) / size_of(s.entries[entry].dtype));
-  if (Status ok = s.use(s.places[entry].shard); !ok) return ok;
-  const RangeLock lock(s.file.get(), at, std::ssize(around));
-  if (lock.held() && read_all_at(s.file.get(), around, at)) {
+  const std::size_t shard = s.places[entry].shard;
+  const auto file = s.use(shard, O_RDWR);
+  if (!file) return tl::unexpected(file.error());
+  const RangeLock lock(*file, at, std::ssize(around));
+  if (lock.held() && read_all_at(*file, around, at)) {
     for (std::size_t i = 0; i < n; ++i) std::memcpy(around.data() + i * pitch, bytes.data() + i * width, width);
-    if (write_all_at(s.file.get(), around, at)) return {};
+    if (write_all_at(*file, around, at)) return {};
   }
-  return fail(write_error(s.shards[s.open].path));
+  return fail(write_error(s.shards[shard].path));
 }
 
 Status SafetensorsWriter::finish() {
   State& s = *state_;
-  if (Status ok = s.sync(); !ok) return ok;
-  if (!s.made_them) return {};
-  for (std::size_t i = 0; i < s.shards.size(); ++i)
-    if (Status ok = s.use(i); !ok) return ok;
-  if (Status ok = s.sync(); !ok) return ok;
-  return s.write_index();
+  for (std::size_t i = 0; s.made_them && i < s.shards.size(); ++i) s.touched.insert(i);
+  for (const std::size_t shard : std::exchange(s.touched, {})) {
+    if (const auto file = s.use(shard); !file) return tl::unexpected(file.error());
+    if (Status ok = s.close(shard, true); !ok) return ok;
+  }
+  s.touched.clear();  // use() notes them anew
+  return s.made_them ? s.write_index() : Status{};
 }
 
 }  // namespace hotbunk

@@ -257,9 +257,50 @@ TEST_CASE("what stands beside a model's weights comes along, and a user's file o
   CHECK(*read_file(place / "tokenizer.json") == "mine");
   CHECK_FALSE(remove_checkpoint(place));
   CHECK(names_in(place) == std::set<std::string>{"tokenizer.json"});
-  fs::create_directories(folder.path / "run");
-  REQUIRE(write_file_atomic(folder.path / "run/.step_3.77.partial/tokenizer.json", "half a checkpoint"));
-  CHECK(sweep_checkpoints(folder.path / "run") == std::vector<std::string>{".step_3.77.partial"});
+  CHECK_FALSE(remove_checkpoint(place));  // nor the second time, when no manifest says that it is not ours
+  CHECK(*read_file(place / "tokenizer.json") == "mine");
+  const fs::path run = folder.path / "run";
+  REQUIRE(write_file_atomic(run / ".step_3.77.partial/config.json", "half a checkpoint"));
+  REQUIRE(write_file_atomic(run / ".step_3.77.partial/tokenizer.json", "half a checkpoint"));
+  REQUIRE(write_file_atomic(run / ".step_4.77.partial/tokenizer.json", "of somebody"));
+  CHECK(sweep_checkpoints(run) == std::vector<std::string>{".step_3.77.partial"});
+  CHECK(*read_file(run / ".step_4.77.partial/tokenizer.json") == "of somebody");
+}
+
+TEST_CASE("a user's tokenizer stays when the next checkpoint brings one") {
+  const Folder folder;
+  const fs::path place = folder.path / "final";
+  const std::vector<CarriedFile> carried = {{"tokenizer.json", "ours"}};
+  const auto is_both = [&](const char* theirs, const char* name) {
+    CHECK(*read_file(place / "tokenizer.json") == "ours");
+    CHECK(*read_file(place / name) == theirs);
+    CHECK(names_in(folder.path) == std::set<std::string>{"final"});
+  };
+  REQUIRE(write_checkpoint(place, 1));
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "mine"));
+  REQUIRE(write_checkpoint(place, 2, carried));
+  is_both("mine", "tokenizer.json.previous");
+  // It goes on to each that follows; ours does not.
+  REQUIRE(write_checkpoint(place, 3, carried));
+  is_both("mine", "tokenizer.json.previous");
+  CHECK(names_in(place).size() == 8);
+  // What an overwritten run leaves: a folder with the user's file alone.
+  fs::remove_all(place);
+  REQUIRE(write_file_atomic(place / "tokenizer.json", "alone"));
+  REQUIRE(write_checkpoint(place, 4, carried));
+  is_both("alone", "tokenizer.json.previous");
+  // And where a removal has been killed, at any file.
+  bool killed = true;
+  for (int stops = 0; killed; ++stops) {
+    fs::remove_all(place);
+    REQUIRE(write_checkpoint(place, 5));
+    REQUIRE(write_file_atomic(place / "tokenizer.json", "mine"));
+    killed = killed_after(stops, false, [&] { remove_checkpoint(place); });
+    INFO("killed after " << stops << " stops");
+    CHECK_FALSE(remove_checkpoint(place));
+    REQUIRE(*read_file(place / "tokenizer.json") == "mine");
+    REQUIRE(names_in(place).size() == 1);
+  }
 }
 
 TEST_CASE("what two ranks write of their halves is what one writes, and a part that has no folder is refused") {
@@ -277,7 +318,10 @@ TEST_CASE("what two ranks write of their halves is what one writes, and a part t
   REQUIRE((*second)->finish());
   REQUIRE(write_half(**first, 0, 4));
   CHECK((*first)->taken() == (*second)->taken());
-  CHECK((*first)->taken() + (*second)->taken() == (*first)->elements());
+  ElementCount written = (*first)->taken();
+  CHECK_FALSE(written == (*first)->elements());
+  written += (*second)->taken();
+  CHECK(written == (*first)->elements());
   second->reset();  // takes nothing away
   REQUIRE((*first)->finish());
   REQUIRE((*first)->place());

@@ -2,11 +2,16 @@
 // the drivers give it and answers with tokens of its own choice.
 #include "rl/rl_driver.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "exec/length_driver.h"
@@ -15,6 +20,7 @@
 #include "tests/blocks.h"
 
 using namespace hotbunk;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -318,13 +324,41 @@ TEST_CASE("a rank that does not see the folder of checkpoints says so before tra
   plan.programs[0].phases.push_back({test::block_of(plan.programs[0], "load", {})});
   std::map<std::string, std::string> said;
   DriverOptions options;
-  options.checkpoints = "/nowhere/run/checkpoints";
+  const fs::path run = fs::temp_directory_path() / ("hotbunk-rl-driver-" + std::to_string(::getpid()));
+  fs::create_directories(run);
+  options.checkpoints = run / "checkpoints";
   options.say = [&](const std::string& key, const std::string& value) { said[key] = value; };
   options.hear = [&](const std::string& key, Rank from) { return from == 0 ? said.at(key) : ""; };
+  {
+    const auto driver = RlDriver::create(plan, scenario(), options);
+    REQUIRE(driver);
+    CHECK((*driver)->next(0, 0, load));
+    CHECK((*driver)->next(1, 0, load));
+    // A folder of that path which another host has for itself.
+    const std::string probe = std::exchange(said.begin()->second, (run / ".0123456789abcdef.partial").string());
+    CHECK(fs::exists(probe));
+    CHECK_THROWS_WITH((*driver)->next(1, 0, load), Catch::Contains("rank 1 does not see " + run.string() + ": "));
+  }
+  CHECK(fs::is_empty(run));
+  fs::remove_all(run);
+}
+
+TEST_CASE("a last checkpoint that has not all of its elements is not written, and the run's results are not lost") {
+  Plan plan = make_plan();
+  const auto last = static_cast<std::int16_t>(plan.phases.size());
+  plan.phases.push_back({"export", When::epilogue, false});
+  plan.programs[0].phases.push_back({test::block_of(plan.programs[0], "export", {})});
+  const fs::path run = fs::temp_directory_path() / ("hotbunk-rl-driver-" + std::to_string(::getpid()));
+  DriverOptions options;
+  options.checkpoints = run / "checkpoints";
   const auto driver = RlDriver::create(plan, scenario(), options);
   REQUIRE(driver);
-  CHECK((*driver)->next(0, 0, load));
-  CHECK_THROWS_WITH((*driver)->next(1, 0, load), Catch::Contains("rank 1 does not see /nowhere/run: "));
-  said.begin()->second = "/";
-  CHECK((*driver)->next(1, 0, load));
+  const auto args = (*driver)->next(0, 2, last);
+  REQUIRE(args);
+  (*driver)->completed(0, *args, last);
+  REQUIRE((*driver)->finish_problems().size() == 1);
+  CHECK((*driver)->finish_problems().front().code == "E632");
+  CHECK((*driver)->finish_problems().front().message.starts_with("a checkpoint was not written: 0 of "));
+  CHECK(fs::is_empty(options.checkpoints));
+  fs::remove_all(run);
 }

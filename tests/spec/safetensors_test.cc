@@ -2,6 +2,7 @@
 // property that no damaged header is ever believed.
 #include "spec/safetensors.h"
 
+#include <fcntl.h>
 #include <rapidcheck.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -152,6 +153,52 @@ TEST_CASE("several writers fill the same files, each with its own elements, also
   const Status gone = late->write(0, 0, std::span(a).first(4));
   REQUIRE_FALSE(gone);
   CHECK(gone.error().front().code == "E103");
+}
+
+TEST_CASE("a file is open for reading only where elements take turns, and of many files some are open at a time") {
+  const Folder folder;
+  const std::vector<TensorEntry> pair = {{"a", DType::f32, {4}}};
+  const auto values = random_bytes(16, 0);
+  auto writer = SafetensorsWriter::create(folder.path, pair);
+  REQUIRE(writer);
+  // What /proc says of the descriptors of files below the folder.
+  const auto open_files = [&](bool readable) {
+    int n = 0;
+    for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code ec;
+      if (!fs::read_symlink(entry.path(), ec).string().starts_with(folder.path.string())) continue;
+      const int flags = ::fcntl(std::stoi(entry.path().filename().string()), F_GETFL);
+      n += !readable || (flags & O_ACCMODE) == O_RDWR;
+    }
+    return n;
+  };
+  REQUIRE(writer->write(0, 0, std::span(values).first(8)));
+  CHECK(open_files(true) == 0);
+  CHECK(open_files(false) == 1);
+  REQUIRE(writer->write(0, 1, 2, std::span(values).first(8)));
+  CHECK(open_files(true) == 1);
+  REQUIRE(writer->write(0, 0, values));
+  REQUIRE(writer->finish());
+  CHECK(open_files(false) == 0);
+  CHECK(std::ranges::equal(Checkpoint::open(folder.path)->find("a")->data, values));
+
+  std::vector<TensorEntry> many;
+  for (int i = 0; i < 70; ++i) many.push_back({"t" + std::to_string(i), DType::f32, {2}});
+  auto shards = SafetensorsWriter::create(folder.path / "many", many, 8);
+  REQUIRE(shards);
+  for (std::size_t half = 0; half < 2; ++half)
+    for (std::size_t i = 0; i < many.size(); ++i)
+      REQUIRE(shards->write(i, static_cast<std::int64_t>(half), std::span(values).subspan(4 * ((i + half) % 4), 4)));
+  CHECK(open_files(false) == 64);
+  REQUIRE(shards->finish());
+  CHECK(open_files(false) == 0);
+  const auto read = Checkpoint::open(folder.path / "many");
+  REQUIRE(read);
+  for (std::size_t i = 0; i < many.size(); ++i) {
+    const auto data = read->find(many[i].name)->data;
+    CHECK(std::ranges::equal(data.first(4), std::span(values).subspan(4 * (i % 4), 4)));
+    CHECK(std::ranges::equal(data.last(4), std::span(values).subspan(4 * ((i + 1) % 4), 4)));
+  }
 }
 
 TEST_CASE("a writer refuses repeated names, too many bytes, and folders it cannot make") {
