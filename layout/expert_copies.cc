@@ -1,6 +1,7 @@
 #include "layout/expert_copies.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "layout/train_mesh.h"
 #include "spec/expert_rounds.h"
@@ -16,13 +17,16 @@ double choose(double n, double k) {
   return out;
 }
 
-/// Whether a group of `ranks` neighbours among the data ranks lies on one node.
+/// Whether every group of `ranks` neighbours among the data ranks lies on one node.
 bool on_one_node(const Scenario& s, std::int64_t ranks) {
-  const Mesh mesh = train_mesh(s.train.layout);
-  std::int64_t last = 0;
-  for (std::int64_t rank = 0, found = 0; rank < mesh.size() && found < ranks; ++rank)
-    if (mesh.coordinate(rank, "pp") == 0 && mesh.coordinate(rank, "tp") == 0) last = rank, ++found;
-  return last < std::max<std::int64_t>(1, s.cluster.ranks_per_node());
+  const std::int64_t of_node = std::max<std::int64_t>(1, s.cluster.ranks_per_node());
+  for (std::int64_t stage = 0; stage < s.train.layout.pp; ++stage)
+    for (const std::vector<std::int64_t>& data : data_ranks(s.train.layout, stage))
+      for (std::size_t d = 0; d < data.size(); ++d) {
+        const std::size_t first = d / static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks);
+        if (data[d] / of_node != data[first] / of_node) return false;
+      }
+  return true;
 }
 
 }  // namespace
@@ -61,9 +65,9 @@ DispatchSeconds dispatch_seconds(const Scenario& s) {
   const double row = static_cast<double>(s.model.hidden) * static_cast<double>(size_of(s.train.precision.params)),
                number = static_cast<double>(size_of(DType::i32));
   const auto seconds = [&](double bytes) { return latency + bytes * (w - 1.0) / w / bandwidth; };
-  return {.per_expert = seconds(row * tokens * choices),
-          .per_rank = seconds(row * tokens * expected_parts(*s.model.moe, ranks)) + seconds(number * tokens * choices) +
-                      seconds(number * w * (w + 1.0))};
+  return {.per_expert = 2.0 * seconds(row * tokens * choices),
+          .per_rank = 2.0 * seconds(row * tokens * expected_parts(*s.model.moe, ranks)) +
+                      seconds(number * tokens * choices) + seconds(number * w * (w + 1.0))};
 }
 
 ExpertDispatch chosen_dispatch(const Scenario& s) {

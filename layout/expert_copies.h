@@ -13,9 +13,10 @@ namespace hotbunk {
 /// parts divide groups or hold whole ones.
 double expected_parts(const MoeSpec&, std::int64_t parts);
 
-/// What the two ways of dispatch cost in a layer: seconds of what goes to experts in forward, of a full micro-batch on
-/// one rank, over the slowest link of the group that spreads them, by the cluster's keys. Copies are as many as even
-/// choices make; with them go an all-to-all of their numbers and an all-gather of where they begin.
+/// What the two ways of dispatch cost in a layer: seconds of what goes to experts in forward and of its gradients that
+/// come back, of a full micro-batch on one rank, over the slowest link of the groups that spread them, by the cluster's
+/// keys: bytes over bandwidth, and one latency an exchange. Copies are as many as even choices make; with them go, once
+/// in forward, an all-to-all of their numbers and an all-gather of where they begin.
 struct DispatchSeconds {
   double per_expert = 0.0, per_rank = 0.0;
 };

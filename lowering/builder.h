@@ -73,7 +73,8 @@ enum class Family : GroupId {
   engine_stages = 17,
   engines = 18,
   reshard = 19,
-  engine_context = 20
+  engine_context = 20,
+  expert_copies = 21  // of the same ranks as `experts`: where copies of tokens go
 };
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }

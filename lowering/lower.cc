@@ -52,7 +52,7 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::engine_context) + 1>;
+using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::expert_copies) + 1>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
 /// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
@@ -153,12 +153,15 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "engine_stages",
                                 "engines",
                                 "reshard",
-                                "engine_context"};
+                                "engine_context",
+                                "expert_copies"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
   at(all, Family::world).groups = {members(mesh.ranks(), [](auto r) { return static_cast<Rank>(r); })};
   if (engines) add_engines(all, s.rollout.layout);
+  const bool copies = expert_copies(s).sent_most > 0;
+  if (copies) at(all, Family::expert_copies).groups = at(all, Family::experts).groups;
   const Mesh train = train_mesh(s.train.layout);
   for (const auto& [family, axis] : {std::pair(Family::ulysses, "ulysses"), {Family::context, "cp"}})
     if (train.extent(axis) > 1)
@@ -172,7 +175,8 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = engines && s.rollout.layout.cp > 1   ? Family::engine_context
+  const Family last = copies                               ? Family::expert_copies
+                      : engines && s.rollout.layout.cp > 1 ? Family::engine_context
                       : s.train.reshard_ranks > 0          ? Family::reshard
                       : engines && s.rollout.layout.pp > 1 ? Family::engines
                       : mesh.expert_data > 1               ? Family::expert_replicas

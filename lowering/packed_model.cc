@@ -105,7 +105,8 @@ ExpertParallel expert_parallel(const Scenario& s) {
           r.most,
           r.capacity,
           {copies.sent_most, copies_sent_extent, 0},
-          {copies.came_most, copies_came_extent, 0}};
+          {copies.came_most, copies_came_extent, 0},
+          static_cast<GroupId>(copies.sent_most > 0 ? Family::expert_copies : Family::experts)};
 }
 
 }  // namespace

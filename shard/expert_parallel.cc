@@ -41,6 +41,13 @@ Tensor as_own_rows(const Tensor& copies) {
   return out;
 }
 
+/// Over a group of their own, so that bytes which nobody knows before are apart from those of rows.
+void exchange_of_copies(Emitter& to, const Forward& f, const TensorSharding& s, const std::string& name,
+                        const Tensor& x, const Tensor& y, const Values& values) {
+  Op& op = exchange(to, f, s, name + ".copies.all_to_all", x, y, copy_ids(f).blocks, values);
+  with(op, Attr::ranks, s.ep.ranks).group = s.ep.copies_group;
+}
+
 /// Behind the sort of rows: which copies go, which come, and which rows are of which.
 void sort_of_copies(Emitter& to, const Forward& f, const TensorSharding& s, const ForwardOp& op, const Tensor& sent,
                     Values& values) {
@@ -163,8 +170,7 @@ Tensor copies_to_experts(Emitter& to, const Forward& f, const TensorSharding& s,
                came = to.make(name + ".copies_came", x.dtype, {s.ep.came, x.shape[1]}),
                routed = make_routed(to, s, name, x.dtype, x.shape[1]);
   gather(name + ".copies", x, counted(at(values, ids.tokens), s.ep.sent), copies);
-  with(exchange(to, f, s, name + ".copies.all_to_all", as_own_rows(copies), came, ids.blocks, values), Attr::ranks,
-       s.ep.ranks);
+  exchange_of_copies(to, f, s, name, as_own_rows(copies), came, values);
   gather(name + ".spread", came, at(values, ids.sources), routed);
   return routed;
 }
@@ -179,8 +185,7 @@ void copies_from_experts(Emitter& to, const Forward& f, const TensorSharding& s,
   const Tensor came = to.make(name + ".copies_came", routed.dtype, {s.ep.came, routed.shape[1]}),
                copies = to.make(name + ".copies", routed.dtype, {s.ep.sent, routed.shape[1]});
   sum(name + ".sum", routed, counted(at(values, ids.rows), s.ep.came), came, false);
-  with(exchange(to, f, s, name + ".copies.all_to_all", came, as_own_rows(copies), ids.blocks, values), Attr::ranks,
-       s.ep.ranks);
+  exchange_of_copies(to, f, s, name, came, as_own_rows(copies), values);
   sum(name + ".copies.sum", copies, at(values, ids.copies), d_x, !first);
 }
 

@@ -71,7 +71,8 @@ struct ExpertParallel {
   StreamId stream = lead_stream;
   ExtentId routed = fixed_extent;
   std::int64_t most = 0, capacity = 0;
-  Dim sent{0}, came{0};  // copies of tokens, to all ranks and from them; 0: a row for each expert goes
+  Dim sent{0}, came{0};       // copies of tokens, to all ranks and from them; 0: a row for each expert goes
+  GroupId copies_group = -1;  // of the same ranks, for what is as much as routers like
   bool copies() const { return sent.size > 0; }
   std::int64_t rounds() const { return most > capacity ? (most + capacity - 1) / capacity : 1; }
   /// Rows of what comes in a round.

@@ -48,7 +48,7 @@ void run_latent_norm_backward(const CudaCall& c) {
   const DType dtype = in(c, 0).dtype;
   const int n = parts_of(T);
   c.launch(named("latent_norm_weight", dtype), {blocks_of(r, head_threads), n}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 2)), at(c, in(c, 4)), c.scratch, T, r, turned(c), rows_of_part);
+           at(c, in(c, 2)), at(c, in(c, 4)), c.scratch, T, r, turned(c), rows_in_part(T));
   add_parts(c, c.scratch, n, out(c, 1));
   c.launch(named("latent_norm_backward", dtype), {T}, row_threads(r), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
            at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), c.tables.frequencies(c.op), at(c, out(c, 0)), r,

@@ -52,10 +52,22 @@ inline Heads heads(const CudaCall& c) { return heads(c.op); }
 /// A gradient of a weight that all rows add to is made in parts, of so many rows each, and summed in a second launch:
 /// one thread per column alone would leave a GPU idle. By the number of rows alone, so that the sums have one order.
 inline constexpr int rows_of_part = 64;
-inline int parts_of(std::int64_t rows, int each = rows_of_part) { return narrow(blocks_of(rows, each)); }
-inline std::int64_t parts_bytes(const Tensor& rows, std::int64_t columns, int each = rows_of_part) {
+/// Parts of two gradients are one dimension of a grid, which has 65,535 blocks in y.
+inline constexpr int most_parts = 32'767;
+/// How many rows a part has: `least`, or more where there would be too many parts.
+inline int rows_in_part(std::int64_t rows, int least = rows_of_part) {
+  return std::max(least, narrow(blocks_of(rows, most_parts)));
+}
+inline int parts_of(std::int64_t rows, int least = rows_of_part) {
+  return narrow(blocks_of(rows, rows_in_part(rows, least)));
+}
+/// Parts of so many rows or fewer: where parts have more rows than `least`, more of them may make fewer parts.
+inline std::int64_t parts_at_most(std::int64_t rows, int least = rows_of_part) {
+  return std::min<std::int64_t>(blocks_of(rows, least), most_parts);
+}
+inline std::int64_t parts_bytes(const Tensor& rows, std::int64_t columns, int least = rows_of_part) {
   const std::int64_t most = rows.capacity() / rows.shape[static_cast<std::size_t>(rows.rank) - 1].size;
-  return blocks_of(most, each) * columns * std::int64_t{sizeof(float)};
+  return parts_at_most(most, least) * columns * std::int64_t{sizeof(float)};
 }
 /// gradient (+)= the sum of parts[n, its elements].
 inline void add_parts(const CudaCall& c, CUdeviceptr parts, int n, const Tensor& gradient) {

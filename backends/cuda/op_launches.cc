@@ -85,7 +85,7 @@ void run_rms_norm_backward(const CudaCall& c) {
   if (c.op.outputs.size() > 1) {
     const int n = parts_of(T);
     c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
-             at(c, in(c, 1)), at(c, in(c, 3)), c.scratch, T, H, rows_of_part);
+             at(c, in(c, 1)), at(c, in(c, 3)), c.scratch, T, H, rows_in_part(T));
     add_parts(c, c.scratch, n, out(c, 1));
   }
   c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
@@ -103,7 +103,8 @@ void run_qk_norm_backward(const CudaCall& c) {
   if (c.op.outputs.size() > 1) {  // else the weights are frozen
     const int n = parts_of(T, rows_of_head_part);
     c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2 * std::int64_t{n}}, head_threads,
-             at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 4)), c.scratch, T, h.a, h.k, h.d, rows_of_head_part);
+             at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 4)), c.scratch, T, h.a, h.k, h.d,
+             rows_in_part(T, rows_of_head_part));
     add_parts(c, c.scratch, n, out(c, 1));
     add_parts(c, behind(c.scratch, std::int64_t{n} * h.d), n, out(c, 2));
   }
@@ -127,7 +128,7 @@ void run_layer_norm_backward(const CudaCall& c) {
   const CUdeviceptr of_w = behind(c.scratch, T), of_b = behind(of_w, std::int64_t{n} * H);
   c.launch(named("layer_norm_mean", dtype), {T}, row_threads(H), at(c, in(c, 1)), c.scratch, H);
   c.launch(named("layer_norm_weight", dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), of_w, T, H, rows_of_part);
+           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), of_w, T, H, rows_in_part(T));
   add_parts(c, of_w, n, out(c, 1));
   add_parts(c, of_b, n, out(c, 2));
   c.launch(named("layer_norm_backward", dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),

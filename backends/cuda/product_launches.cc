@@ -62,7 +62,7 @@ void run_linear_wgrad(const CudaCall& c) {
   if (c.op.outputs.size() < 2) return;
   const int n = parts_of(T);
   c.launch(named("column_parts", in(c, 0).dtype), {blocks_of(N, head_threads), n}, head_threads, at(c, in(c, 0)),
-           c.scratch, T, N, rows_of_part);
+           c.scratch, T, N, rows_in_part(T));
   add_parts(c, c.scratch, n, out(c, 1));
 }
 

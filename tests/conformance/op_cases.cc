@@ -628,7 +628,9 @@ void add_routing(std::vector<OpCase>& out) {
                          v[0][j] < of || (v[0][j] == of && j < static_cast<std::size_t>(i)))
                        ++row;
                    return row;
-                 }});
+                 },
+                 {},
+                 {{0, 5, 10, 10}}});  // of each token one choice is expert 0, and one expert 1
 }
 
 /// To three ranks, with an expert each; and of one rank, whose tokens have two rows each.
@@ -649,7 +651,11 @@ void add_copies(std::vector<OpCase>& out) {
                  {},
                  [](const Values&, std::int64_t i) {
                    return std::array{0., 2., 3., 0., 1., 2., 3., 4., -1., -1.}[static_cast<std::size_t>(i)];
-                 }});
+                 },
+                 {},
+                 // Copies of each token in the order of its rows, 0 3 | 6 9 | 2 5 | 8 1 | 4 7; and of each row, which
+                 // of its rank's copies it is of.
+                 {{0, 3, 4, -1, 1, 5, 6, 2, 7, -1}, {0, 2, 1, 0, 4, 2, 1, 4, 3, 1}, {0, 3, 3, 8}, {8}}});
   const auto slot = [](std::int64_t i) {
     return std::array{0., 1., 2., 4., 1., 3., 0., 2., 3., 4.}[static_cast<std::size_t>(i)];
   };
@@ -664,7 +670,9 @@ void add_copies(std::vector<OpCase>& out) {
                  {0, 1, 2},
                  {3, 4, 5},
                  {},
-                 [](const Values& v, std::int64_t i) { return v[1][static_cast<std::size_t>(i)]; }});
+                 [](const Values& v, std::int64_t i) { return v[1][static_cast<std::size_t>(i)]; },
+                 {},
+                 {{0, 6, 1, 4, 2, 7, 5, 8, 3, 9}, {5}}});  // each token's rows
 }
 
 /// Of one rank: what it sends is what comes.
@@ -676,7 +684,9 @@ void add_arrivals(std::vector<OpCase>& out) {
                  {0},
                  {1, 2},
                  {},
-                 [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>(i)]; }});
+                 [](const Values& v, std::int64_t i) { return v[0][static_cast<std::size_t>(i)]; },
+                 {},
+                 {{R}}});
 }
 
 void add_experts(std::vector<OpCase>& out, DType x) {

@@ -14,7 +14,8 @@ struct Operand {
   std::string name;
   DType dtype;
   std::vector<std::int64_t> shape;
-  /// Element i before the op runs. None: an output that the op must write wholly; it starts as NaN.
+  /// Element i before the op runs. None: an output that the op must write wholly; it starts as NaN, or as an integer
+  /// that no op makes.
   std::function<double(std::int64_t i)> value;
 };
 
@@ -29,6 +30,8 @@ struct OpCase {
   /// Element i of the first output, exact before it is rounded to the output's dtype; none where it is not.
   std::function<double(const Values&, std::int64_t i)> first_output{};
   std::vector<Move> moves{};
+  /// All elements of each of the other outputs, in order; none where they are not exact.
+  std::vector<std::vector<double>> other_outputs{};
 };
 
 /// Activations in this dtype. T = 5 tokens in two sequences of 3 and 2: Sizes{5, 2, 9}.

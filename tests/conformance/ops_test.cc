@@ -26,6 +26,7 @@ T get(const Bytes& bytes, std::int64_t at) {
   return value;
 }
 
+bool is_integer(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
 double element(const Bytes& bytes, DType dtype, std::int64_t i) {
   const std::int64_t at = RankProgram::guard + i * size_of(dtype);
   if (dtype == DType::i32) return get<std::int32_t>(bytes, at);
@@ -38,10 +39,11 @@ double rounded(DType dtype, double x) {
   return dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
 }
 
-/// Sentinels, the operand's values (all bits set, NaN, where it has none), sentinels.
+/// Sentinels, the operand's values (where it has none all bits set, NaN, or of integers, which may be -1, sentinels),
+/// sentinels.
 Bytes image(const Operand& o, const Tensor& t) {
   Bytes bytes(static_cast<std::size_t>(t.capacity_bytes() + 2 * RankProgram::guard), sentinel);
-  std::fill_n(bytes.begin() + RankProgram::guard, t.capacity_bytes(), std::byte{0xff});
+  if (!is_integer(o.dtype)) std::fill_n(bytes.begin() + RankProgram::guard, t.capacity_bytes(), std::byte{0xff});
   for (std::int64_t i = 0; o.value && i < t.capacity(); ++i) {
     const std::int64_t at = RankProgram::guard + i * size_of(o.dtype);
     if (o.dtype == DType::i32) put(bytes, at, static_cast<std::int32_t>(o.value(i)));
@@ -96,10 +98,22 @@ void check_values(const OpCase& c, const Prepared& p, const Played& played) {
     CHECK(same(RankProgram::guard + bytes, RankProgram::guard));  // nor after it
     const bool written = std::ranges::find(c.outputs, k) != c.outputs.end();
     if (!written) CHECK(same(RankProgram::guard, bytes));
-    if (written && !o.value && o.dtype != DType::i32)
-      for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) CHECK(!std::isnan(element(is, o.dtype, i)));
+    if (written && !o.value)
+      for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) {
+        INFO("element " << i);
+        if (is_integer(o.dtype)) CHECK(element(is, o.dtype, i) != element(was, o.dtype, i));
+        else CHECK(!std::isnan(element(is, o.dtype, i)));
+      }
     before.emplace_back();
     for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) before.back().push_back(element(was, o.dtype, i));
+  }
+  for (std::size_t output = 0; output < c.other_outputs.size(); ++output) {
+    const std::size_t k = c.outputs.at(output + 1);
+    INFO("tensor " << c.operands[k].name);
+    std::vector<double> found;
+    for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i)
+      found.push_back(element(played.fetched.at("fetch " + c.operands[k].name + "@0"), c.operands[k].dtype, i));
+    CHECK(found == c.other_outputs[output]);
   }
   if (!c.first_output) return;
   const std::size_t k = c.outputs.front();

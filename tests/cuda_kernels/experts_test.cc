@@ -347,3 +347,77 @@ TEST_CASE("a token's copies go once to each rank, in order, and its rows know th
   CHECK(tokens.values() == wanted);
   CHECK(copies.values() == wanted_copies);
 }
+
+TEST_CASE("rows that come from three ranks find their copies, on each of them", "[kernels][experts]") {
+  constexpr int c = 3, W = 3, each = 2, most = 3, rows_each = 2;
+  const auto at = [](auto i) { return static_cast<std::size_t>(i); };
+  Draw draw(6);
+  struct Sender {
+    std::vector<std::int32_t> token_of_row, sent, tokens, blocks, slots;
+  };
+  std::vector<Sender> senders(W);
+  std::vector<std::int32_t> all_blocks;
+  for (int w = 0; w < W; ++w) {
+    const int T = 25 + 9 * w;
+    Sender& s = senders[at(w)];
+    std::vector<std::int32_t> chosen, rows(at(T * c));
+    for (int t = 0; t < T; ++t)  // three experts in a row; the second rank sends nothing to the third
+      for (int j = 0, first = draw.between(0, w == 1 ? 1 : 5); j < c; ++j) chosen.push_back((first + j) % (W * each));
+    s.sent = {0};
+    for (int e = 0; e < W * each; ++e) {
+      for (std::size_t i = 0; i < chosen.size(); ++i)
+        if (chosen[i] == e) {
+          rows[i] = static_cast<std::int32_t>(s.token_of_row.size());
+          s.token_of_row.push_back(static_cast<std::int32_t>(i) / c);
+        }
+      s.sent.push_back(static_cast<std::int32_t>(s.token_of_row.size()));
+    }
+    Device d("experts");
+    Array<std::int32_t> of_rows(d.memory, "rows", rows), offsets(d.memory, "sent", s.sent),
+        counts(d.memory, "counts", W), numbers(d.memory, "numbers", at(W * T)),
+        tokens(d.memory, "tokens", std::vector<std::int32_t>(at(T * most), -1)), blocks(d.memory, "blocks", W + 1),
+        copies(d.memory, "copies", at(T * most)), slots(d.memory, "slots", at(T * c));
+    Array<std::int64_t> count(d.memory, "count", 1);
+    d.run("copy_counts", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), T, c, each);
+    d.run("copy_tokens", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), tokens.begin(), numbers.begin(),
+          blocks.begin(), count.begin(), T, c, each);
+    d.run("copy_slots", {2}, 32, of_rows.begin(), offsets.begin(), numbers.begin(), blocks.begin(), copies.begin(),
+          slots.begin(), T, c, each, W, most);
+    s.tokens = tokens.values(), s.blocks = blocks.values(), s.slots = slots.values();
+    all_blocks.insert(all_blocks.end(), s.blocks.begin(), s.blocks.end());
+  }
+  CHECK(senders[1].blocks[2] == senders[1].blocks[3]);
+  for (int place = 0; place < W; ++place) {
+    INFO("rank " << place);
+    std::vector<std::int32_t> arrivals = {0}, slots, token_of_row, came;
+    for (int w = 0; w < W; ++w) {  // what each sends here, as an exchange puts it
+      const Sender& s = senders[at(w)];
+      for (int e = place * each; e < (place + 1) * each; ++e) {
+        for (std::int32_t row = s.sent[at(e)]; row < s.sent[at(e + 1)]; ++row)
+          slots.push_back(s.slots[at(row)]), token_of_row.push_back(1000 * w + s.token_of_row[at(row)]);
+        arrivals.push_back(static_cast<std::int32_t>(slots.size()));
+      }
+      for (std::int32_t i = s.blocks[at(place)]; i < s.blocks[at(place + 1)]; ++i)
+        came.push_back(1000 * w + s.tokens[at(i)]);
+    }
+    const auto U = static_cast<int>(came.size()) + 3;  // room for more than come
+    Device d("experts");
+    Array<std::int32_t> of_blocks(d.memory, "blocks", all_blocks), of_slots(d.memory, "slots", slots),
+        begins(d.memory, "arrivals", arrivals), sources(d.memory, "sources", slots.size()),
+        rows(d.memory, "rows", at(U * rows_each));
+    Array<std::int64_t> count(d.memory, "count", 1);
+    d.run("copy_sources", {2, W}, 32, of_blocks.begin(), of_slots.begin(), begins.begin(), sources.begin(),
+          count.begin(), W, place, each);
+    d.run("copy_rows", {static_cast<std::uint32_t>(U + 31) / 32}, 32, of_blocks.begin(), of_slots.begin(),
+          begins.begin(), rows.begin(), U, W, place, each, rows_each);
+    CHECK(count[0] == static_cast<std::int64_t>(came.size()));
+    std::vector<std::int32_t> wanted(at(U * rows_each), -1);
+    for (std::size_t row = 0; row < slots.size(); ++row) {
+      REQUIRE(at(sources[row]) < came.size());
+      CHECK(came[at(sources[row])] == token_of_row[row]);
+      const auto of = wanted.begin() + sources[row] * rows_each;
+      *std::find(of, of + rows_each, -1) = static_cast<std::int32_t>(row);
+    }
+    CHECK(rows.values() == wanted);
+  }
+}

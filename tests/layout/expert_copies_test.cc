@@ -34,8 +34,9 @@ TEST_CASE("copies of tokens are chosen where they cost less than rows, by the li
   CHECK(expected_parts(*s.model.moe, 8) == Approx(copies));
   const auto expected = [&](double T, double bandwidth, double latency) {
     const double leaving = 7.0 / 8 / bandwidth;
-    return std::pair{latency + 16384 * T * 8 * leaving,
-                     3 * latency + (16384 * T * copies + 4 * T * 8 + 4 * 8 * 9) * leaving};
+    // There and back; what says which copies go, once.
+    return std::pair{2 * latency + 2 * 16384 * T * 8 * leaving,
+                     4 * latency + (2 * 16384 * T * copies + 4 * T * 8 + 4 * 8 * 9) * leaving};
   };
   const auto check = [&](double T, double bandwidth, double latency, ExpertDispatch dispatch) {
     CAPTURE(T, bandwidth);
@@ -46,7 +47,7 @@ TEST_CASE("copies of tokens are chosen where they cost less than rows, by the li
     CHECK(chosen_dispatch(s) == dispatch);
   };
   check(4096, 400e9, 1e-6, ExpertDispatch::per_rank);
-  check(16, 400e9, 1e-6, ExpertDispatch::per_expert);  // 2 us of latency are more than what is saved
+  check(8, 400e9, 1e-6, ExpertDispatch::per_expert);  // 2 us of latency are more than what is saved
   s.cluster.gpus_per_node = 4;
   check(4096, 50e9, 5e-6, ExpertDispatch::per_rank);
   // Tensor-parallel places are nearer: 8 data ranks of 2 places are 16 ranks.
@@ -57,6 +58,19 @@ TEST_CASE("copies of tokens are chosen where they cost less than rows, by the li
   CHECK(expert_copies(s).sent_most == 4096 * 8);
   CHECK(expert_copies(s).came_most == 8 * 4096);
   CHECK(expert_copies(s).of_token == Approx(copies));
+}
+
+TEST_CASE("of several groups that spread experts the one with the slowest link counts") {
+  Scenario s = eight_ranks();
+  s.train.layout.ep = 4;
+  const auto rows = [](double bandwidth, double latency) {
+    return 2 * (latency + 16384.0 * 4096 * 8 * 3 / 4 / bandwidth);
+  };
+  CHECK(dispatch_seconds(s).per_expert == Approx(rows(400e9, 1e-6)));
+  s.cluster.gpus_per_node = 6;  // ranks 0 to 3 are on one node, 4 to 7 on two
+  CHECK(dispatch_seconds(s).per_expert == Approx(rows(50e9, 5e-6)));
+  s.cluster.gpus_per_node = 4;
+  CHECK(dispatch_seconds(s).per_expert == Approx(rows(400e9, 1e-6)));
 }
 
 TEST_CASE("where every rank has one expert, and where copies are refused, rows travel") {

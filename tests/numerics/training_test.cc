@@ -10,6 +10,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 
 #include "layout/sequence.h"
 #include "layout/shard.h"
@@ -608,7 +609,8 @@ TEST_CASE("experts over data ranks compute what transformers does") {
     bool whole = false;  // and over the tensor-parallel ranks
   };
   std::size_t entry = 0;
-  int runs = 0, copied = 0;
+  int runs = 0, copied = 0, staged = 0;
+  std::set<Recompute> recomputed;  // where copies travel
   for (const Way& way : {Way{"mixtral-tiny", 2, 2},
                          {"mixtral-tiny", 4, 4},
                          {"mixtral-tiny", 2, 4},
@@ -642,11 +644,13 @@ TEST_CASE("experts over data ranks compute what transformers does") {
                          {"qwen3-moe-tiny", 4, 4, 2, 1, 1, TrainEngine::zero1, 2, "tp-cp-ep-dp-pp", true},
                          {"deepseek-v3-tiny", 4, 2, 2, 1, 2, TrainEngine::ddp, -1, "pp-tp-cp-ep-dp", true}})
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      const bool left_out = static_cast<std::size_t>(recompute) == entry++ / 3 % 3;
+      const std::size_t number = entry++ / 3;  // of the way
+      const bool left_out = static_cast<std::size_t>(recompute) == number % 3;
       if (left_out && turns(0).size() == 1) continue;
       const bool several = recompute != Recompute::selective;
-      // Every other time with room for less than a third of an even share: in four rounds at least.
-      const bool in_rounds = ++runs % 2 == 0;
+      // Every other time with room for less than a third of an even share: in four rounds at least; of one way the
+      // first time, of the next one the second, so that either meets all that is recomputed.
+      const bool in_rounds = (static_cast<std::size_t>(++runs) + number) % 2 == 0;
       CAPTURE(way.model, way.ep, way.dp, way.tp, way.ulysses, way.pp, static_cast<int>(way.engine), way.group,
               static_cast<int>(recompute), in_rounds);
       const Golden g = Golden::load(way.model);
@@ -661,13 +665,17 @@ TEST_CASE("experts over data ranks compute what transformers does") {
       s.train.micro_batch_tokens =
           round_up(ceil_div(several ? g.longest_sequence() : g.num_tokens(), way.ulysses), way.tp);
       s.train.expert_capacity = in_rounds ? 0.3 : 0.0;
-      // Of the others every other one sends a token once to each rank.
-      if (!in_rounds && !way.whole && runs % 4 == 1) s.train.expert_dispatch = ExpertDispatch::per_rank;
-      copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
+      // Of the others two ways of four send a token once to each rank.
+      if (!in_rounds && !way.whole && number % 4 < 2) {
+        s.train.expert_dispatch = ExpertDispatch::per_rank;
+        ++copied, recomputed.insert(recompute), staged += several && way.pp > 1 ? 1 : 0;
+      }
       CHECK((expert_rounds(s).rounds > 3) == in_rounds);
       check_training(g, train(g, s));
     }
   CHECK(5 * copied > runs);
+  CHECK(recomputed.size() == 3);
+  CHECK(staged > 0);
 }
 
 TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the same where sums are of two") {

@@ -290,7 +290,7 @@ TEST_CASE("and so with experts") {
     int rollout_ep = 1, rollout_pp = 1;
   };
   std::vector<Case> cases;
-  int copied = 0;
+  int spread = 0, copied = 0, full = 0, staged = 0;
   for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
                          {mixtral, "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
                          {mixtral, "zero1", -1, 2, 2, 4, "full", "bf16", true},
@@ -335,14 +335,17 @@ TEST_CASE("and so with experts") {
          fmt::format("train.precision.params={}", way.params),
          fmt::format("train.precision.grads={}", std::string_view(way.recompute) == "full" ? way.params : "fp32"),
          "sync.verify=true", "algorithm.reference=true"});
-    if (way.ep > 1 && way.etp > 0 &&
-        std::string_view(way.recompute) != "selective") {  // several rounds, of few rows each
+    // Of those whose data ranks have all tensor-parallel places' experts every third one sends a token once to each
+    // rank; others that could have several rounds, of few rows each.
+    const bool copies = way.ep > 1 && way.etp == way.tp && spread++ % 3 == 1;
+    if (copies) {
+      sets.emplace_back("train.expert_dispatch=per-rank"), ++copied;
+      if (way.pp > 1) sets.emplace_back("train.micro_batch_tokens=16");  // several micro-batches
+      full += std::string_view(way.recompute) == "full" ? 1 : 0, staged += way.pp > 1 ? 1 : 0;
+    } else if (way.ep > 1 && way.etp > 0 && std::string_view(way.recompute) != "selective") {
       sets.emplace_back("train.expert_capacity=0.3");
       CHECK(expert_rounds(tiny_scenario(4, way.rollout_tp, sets)).rounds > 3);
     }
-    // And of those that have them at once some where a token goes once to each rank.
-    if (way.ep > 1 && way.etp == way.tp && std::string_view(way.recompute) == "selective")
-      sets.emplace_back("train.expert_dispatch=per-rank"), ++copied;
     if (way.rollout_pp > 1)
       sets.insert(sets.end(), {"model.num_hidden_layers=4",
                                way.pp > 1 ? "train.pipeline_split=[1, 3]" : "train.pipeline_split=[]"});
@@ -351,6 +354,7 @@ TEST_CASE("and so with experts") {
                      tiny_scenario(4, way.rollout_tp, sets)});
   }
   CHECK(copied > 3);
+  CHECK((full > 1 && staged > 0));
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
@@ -679,6 +683,25 @@ TEST_CASE("how many copies of tokens go is checked on each side by itself") {
       return bytes;
     };
     if (sent(*simulated) == sent(o.measured)) return "as many copies go as a simulation takes to be usual: no test";
+    const auto over = [&](const TrafficKey& key, std::string_view group) {
+      return key.op == OpKind::all_to_all && o.plan.groups[static_cast<std::size_t>(key.group)].name == group;
+    };
+    // Without spans too: rows of experts are known to the byte, and no more copies go than there is room for.
+    for (const char* group : {"experts", "expert_copies"}) {
+      Trace b = o.measured;
+      bool found = false;
+      for (auto& [key, count] : b.traffic_totals[0])
+        if (over(key, group) && count.payload_bytes > 0) {
+          count.payload_bytes += group == std::string_view("experts") ? 1 : std::int64_t{1} << 40;
+          found = true;
+          break;
+        }
+      if (!found) return fmt::format("nothing is sent over {}", group);
+      const Comparison c = compare_traces(o.plan, *simulated, b);
+      if (c.differences.size() != 1 ||
+          c.differences[0].what.find(fmt::format("all_to_all over {}: payload bytes", group)) == std::string::npos)
+        return fmt::format("more bytes of all steps over {}: {}", group, render_comparison(c, false));
+    }
     // Of either side: a row more on the wire, and a span that counts one more.
     for (const bool on_wire : {true, false})
       for (const bool of_measured : {true, false}) {
@@ -693,7 +716,7 @@ TEST_CASE("how many copies of tokens go is checked on each side by itself") {
         if (!on_wire) span->bytes += row;
         else
           for (auto& [key, count] : spoiled.traffic[static_cast<std::size_t>(span->rank)])
-            if (key.op == OpKind::all_to_all && key.step == span->step && key.phase == span->phase)
+            if (over(key, "expert_copies") && key.step == span->step && key.phase == span->phase)
               count.payload_bytes += row;
         const Comparison c = compare_traces(o.plan, a, b);
         if (c.differences.size() != 1 ||

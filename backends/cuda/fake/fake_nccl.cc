@@ -433,10 +433,11 @@ struct FakeNccl::Entries {
     });
   }
   static NcclResult enroll(NcclComm c, void* data, std::size_t bytes, void** handle) {
-    return on("ncclCommRegister", c, [&](FakeNccl& n, Comm& comm) {
-      n.mutex_.unlock();  // the driver calls back with its own lock held
-      const CUresult fit = n.driver_.check_registered(reinterpret_cast<CUdeviceptr>(data), bytes);
-      n.mutex_.lock();
+    FakeNccl* const nccl = alive_nccl.load();
+    if (nccl == nullptr) return NcclResult::internal_error;
+    // Before this double is locked: the driver's calls back with its own lock held.
+    const CUresult fit = nccl->driver_.check_registered(reinterpret_cast<CUdeviceptr>(data), bytes);
+    return on("ncclCommRegister", c, [&](FakeNccl&, Comm& comm) {
       if (fit != CUDA_SUCCESS) return NcclResult::system_error;
       if (!comm.registered.try_emplace(data, bytes).second) return NcclResult::invalid_usage;
       *handle = data;
