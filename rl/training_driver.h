@@ -7,13 +7,13 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exec/iteration_driver.h"
 #include "rl/checkpoint.h"
+#include "rl/checkpoint_parts.h"
 #include "rl/passes.h"
 #include "rl/sample_records.h"
 #include "rl/sync_hashes.h"
@@ -29,8 +29,8 @@ struct DriverOptions {
   std::vector<CarriedFile> carried;
   /// What ranks of other processes tell each other beside the plan, a key once: World::set and World::await. Empty:
   /// no other rank than the first writes a part of a checkpoint.
-  std::function<void(const std::string& key, const std::string& value)> say;
-  std::function<std::string(const std::string& key, Rank from)> hear;
+  SayToRanks say;
+  HearFromRank hear;
   /// On the first rank's host, whose sync of a file is of what this rank has written too.
   bool beside_first = true;
   /// The checkpoint that the run goes on from.
@@ -99,11 +99,8 @@ class TrainingDriver : public IterationDriver {
   Diagnostics failed_checkpoint(std::int32_t step, Diagnostics) const;
   /// Before training: whether all ranks see the first one's folder. RuntimeFailure when one does not.
   void look_for_folder(Rank);
-  /// What of a phase's fetches a rank writes, by parameter and slot: of the ranks that have the same, the first.
-  using Written = std::set<std::pair<std::string, Slot>>;
-  const Written& written_by(std::int16_t phase, Rank);
-  /// The ranks that write something, ascending.
-  std::vector<Rank> writers(std::int16_t phase) const;
+  /// exported_by, found once.
+  const ExportedParts& written_by(std::int16_t phase, Rank);
   CheckpointContent content(bool merged) const;
   void not_written(PhaseRole, std::int32_t step, Diagnostics);
   Diagnostics place_checkpoint();
@@ -128,7 +125,7 @@ class TrainingDriver : public IterationDriver {
   TrainingState started_;           // what a checkpoint says that does not change on the way; empty without them
   std::int64_t moments_begin_ = 0;  // optimizer steps that were done when the moments were zero
   std::shared_ptr<const std::filesystem::path> probe_;  // a file that other ranks look for; it goes with the driver
-  std::map<std::pair<std::int16_t, Rank>, Written> written_by_;
+  std::map<std::pair<std::int16_t, Rank>, ExportedParts> written_by_;
   const SyncHashes hashes_;
   std::unique_ptr<CheckpointWriter> unplaced_;  // whole, of a step whose lines are still to be written
   std::future<Status> placing_;                 // of placed_step_, by place_meanwhile
