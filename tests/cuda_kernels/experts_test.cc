@@ -297,27 +297,62 @@ TEST_CASE("where rows come to, by rank and there by expert, and how many", "[ker
   }
 }
 
-TEST_CASE("a token's copies go once to each rank, in order, and its rows know them", "[kernels][experts]") {
-  Device d("experts");
-  constexpr int T = 40, c = 3, W = 3, each = 2, most = 3;
-  Draw draw(5);
-  std::vector<std::int32_t> chosen, rows(T * c), sent(W * each + 1);
-  for (int t = 0; t < T; ++t)  // three in a row of six experts, from anywhere
-    for (int j = 0, first = draw.between(0, 5); j < c; ++j) chosen.push_back((first + j) % 6);
-  for (int e = 0, row = 0; e < W * each; ++e) {
+namespace {
+
+/// Of three ranks with two experts each: what the kernels of copy_sort say of tokens that take three experts.
+constexpr int copy_ranks = 3, copy_experts_each = 2, copy_choices = 3;
+struct SortedCopies {
+  std::vector<std::int32_t> rows;          // of each choice, sorted by expert
+  std::vector<std::int32_t> token_of_row;  // and back
+  std::vector<std::int32_t> sent = {0};    // where each expert's rows begin
+  std::vector<std::int32_t> tokens, copies, slots, blocks;
+  std::int64_t count = 0;
+};
+SortedCopies sort_copies(const std::vector<std::int32_t>& chosen) {
+  constexpr int W = copy_ranks, each = copy_experts_each, c = copy_choices, most = 3;
+  const int T = static_cast<int>(chosen.size()) / c;
+  SortedCopies s;
+  s.rows.resize(chosen.size());
+  for (int e = 0; e < W * each; ++e) {
     for (std::size_t i = 0; i < chosen.size(); ++i)
-      if (chosen[i] == e) rows[i] = row++;
-    sent[static_cast<std::size_t>(e) + 1] = row;
+      if (chosen[i] == e) {
+        s.rows[i] = static_cast<std::int32_t>(s.token_of_row.size());
+        s.token_of_row.push_back(static_cast<std::int32_t>(i) / c);
+      }
+    s.sent.push_back(static_cast<std::int32_t>(s.token_of_row.size()));
   }
-  Array<std::int32_t> of_rows(d.memory, "rows", rows), offsets(d.memory, "sent", sent), counts(d.memory, "counts", W),
-      numbers(d.memory, "numbers", W * T), tokens(d.memory, "tokens", std::vector<std::int32_t>(T * most, -1)),
-      blocks(d.memory, "blocks", W + 1), copies(d.memory, "copies", T * most), slots(d.memory, "slots", T * c);
+  const auto size = static_cast<std::size_t>(T);
+  Device d("experts");
+  Array<std::int32_t> rows(d.memory, "rows", s.rows), sent(d.memory, "sent", s.sent), counts(d.memory, "counts", W),
+      numbers(d.memory, "numbers", W * size), tokens(d.memory, "tokens", std::vector<std::int32_t>(size * most, -1)),
+      blocks(d.memory, "blocks", W + 1), copies(d.memory, "copies", size * most), slots(d.memory, "slots", size * c);
   Array<std::int64_t> count(d.memory, "count", 1);
-  d.run("copy_counts", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), T, c, each);
-  d.run("copy_tokens", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), tokens.begin(), numbers.begin(),
+  d.run("copy_counts", {W}, 32, rows.begin(), sent.begin(), counts.begin(), T, c, each);
+  d.run("copy_tokens", {W}, 32, rows.begin(), sent.begin(), counts.begin(), tokens.begin(), numbers.begin(),
         blocks.begin(), count.begin(), T, c, each);
-  d.run("copy_slots", {2}, 32, of_rows.begin(), offsets.begin(), numbers.begin(), blocks.begin(), copies.begin(),
+  d.run("copy_slots", {2}, 32, rows.begin(), sent.begin(), numbers.begin(), blocks.begin(), copies.begin(),
         slots.begin(), T, c, each, W, most);
+  s.tokens = tokens.values(), s.copies = copies.values(), s.slots = slots.values(), s.blocks = blocks.values();
+  s.count = count[0];
+  return s;
+}
+
+/// Three experts in a row for each token, the first of them one of [0, last].
+std::vector<std::int32_t> draw_choices(Draw& draw, int tokens, int last) {
+  std::vector<std::int32_t> chosen;
+  for (int t = 0; t < tokens; ++t)
+    for (int j = 0, first = draw.between(0, last); j < copy_choices; ++j)
+      chosen.push_back((first + j) % (copy_ranks * copy_experts_each));
+  return chosen;
+}
+
+}  // namespace
+
+TEST_CASE("a token's copies go once to each rank, in order, and its rows know them", "[kernels][experts]") {
+  constexpr int T = 40, c = copy_choices, W = copy_ranks, each = copy_experts_each, most = 3;
+  Draw draw(5);
+  const std::vector<std::int32_t> chosen = draw_choices(draw, T, 5);
+  const SortedCopies s = sort_copies(chosen);
   std::vector<std::int32_t> wanted, begins = {0}, wanted_copies;
   for (int r = 0; r < W; ++r) {
     for (int t = 0; t < T; ++t)
@@ -325,8 +360,8 @@ TEST_CASE("a token's copies go once to each rank, in order, and its rows know th
         wanted.push_back(t);
     begins.push_back(static_cast<std::int32_t>(wanted.size()));
   }
-  CHECK(count[0] == begins.back());
-  CHECK(blocks.values() == begins);
+  CHECK(s.count == begins.back());
+  CHECK(s.blocks == begins);
   const auto copy_of = [&](int t, int rank) {
     const auto begin = wanted.begin() + begins[static_cast<std::size_t>(rank)];
     return static_cast<std::int32_t>(std::find(begin, wanted.end(), t) - wanted.begin());
@@ -337,53 +372,25 @@ TEST_CASE("a token's copies go once to each rank, in order, and its rows know th
       const auto i = static_cast<std::size_t>(t * c + j);
       const int rank = chosen[i] / each;
       const std::int32_t copy = copy_of(t, rank);
-      CHECK(slots[static_cast<std::size_t>(rows[i])] == copy - begins[static_cast<std::size_t>(rank)]);
+      CHECK(s.slots[static_cast<std::size_t>(s.rows[i])] == copy - begins[static_cast<std::size_t>(rank)]);
       if (std::find(mine.begin(), mine.end(), copy) == mine.end()) mine.push_back(copy);
     }
     mine.resize(most, -1);
     wanted_copies.insert(wanted_copies.end(), mine.begin(), mine.end());
   }
   wanted.resize(T * most, -1);
-  CHECK(tokens.values() == wanted);
-  CHECK(copies.values() == wanted_copies);
+  CHECK(s.tokens == wanted);
+  CHECK(s.copies == wanted_copies);
 }
 
 TEST_CASE("rows that come from three ranks find their copies, on each of them", "[kernels][experts]") {
-  constexpr int c = 3, W = 3, each = 2, most = 3, rows_each = 2;
+  constexpr int W = copy_ranks, each = copy_experts_each, rows_each = 2;
   const auto at = [](auto i) { return static_cast<std::size_t>(i); };
   Draw draw(6);
-  struct Sender {
-    std::vector<std::int32_t> token_of_row, sent, tokens, blocks, slots;
-  };
-  std::vector<Sender> senders(W);
+  std::vector<SortedCopies> senders;
   std::vector<std::int32_t> all_blocks;
-  for (int w = 0; w < W; ++w) {
-    const int T = 25 + 9 * w;
-    Sender& s = senders[at(w)];
-    std::vector<std::int32_t> chosen, rows(at(T * c));
-    for (int t = 0; t < T; ++t)  // three experts in a row; the second rank sends nothing to the third
-      for (int j = 0, first = draw.between(0, w == 1 ? 1 : 5); j < c; ++j) chosen.push_back((first + j) % (W * each));
-    s.sent = {0};
-    for (int e = 0; e < W * each; ++e) {
-      for (std::size_t i = 0; i < chosen.size(); ++i)
-        if (chosen[i] == e) {
-          rows[i] = static_cast<std::int32_t>(s.token_of_row.size());
-          s.token_of_row.push_back(static_cast<std::int32_t>(i) / c);
-        }
-      s.sent.push_back(static_cast<std::int32_t>(s.token_of_row.size()));
-    }
-    Device d("experts");
-    Array<std::int32_t> of_rows(d.memory, "rows", rows), offsets(d.memory, "sent", s.sent),
-        counts(d.memory, "counts", W), numbers(d.memory, "numbers", at(W * T)),
-        tokens(d.memory, "tokens", std::vector<std::int32_t>(at(T * most), -1)), blocks(d.memory, "blocks", W + 1),
-        copies(d.memory, "copies", at(T * most)), slots(d.memory, "slots", at(T * c));
-    Array<std::int64_t> count(d.memory, "count", 1);
-    d.run("copy_counts", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), T, c, each);
-    d.run("copy_tokens", {W}, 32, of_rows.begin(), offsets.begin(), counts.begin(), tokens.begin(), numbers.begin(),
-          blocks.begin(), count.begin(), T, c, each);
-    d.run("copy_slots", {2}, 32, of_rows.begin(), offsets.begin(), numbers.begin(), blocks.begin(), copies.begin(),
-          slots.begin(), T, c, each, W, most);
-    s.tokens = tokens.values(), s.blocks = blocks.values(), s.slots = slots.values();
+  for (int w = 0; w < W; ++w) {  // the second rank sends nothing to the third
+    const SortedCopies& s = senders.emplace_back(sort_copies(draw_choices(draw, 25 + 9 * w, w == 1 ? 1 : 5)));
     all_blocks.insert(all_blocks.end(), s.blocks.begin(), s.blocks.end());
   }
   CHECK(senders[1].blocks[2] == senders[1].blocks[3]);
@@ -391,7 +398,7 @@ TEST_CASE("rows that come from three ranks find their copies, on each of them", 
     INFO("rank " << place);
     std::vector<std::int32_t> arrivals = {0}, slots, token_of_row, came;
     for (int w = 0; w < W; ++w) {  // what each sends here, as an exchange puts it
-      const Sender& s = senders[at(w)];
+      const SortedCopies& s = senders[at(w)];
       for (int e = place * each; e < (place + 1) * each; ++e) {
         for (std::int32_t row = s.sent[at(e)]; row < s.sent[at(e + 1)]; ++row)
           slots.push_back(s.slots[at(row)]), token_of_row.push_back(1000 * w + s.token_of_row[at(row)]);
