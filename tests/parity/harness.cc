@@ -114,15 +114,9 @@ std::string run_case(CpuWorld& world, const Case& job, std::size_t index, const 
     return found.find(job.fails_with) != found.npos ? "" : fmt::format("not '{}': {}", job.fails_with, found);
   }
   if (!trace) return render(trace.error());
-  std::vector<Trace> parts;
-  for (const std::string& text : gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""))) {
-    auto part = trace_from_json(text, "part");
-    if (!part) return render(part.error());
-    parts.push_back(std::move(part->trace));
-  }
+  const auto parts = gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""));
   if (world.rank() != 0) return "";
-  const Trace measured = merge_traces(parts);
-  return check({job, *plan, measured, lengths});
+  return check({job, *plan, merge_traces(parts), lengths});
 }
 
 }  // namespace

@@ -85,8 +85,8 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
     double memory_gib;
     std::int64_t most;
   } cases[] = {
-      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 3.0, 6},
-      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 4.0, 6},
+      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 3.0, 3},
+      {"qwen2.5-0.5b", "engine: fsdp2, layout: {dp: 2}, micro_batch_tokens: 256", "layout: {dp: 2}", 4.0, 3},
       {"qwen2.5-1.5b", "engine: megatron, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",
        8.0, 3},
       {"qwen2.5-1.5b", "engine: megatron, layout: {dp: 2}, micro_batch_tokens: 256", "engine: sglang, layout: {dp: 2}",

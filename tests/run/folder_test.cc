@@ -322,8 +322,8 @@ TEST_CASE("the folder of many ranks no two of which are alike is small too") {
 TEST_CASE("a simulation's folder is small, whole, and has ops and buffers of the ranks that were asked for") {
   const std::string file = std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml";
   const std::string small =
-      "--set algorithm.prompts=16 --set workload.response_tokens.mean=64 "
-      "--set workload.response_tokens.max=200";
+      "--set algorithm.prompts=16 --set workload.response_tokens.mean=16 "
+      "--set workload.response_tokens.max=50";
   const fs::path calls = work_folder() / "by_call", ops = work_folder() / "by_op";
   REQUIRE(hotbunk_command(fmt::format("simulate {} {} --out {}", file, small, calls.string())).code == 0);
   REQUIRE(hotbunk_command(fmt::format("simulate {} {} --ops 3,1 --out {}", file, small, ops.string())).code == 0);
