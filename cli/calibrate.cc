@@ -321,14 +321,14 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
     return report_errors(trace.error());
   }
   const CostModel model(hardware_from_datasheet(job.scenario.cluster), job.scenario.cluster);
-  const auto samples = gather_strings(
+  const auto samples = gather_strings_at_first(
       world, "samples",
       rank_samples(job, model, static_cast<Rank>(world.rank()), cpu.compute_threads, harvest.timings, harvest.host));
   double own = 0.0;
   for (const std::string& text : gather_strings(world, "seconds", json_text(nlohmann::json(programs.own()))))
     own += json_from<nlohmann::json>(text).get<double>();
   const double others = programs.cores(own);
-  const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
+  const auto traces = gather_strings_at_first(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
     code = conclude(o, job, merge(samples), hand_over, merge_traces(traces), lengths, others);

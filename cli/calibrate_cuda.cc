@@ -123,9 +123,9 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
     return report_errors(trace.error());
   }
   const auto& on_device = dynamic_cast<const cuda::CudaBackend&>(*backend);
-  const auto samples =
-      gather_strings(world, "samples", rank_samples(job, static_cast<Rank>(world.rank()), on_device.timings()));
-  const auto traces = gather_strings(world, "traces", trace_to_json(*trace, job.hash));
+  const auto samples = gather_strings_at_first(world, "samples",
+                                               rank_samples(job, static_cast<Rank>(world.rank()), on_device.timings()));
+  const auto traces = gather_strings_at_first(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
     const cuda::Context& context = on_device.context();

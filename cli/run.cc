@@ -269,7 +269,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     return d.code == "E103" || d.code == "E301" ? exit_runtime : code;
   }
   const StepsWalked walked = steps_walked(o, job, start, **driver);
-  const auto parts = gather_strings(world, "results", trace_to_json(*trace, job.hash));
+  const auto parts = gather_strings_at_first(world, "results", trace_to_json(*trace, job.hash));
   const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, parts) : exit_done;
   world.leave();
   return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;

@@ -7,12 +7,14 @@
 #include <cstddef>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "backends/cpu_gloo/arena.h"
 #include "base/check.h"
 #include "base/rng.h"
+#include "runtime/gather.h"
 #include "tests/runtime/ranks.h"
 
 namespace hotbunk {
@@ -307,6 +309,25 @@ TEST_CASE("subgroups, in an order of their own", "[comm]") {
     const int me = world.rank();
     c->all_gather(&me, got, sizeof me);
     RANK_REQUIRE(got[0] == group[0] && got[1] == group[1]);
+  });
+  INFO(result.message);
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("texts of any length come whole to all, or to the first rank alone", "[comm]") {
+  const auto text_of = [](int rank) {  // of 3 MiB and some, of none, and of a piece to the byte
+    const std::size_t sizes[] = {3'500'000, 0, 1 << 20};
+    std::string text(sizes[rank], '\0');
+    for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31 + i / 1000 + rank);
+    return text;
+  };
+  const auto result = with_ranks(3, [&](CpuWorld& world) {
+    const std::string mine = text_of(world.rank());
+    const auto all = gather_strings(world, "all", mine);
+    RANK_REQUIRE(all.size() == 3);
+    for (int r = 0; r < 3; ++r) RANK_REQUIRE(all[static_cast<std::size_t>(r)] == text_of(r));
+    const auto first = gather_strings_at_first(world, "first", mine);
+    RANK_REQUIRE(world.rank() == 0 ? first == all : first.empty());
   });
   INFO(result.message);
   CHECK(result.exit_code == 0);

@@ -114,7 +114,7 @@ std::string run_case(CpuWorld& world, const Case& job, std::size_t index, const 
     return found.find(job.fails_with) != found.npos ? "" : fmt::format("not '{}': {}", job.fails_with, found);
   }
   if (!trace) return render(trace.error());
-  const auto parts = gather_strings(world, options.scope + "trace", trace_to_json(*trace, ""));
+  const auto parts = gather_strings_at_first(world, options.scope + "trace", trace_to_json(*trace, ""));
   if (world.rank() != 0) return "";
   return check({job, *plan, merge_traces(parts), lengths});
 }
