@@ -61,18 +61,18 @@ std::uint32_t special_value(const Block& b, Special s, std::int32_t thread) {
 }
 
 /// Lanes that are not at the smallest position wait until the others reach theirs: structured code reconverges where
-/// its branches meet.
+/// its branches meet. Needed where the active lanes have come to a waiting one's position, or none is active.
 void gather_lanes(Warp& w) {
-  const std::uint32_t waiting = w.live() & ~w.active;
-  if (waiting == 0) return;
-  std::int32_t lowest = w.active != 0 ? w.pc : w.lane_pc[static_cast<std::size_t>(std::countr_zero(waiting))];
-  each_lane(waiting, [&](int l) { lowest = std::min(lowest, w.lane_pc[static_cast<std::size_t>(l)]); });
-  if (w.active != 0 && lowest < w.pc) {
-    each_lane(w.active, [&](int l) { w.lane_pc[static_cast<std::size_t>(l)] = w.pc; });
-    w.active = 0;
-  }
-  each_lane(waiting, [&](int l) {
-    if (w.lane_pc[static_cast<std::size_t>(l)] == lowest) w.active |= 1u << l;
+  if (w.active != 0) each_lane(w.active, [&](int l) { w.lane_pc[static_cast<std::size_t>(l)] = w.pc; });
+  const std::uint32_t live = w.live();
+  std::int32_t lowest = nobody_waits;
+  each_lane(live, [&](int l) { lowest = std::min(lowest, w.lane_pc[static_cast<std::size_t>(l)]); });
+  w.active = 0;
+  w.lowest_waiting = nobody_waits;
+  each_lane(live, [&](int l) {
+    const std::int32_t at = w.lane_pc[static_cast<std::size_t>(l)];
+    if (at == lowest) w.active |= 1u << l;
+    else w.lowest_waiting = std::min(w.lowest_waiting, at);
   });
   w.pc = lowest;
 }
@@ -84,6 +84,7 @@ void branch(Warp& w, const Instruction& i, std::uint32_t mask) {
     return;
   }
   each_lane(mask, [&](int l) { w.lane_pc[static_cast<std::size_t>(l)] = i.target; });
+  w.lowest_waiting = std::min(w.lowest_waiting, i.target);
   w.active = stay;
   ++w.pc;
 }
@@ -153,7 +154,7 @@ void run(Warp& w) {
   const auto& code = w.block->kernel->code;
   Counters& c = *w.block->counters;
   while (w.live() != 0 && !w.at_barrier) {
-    gather_lanes(w);
+    if (w.pc >= w.lowest_waiting || w.active == 0) gather_lanes(w);
     const Instruction& i = code[static_cast<std::size_t>(w.pc)];
     const std::uint32_t mask = guarded_lanes(w, i);
     ++c.instructions;
@@ -199,6 +200,7 @@ void prepare(Block& b, Warp& w, std::int32_t index, const std::vector<std::uint8
   w.exited = 0;
   w.active = w.present;
   w.pc = 0;
+  w.lowest_waiting = nobody_waits;
   w.at_barrier = false;
   w.syncs = 0;
   w.copies.clear();

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <span>
 
 #include "backends/cuda/ptx/machine.h"
@@ -36,6 +37,8 @@ struct AsyncCopy {
 
 struct Block;
 
+constexpr std::int32_t nobody_waits = std::numeric_limits<std::int32_t>::max();
+
 struct Warp {
   Block* block = nullptr;
   std::int32_t index = 0;     // in the block
@@ -43,7 +46,8 @@ struct Warp {
   std::uint32_t exited = 0;
   std::uint32_t active = 0;  // lanes at pc
   std::int32_t pc = 0;
-  std::array<std::int32_t, lanes> lane_pc{};  // of present, unexited lanes that are not active
+  std::array<std::int32_t, lanes> lane_pc{};   // of present, unexited lanes that are not active
+  std::int32_t lowest_waiting = nobody_waits;  // of those positions
   bool at_barrier = false;
   std::int32_t barrier_line = 0, barrier_id = 0;
   std::int32_t syncs = 0;                     // synchronising instructions so far
