@@ -133,7 +133,7 @@ TEST_CASE("a chip without a profile of its own stands on its sibling's efficienc
   } cases[] = {{"a100-sxm-40gb", "a100-sxm-80gb"}, {"h200-sxm-141gb", "h100-sxm-80gb"},
                {"h800-sxm-80gb", "h100-sxm-80gb"}, {"gb200-nvl72", "b200-sxm-180gb"},
                {"gb300-nvl72", "b200-sxm-180gb"},  {"b300-sxm-288gb", "b200-sxm-180gb"}};
-  std::set<std::string> covered;
+  std::set<std::string> covered = {"h20-sxm-96gb"};  // microbenchmarks of its own
   for (const auto& c : cases) {
     INFO(c.chip);
     covered.insert(c.chip), covered.insert(c.sibling);

@@ -58,9 +58,9 @@ TEST_CASE("what the driving process does with samples: by padded tokens behind o
         Approx(2 * s->rl().forward_seconds(by, true).total() + driver).epsilon(1e-9));
   CHECK(phase_seconds(own, RlPhase::framework) == Approx(512 * f.sample_seconds.value));
   // Longer samples that nobody draws: the pass is the same, the padding is not.
-  const RlPrice padded = logprob_price(sharded_text, {"workload.response_tokens={mean: 1536, max: 7680, cv: 0}"});
+  const RlPrice padded = logprob_price(sharded_text, {"workload.response_tokens={mean: 1536, max: 3584, cv: 0}"});
   CHECK(phase_seconds(padded, RlPhase::old_logprobs) - phase_seconds(own, RlPhase::old_logprobs) ==
-        Approx(512 * 6144 * f.logprob_token_seconds.value).epsilon(0.05));
+        Approx(512 * 2048 * f.logprob_token_seconds.value).epsilon(0.05));
   CHECK(phase_seconds(padded, RlPhase::framework) == phase_seconds(own, RlPhase::framework));
   // Played, it takes as long.
   for (const std::string& text :
