@@ -180,7 +180,7 @@ TEST_CASE("slime: without --colocate training and rollout are apart") {
 TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
   const std::string launch =
       "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
-      "--max-position-embeddings 4096 --global-batch-size 64 ";
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 ";
   CHECK(import_of("megatron", words(launch)).scenario.train.engine == TrainEngine::megatron);
   for (const char* flag : {"--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2"}) {
     const auto sharded = imported("megatron", words(launch + flag));
