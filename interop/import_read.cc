@@ -68,6 +68,9 @@ Result<LaunchSettings> of_command(const LaunchTable& table, const ShellCommand& 
   }
   if (table.form == LaunchForm::hydra) own = hydra_settings(words);
   override_settings(out.settings, own);
+  for (const ShellWord& word : words)
+    if (is_unset_array(word))
+      out.notes.push_back(fmt::format("{} is nowhere set: the words that it may hold are not read", word.text));
   return out;
 }
 

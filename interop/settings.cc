@@ -192,6 +192,11 @@ bool is_flag(const std::string& word) { return word.size() > 2 && word.starts_wi
 
 }  // namespace
 
+bool is_unset_array(const ShellWord& word) {
+  return !word.undefined.empty() && word.text.starts_with("${") &&
+         (word.text.ends_with("[@]}") || word.text.ends_with("[*]}"));
+}
+
 std::optional<double> number_of(std::string_view text) {
   double value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -243,6 +248,7 @@ Settings flag_settings(const ShellCommand& words) {
     std::vector<std::string> values;
     while (i + 1 < words.size() && !is_flag(words[i + 1].text)) {
       ++i;
+      if (is_unset_array(words[i])) continue;
       values.push_back(plain_value(words[i].text));
       setting.undefined.insert(setting.undefined.end(), words[i].undefined.begin(), words[i].undefined.end());
     }

@@ -35,6 +35,9 @@ Settings hydra_settings(const ShellCommand&);
 /// argparse's flags: --key value…, --key=value, --key. Several values become a list. A later one wins.
 Settings flag_settings(const ShellCommand&);
 
+/// "${MODEL_ARGS[@]}" that nothing sets: words of its own, if any, never the value of what stands before it.
+bool is_unset_array(const ShellWord&);
+
 /// A YAML file as dotted keys, over the file that its `defaults` names (a path from its folder, whose own defaults come
 /// first; other entries of a list are names of the system's configs, which its release's defaults stand for).
 /// E101, E201 as parse_yaml; E155: files that name each other.

@@ -87,6 +87,7 @@ class Loader {
       report("E208", "the scenario names no model", {file_}, {},
              "add `model: ` with a catalogue name, a config.json or a model folder");
     fill_derived();
+    open_layouts(root);
     const auto locator = [this](std::string_view path) { return locate(path); };
     if (problems_.empty()) problems_ = fill_auto(scenario_, locator);
     if (problems_.empty()) problems_ = validate(scenario_, locator);
@@ -106,6 +107,21 @@ class Loader {
   void report(const Diagnostics& more) { problems_.insert(problems_.end(), more.begin(), more.end()); }
   bool problems_have(std::string_view code) const {
     return std::any_of(problems_.begin(), problems_.end(), [&](const Diagnostic& d) { return d.code == code; });
+  }
+
+  /// A layout of which the scenario says nothing is open: on more than one GPU its dimensions are auto. Two sets of
+  /// GPUs have none: nothing says how many ranks each has.
+  void open_layouts(const YamlNode& root) {
+    const Scenario& s = scenario_;
+    const bool rolls = s.algorithm.name != AlgorithmName::sft;
+    if (s.cluster.ranks() <= 1 || (rolls && s.placement != PlacementMode::colocated)) return;
+    const auto silent = [&](const char* section) {
+      const YamlNode* const of = root.find(section);
+      return of == nullptr || of->find("layout") == nullptr;
+    };
+    if (silent("train")) scenario_.open.keys.push_back("train.layout.dp");
+    if (rolls && silent("rollout"))
+      for (const char* key : {"rollout.layout.dp", "rollout.layout.tp"}) scenario_.open.keys.push_back(key);
   }
 
   SourceLocation locate(std::string_view path) const {

@@ -218,7 +218,8 @@ Explanation explain(const ScenarioPricer& s) {
     for (std::size_t i = 0; i < num_rl_phases; ++i)
       if (phase.name == name_of(static_cast<RlPhase>(i)))
         phase.why += (phase.why.empty() ? "" : "; ") +
-                     error_text(phase_error(static_cast<RlPhase>(i), s.scenario().cluster.gpu.name, out.point.sync));
+                     error_text(phase_error(static_cast<RlPhase>(i), s.scenario().cluster.gpu.name,
+                                            s.train().framework().name, out.point.sync));
   const bool sampled = s.scenario().algorithm.name != AlgorithmName::sft;
   out.links =
       plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())

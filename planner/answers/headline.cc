@@ -52,8 +52,9 @@ std::string seconds_line(const ScenarioPricer& s, const Choices& c, const Choice
   double rest = 0.0;
   for (const auto& [seconds, phase] : phases)
     if (parts.size() < 4)
-      parts.push_back(fmt::format("{} {} {}", name_of(phase), format_seconds(seconds),
-                                  error_text(phase_error(phase, s.scenario().cluster.gpu.name, own.point.sync))));
+      parts.push_back(
+          fmt::format("{} {} {}", name_of(phase), format_seconds(seconds),
+                      error_text(phase_error(phase, s.scenario().cluster.gpu.name, c.framework, own.point.sync))));
     else rest += seconds;
   if (rest > 0) parts.push_back(fmt::format("the rest {}", format_seconds(rest)));
   return fmt::format("Iteration: {} {}; {}", format_seconds(own.price.iteration_seconds),

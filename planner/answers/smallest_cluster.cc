@@ -98,6 +98,7 @@ class ResizedSearch {
     Scenario s = scenario_;
     s.cluster.nodes = size.nodes;
     s.cluster.gpus_per_node = size.per_node;
+    if (s.placement == PlacementMode::colocated) cover(s);
     auto pricer = ScenarioPricer::make(s, catalogue_);
     if (!pricer) return fail(pricer.error());
     const RlSetting& set = (*pricer)->rl().setting();
@@ -113,6 +114,16 @@ class ResizedSearch {
   }
 
  private:
+  /// The scenario's own training takes as many ranks as there are: plans of its engine's parts are written for all of
+  /// its ranks, and an engine of fewer has no seat for the others.
+  static void cover(Scenario& s) {
+    TrainLayout& t = s.train.layout;
+    const std::int64_t ranks = s.cluster.ranks(), others = t.tp * t.pp * t.cp * t.ulysses;
+    if (ranks % others == 0) t.dp = ranks / others;
+    else t = {.dp = ranks, .order = t.order};
+    if (t.fsdp > 0 && t.dp % t.fsdp != 0) t.fsdp = -1;
+  }
+
   /// Whether some engine of the shape holds its weights and one sequence, however many there are.
   static bool holds(const ScenarioPricer& s, const RlSpace& space, RolloutPoint r) {
     r.engines = s.point().rollout.engines;

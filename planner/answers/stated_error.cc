@@ -34,10 +34,11 @@ std::optional<Sourced> stated(const char* table, const std::string& name) {
 
 std::optional<Sourced> iteration_error(const std::string& framework) { return stated("iteration", framework); }
 
-std::optional<Sourced> phase_error(RlPhase phase, const std::string& gpu, SyncMechanism sync) {
+std::optional<Sourced> phase_error(RlPhase phase, const std::string& gpu, const std::string& framework,
+                                   SyncMechanism sync) {
   if (phase == RlPhase::train || phase == RlPhase::critic) return stated("train", gpu);
   if (phase == RlPhase::sync) return stated("sync", std::string(name_of(sync)));
-  return std::nullopt;
+  return stated(std::string(name_of(phase)).c_str(), framework);
 }
 
 std::string error_text(const std::optional<Sourced>& error) {

@@ -10,8 +10,8 @@ namespace hotbunk {
 
 /// Of the iteration under a framework profile; nullopt: no measured iteration stands behind it.
 std::optional<Sourced> iteration_error(const std::string& framework);
-/// Of a phase on a GPU; nullopt: nothing measured stands behind it.
-std::optional<Sourced> phase_error(RlPhase, const std::string& gpu, SyncMechanism);
+/// Of a phase on a GPU, under a framework profile; nullopt: nothing measured stands behind it.
+std::optional<Sourced> phase_error(RlPhase, const std::string& gpu, const std::string& framework, SyncMechanism);
 /// "± 17 %" or "unvalidated".
 std::string error_text(const std::optional<Sourced>&);
 

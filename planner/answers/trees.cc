@@ -257,11 +257,17 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));
   add(RlPhase::reference, "", std::move(reference));
-  add(RlPhase::old_logprobs, "", forward_parts(rl, rl.scoring(p.train, l), true));
+  std::vector<CostNode> old = forward_parts(rl, rl.scoring(p.train, l), true);
+  old.push_back(seconds_of("driver", rl.driver_seconds(),
+                           "the process that drives the workers, for every token of the batch padded to the longest"));
+  add(RlPhase::old_logprobs, "", std::move(old));
   add(RlPhase::values, "", forward_parts(rl, rl.scoring(p.train, l, true), true));
   if (rl.setting().critic) add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
   add(RlPhase::train, schedule, train_parts(train, passes));
-  add(RlPhase::framework, "data, verification, collation, hand-overs: fitted", {});
+  const double each = s.train().framework().iteration_seconds.value;
+  add(RlPhase::framework, "",
+      {seconds_of("iteration", each, "data, verification, collation, hand-overs: fitted"),
+       seconds_of("samples", rl.framework_seconds() - each, "rewards and advantages, one by one")});
   if (price.overlapped > 0)
     root.children.push_back(
         seconds_of("overlapped", -price.overlapped, "rollout and training side by side, one step off"));

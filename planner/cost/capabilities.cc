@@ -117,7 +117,9 @@ Result<EngineProfile> read_engine(const std::filesystem::path& path) {
   const std::vector<EngineNumber> numbers = {{"decode_sequence_seconds", &out.decode_sequence_seconds},
                                              {"decode_node_seconds", &out.decode_node_seconds},
                                              {"eager_kernel_seconds", &out.eager_kernel_seconds},
-                                             {"graph_bytes", &out.graph_bytes}};
+                                             {"graph_bytes", &out.graph_bytes},
+                                             {"state_step_seconds", &out.state_step_seconds},
+                                             {"state_sequence_seconds", &out.state_sequence_seconds}};
   Diagnostics errors;
   for (const YamlEntry& entry : root->entries) {
     if (entry.key == "schema" || entry.key == "name") continue;

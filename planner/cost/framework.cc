@@ -74,6 +74,8 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"host_step_passes", &f.host_step_passes},
           {"data_rate", &f.data_rate},
           {"iteration_seconds", &f.iteration_seconds},
+          {"sample_seconds", &f.sample_seconds},
+          {"logprob_token_seconds", &f.logprob_token_seconds},
           {"asleep_reserved_bytes", &f.asleep_reserved_bytes},
           {"host_weight_copies", &f.host_weight_copies},
           {"host_process_bytes", &f.host_process_bytes},

@@ -44,6 +44,9 @@ struct EngineProfile {
   Sourced decode_node_seconds{0.0, "none"};      // for each layer and node beyond the first
   Sourced eager_kernel_seconds{0.0, "none"};     // of its host for a kernel that no graph holds (rollout.eager)
   Sourced graph_bytes{0.0, "none"};              // of its captured graphs, on top of the pool; none under rollout.eager
+  // Of its host in a decode step of a model that keeps a recurrent state, and for each running sequence: what it hides
+  // behind other models' steps.
+  Sourced state_step_seconds{0.0, "none"}, state_sequence_seconds{0.0, "none"};
 };
 
 struct FrameworkProfile {
@@ -108,6 +111,10 @@ struct FrameworkProfile {
   Sourced step_seconds{0.0, "none"};            // host time per optimizer step
   // What an RL iteration takes beyond its passes, fitted by scripts/fit_profiles.py (docs/validation.md).
   Sourced iteration_seconds{0.0, "none"};  // data, collation, metrics, hand-overs: of an iteration
+  Sourced sample_seconds{0.0, "none"};     // rewards and advantages, one by one in the process that drives: of a sample
+  // Of that process, for each token of the batch padded to the longest sample, behind the old log-probs: rows come back
+  // padded, are joined with the batch and compared with what the engine says of the same tokens.
+  Sourced logprob_token_seconds{0.0, "none"};
   // Host memory of a rank beside what sleeps (docs/planner-prices.md, "Host memory").
   bool sleeps_gradients = false;  // gradients' buffers go to the host with the rest and come back
   // Training's communicators go when its parameters do; they are there again with them, and for a weight update.

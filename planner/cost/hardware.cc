@@ -54,7 +54,7 @@ void gpu_defaults(Hardware& h, const ClusterSpec& c) {
                  stated(0.58, "cuDNN SDPA backward, H200, 16-32k: 579-581 of 989 TF/s"),
                  stated(400, "cuDNN SDPA, H200, 2k: 484 of 688 TF/s at 1k visible keys")};
   // Hopper (it multiplies FP8, but not yet in blocks with scales of their own): what Ampere's instructions reach there
-  // is a rate, whatever the peak; H20's peak is below it.
+  // is a rate, whatever the peak.
   if (const double peak = h.peak_flops("bf16"); h.peak_flops("fp8") > 0.0 && h.peak_flops("mxfp8") <= 0.0 && peak > 0.0)
     h.flash2 = {stated(std::min(h.attention.forward.value, 341e12 / peak),
                        "FlashAttention-3 paper (2407.08608), figure 5: FlashAttention-2, heads of 128, causal, H100: "

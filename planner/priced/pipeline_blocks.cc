@@ -147,6 +147,8 @@ void PricedPlanWriter::stage_passes(std::int32_t phase, std::string_view what, c
     priced(OpKind::priced, streams::h2d, w.named("upload"),
            {b().transient(w.named("uploaded"), DType::u8, whole_bytes(swapped), Category::params)},
            always(model_.cost().host_copy_seconds(swapped)));
+  if (const double driver = driver_seconds(what); driver > 0.0)
+    priced(OpKind::priced, streams::host, w.named("driver"), {}, always(driver));
   b().begin_block(phase, "micro");
   b().begin_call(w.named("micro"), w.named(""));
   add_messages(w, 2.0 * by.layers.dense.kept_full_bytes);

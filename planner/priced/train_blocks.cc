@@ -22,6 +22,8 @@ void PricedPlanWriter::passes(std::int32_t phase, std::string_view what, const T
   if (swapped > 0.0)
     priced(OpKind::priced, streams::h2d, named("upload"), work,
            per_token(tokens(), model_.cost().host_copy_seconds(swapped)));
+  if (const double driver = driver_seconds(what); driver > 0.0)
+    priced(OpKind::priced, streams::host, named("driver"), work, per_token(tokens(), driver));
   gathered_parameters(what, work[0], price, times * seconds.gathers);
   const double all = by.point.full_micro_batches();
   RingPrice ring = by.model->scoring_pass(by.point, by.layers, 0).ring;

@@ -124,8 +124,10 @@ class PricedPlanWriter {
   void samples(std::int32_t phase, Part);
   void hand_over(const std::string& name, const std::vector<BufferId>& work, bool gives);
   /// Beside the passes of an iteration: an algorithm without samples has none.
-  double framework_seconds() const { return point_.samples() ? model_.framework().iteration_seconds.value : 0.0; }
+  double framework_seconds() const { return point_.samples() ? rl_.framework_seconds() : 0.0; }
   void framework(std::int32_t phase);
+  /// Of the pass `what`: while the driving process has the batch no kernel runs.
+  double driver_seconds(std::string_view what) const { return what == "old" ? rl_.driver_seconds() : 0.0; }
   void train_phase(PlanPhase, std::int32_t phase);
   void sync(std::int32_t phase, bool from_host, Part);
   std::vector<BufferId> sync_staging(bool from_host);

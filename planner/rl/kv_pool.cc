@@ -16,8 +16,7 @@ KvPool kv_pool(RolloutEngine engine, const PoolInputs& in) {
     }
     case RolloutEngine::vllm: {
       const double requested = std::ceil(in.device * in.fraction);
-      return {requested - in.weights - in.activations - in.context - in.leftovers,
-              std::max(0.0, requested - free_at_init)};
+      return {requested - in.weights - in.activations - in.context, std::max(0.0, requested - free_at_init)};
     }
   }
   return {};

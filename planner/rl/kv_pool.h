@@ -21,15 +21,15 @@ struct KvPool {
 
 ///   hotbunk  device * fraction - weights (lowering/lower.cc)
 ///   SGLang   free after load - free at init * (1 - fraction), that is free at init * fraction - weights
-///   vLLM     ceil(device * fraction) - weights - activations - context - leftovers; does not start with less than
+///   vLLM     ceil(device * fraction) - weights - activations - context; does not start with less than
 ///            ceil(device * fraction) free
 /// SGLang measures what is free (the least over an engine's ranks) once its communicators stand, and again behind the
-/// load; a trainer's leftovers are missing from both. vLLM profiles a step; what is not torch's own of all that is used
-/// counts as non-torch memory, leftovers with it. Its releases since 0.10 count only what has been added since the
-/// worker's own first look: there leftovers take nothing from the pool, and only the check at the start-up sees them.
-/// Later ones (pull request 25359) look when NCCL stands, so context and communicators take nothing either, and from
-/// 0.21 on they subtract an estimate of the CUDA graphs (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, gpu_worker.py), in
-/// practice 0.4 GiB and more: without leftovers the two changes roughly make up for each other.
+/// load; a trainer's leftovers are missing from both. vLLM profiles a step and counts what has been added since the
+/// worker's own first look: leftovers take nothing from the pool, and only the check at the start-up sees them. Until
+/// 0.10 (pull request 19312) they counted as non-torch memory; verl asks for 0.18 and later. Later ones (pull request
+/// 25359) look when NCCL stands, so context and communicators take nothing either, and from 0.21 on they subtract an
+/// estimate of the CUDA graphs (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, gpu_worker.py), in practice 0.4 GiB and more:
+/// without leftovers the two changes roughly make up for each other.
 KvPool kv_pool(RolloutEngine, const PoolInputs&);
 
 }  // namespace hotbunk

@@ -93,7 +93,7 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   const double passes = setting_.mini_batches;  // each prices micro_batches of one optimizer step
   out.train_seconds = passes * t.step_seconds;
   const Scoring by = scoring(p, l);
-  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(by, true).total();
+  if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(by, true).total() + driver_seconds();
   if (setting_.reference) out.reference_seconds = passes * forward_seconds(by, false).total();
   out.overhead_bytes = t.overhead_bytes;
   if (const FrameworkProfile& f = train_.framework(); f.rebuilds_communicators) {
@@ -270,7 +270,7 @@ RlPrice RlModel::combine(const RlPoint& p, const ShiftShape& shape, const TrainS
   at(RlPhase::values) = train.values_seconds;
   at(RlPhase::critic) = train.critic_seconds;
   at(RlPhase::train) = train.train_seconds;
-  at(RlPhase::framework) = train_.framework().iteration_seconds.value;
+  at(RlPhase::framework) = framework_seconds();
   if (p.placement == PlacementMode::colocated) colocate(p, shape, train, rollout, staging, out);
   else disaggregate(p, train, rollout, staging, out);
   if (!rollout.fits) out.rollout_bytes = std::max(out.rollout_bytes, setting_.device_bytes + rollout.lacking_bytes);

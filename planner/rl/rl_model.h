@@ -297,6 +297,16 @@ class RlModel {
   Scoring scoring(const TrainPoint&, const TrainModel::Layers& layers, bool critic = false) const;
   /// One optimizer step's sequences. `trained`: through the parameters themselves, not a reference's.
   ForwardSeconds forward_seconds(const Scoring&, bool trained) const;
+  /// Of an iteration, beside all passes: of an algorithm that samples.
+  double framework_seconds() const {
+    const FrameworkProfile& f = train_.framework();
+    return f.iteration_seconds.value + f.sample_seconds.value * setting_.prompts * setting_.samples;
+  }
+  /// Of the process that drives the workers, behind the old log-probs.
+  double driver_seconds() const {
+    return train_.framework().logprob_token_seconds.value * setting_.prompts * setting_.samples *
+           setting_.longest_sample;
+  }
   /// Tokens trained in an iteration, prompts and responses.
   double tokens() const {
     return setting_.prompts * setting_.samples * (setting_.prompt_tokens + setting_.response_tokens);

@@ -131,7 +131,8 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
 double RlModel::pinned_beyond(const RolloutPoint& r) const {
   const bool whole_experts = r.ep > 1;
   const ModelSpec& m = train_.model();
-  if (setting_.engine != RolloutEngine::vllm || setting_.weights.narrow || r.attention_dp > 1 || r.cp > 1 ||
+  // Of linear attention's matrices layout/ has no slices.
+  if (setting_.engine != RolloutEngine::vllm || m.linear || setting_.weights.narrow || r.attention_dp > 1 || r.cp > 1 ||
       (whole_experts && r.ep != r.tp) || !why_not_rollout_tp(m, r.tp, whole_experts).empty())
     return 0.0;
   const auto key = std::pair(r.tp, whole_experts);

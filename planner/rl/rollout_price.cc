@@ -66,6 +66,7 @@ DecodeRound RlModel::decode_rounds(const RolloutPoint& r, double sequences, doub
   const double nodes = std::ceil(static_cast<double>(r.tp) / static_cast<double>(train_.cost().ranks_per_node()));
   out.gap = host.decode_sequence_seconds.value * sequences +
             host.decode_node_seconds.value * static_cast<double>(train_.model().layers) * (nodes - 1.0);
+  if (train_.model().linear) out.gap += host.state_step_seconds.value + host.state_sequence_seconds.value * sequences;
   if (out.gap > 0.0) book.add(StepPart::launches, times * out.gap, times);
   if (out.micro_batches * out.slowest_stage > out.latency) book.add(s.slowest, times * out.micro_batches);
   else book.add(s.all, times);

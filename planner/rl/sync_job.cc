@@ -59,6 +59,8 @@ std::shared_ptr<RlModel::ReshardCache> RlModel::new_reshard_cache(const ModelSpe
 
 std::optional<double> RlModel::counted_bytes(const SyncSource& from, const RolloutPoint& to,
                                              std::int64_t most_ranks) const {
+  // Of linear attention's matrices layout/ has no cuts.
+  if (train_.model().linear) return std::nullopt;
   if (!from.layout || from.ranks != to.ranks() || from.ranks > most_ranks || !divides(to)) return std::nullopt;
   RolloutPoint shape = to;
   shape.memory_fraction = 0;  // a pool of any size

@@ -67,7 +67,7 @@ std::vector<Lack> lacking(const Scenario& s, const RlPoint& p, const Capabilitie
   if (!can.apart && !shared) out.push_back({"placement", "training and rollout apart"});
   const std::string_view sync = name_of(mode_of(p.sync));
   if (!can.has(shared ? can.syncs : can.syncs_apart, sync))
-    out.push_back({"sync.mode", fmt::format("a {} weight update{}", sync, shared ? "" : " between two sets of GPUs")});
+    out.push_back({"sync.mode", fmt::format("{} weight update{}", sync, shared ? "" : " between two sets of GPUs")});
   if (shared && !can.transitions.empty() && !p.train.optimizer_on_host && !knows_order(s, p.transition, can))
     out.push_back({"transition", p.sleeps() ? fmt::format("the order {}", to_text(p.transition))
                                             : "training that stays awake while the engine runs"});

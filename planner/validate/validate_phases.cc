@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <sstream>
 
 #include "planner/answers/answers.h"
 #include "planner/validate/validate_tables.h"
@@ -11,12 +12,19 @@
 namespace hotbunk {
 namespace {
 
-/// Seconds of the phase, or of all; below 0: no such phase.
-double seconds_of_phase(const RlPrice& price, const std::string& phase) {
-  if (phase == "iteration") return price.iteration_seconds;
-  for (std::size_t i = 0; i < num_rl_phases; ++i)
-    if (phase == name_of(static_cast<RlPhase>(i))) return price.seconds[i];
-  return -1.0;
+/// Seconds of the phases named, divided by blanks, or of all; below 0: no such phase.
+double seconds_of_phases(const RlPrice& price, const std::string& phases) {
+  if (phases == "iteration") return price.iteration_seconds;
+  double seconds = 0.0;
+  std::istringstream words(phases);
+  for (std::string word; words >> word;) {
+    const auto named = [&](std::size_t i) { return word == name_of(static_cast<RlPhase>(i)); };
+    std::size_t i = 0;
+    while (i < num_rl_phases && !named(i)) ++i;
+    if (i == num_rl_phases) return -1.0;
+    seconds += price.seconds[i];
+  }
+  return seconds;
 }
 
 /// A rank's, in GiB: of the device's fullest moment, of the host; below 0: no such memory.
@@ -51,8 +59,11 @@ TableResult launch_rows(const CsvTable& csv, ValidationContext& context, const s
     } else if (auto pricer = ScenarioPricer::make(*scenario, context.catalogue()); !pricer) {
       cells.refuse(pricer.error().front().message);
     } else {
-      predicted = of((*pricer)->price((*pricer)->point()), name);
-      if (predicted < 0.0) cells.refuse(fmt::format("no {} '{}'", what, name));
+      // What a source's timer runs over may be more than the phase it is named after.
+      const std::string& covers = cells.text("covers");
+      const std::string& measured = covers.empty() ? name : covers;
+      predicted = of((*pricer)->price((*pricer)->point()), measured);
+      if (predicted < 0.0) cells.refuse(fmt::format("no {} '{}'", what, measured));
       else if (predicted == 0.0) cells.refuse("the launch has no price");
     }
     put(out, fmt::format("{} {}", launch, name), cells, unit, predicted);
@@ -68,15 +79,16 @@ TableResult validate_rl_phase_seconds(const CsvTable& csv, ValidationContext& co
                      {"rl_phase_seconds",
                       "seconds of a phase",
                       "s",
-                      "the launch's own script as a scenario; prompts a quarter of the longest. Where no source gives "
-                      "lengths, the mean response is what one row of the run gives, and the spread that with which the "
-                      "longest response of an iteration is as long as is allowed",
+                      "the launch's own script as a scenario; prompts a quarter of the longest; a phase is what the "
+                      "release's timer of that name runs over (covers). Where no source gives lengths, the mean "
+                      "response is what a run's own row of training gives, and the spread that with which the longest "
+                      "response of an iteration is as long as is allowed",
                       {},
                       {},
                       {},
                       {},
                       true},
-                     "phase", "seconds", seconds_of_phase);
+                     "phase", "seconds", seconds_of_phases);
 }
 
 TableResult validate_rl_launch_memory(const CsvTable& csv, ValidationContext& context,

@@ -177,6 +177,30 @@ TEST_CASE("slime: without --colocate training and rollout are apart") {
   CHECK(s.rollout.layout.dp == 8);
 }
 
+TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
+  const std::string launch =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 ";
+  CHECK(import_of("megatron", words(launch)).scenario.train.engine == TrainEngine::megatron);
+  for (const char* flag : {"--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2"}) {
+    const auto sharded = imported("megatron", words(launch + flag));
+    REQUIRE(!sharded);
+    CHECK(sharded.error()[0].code == "E152");
+  }
+}
+
+TEST_CASE("an array that nothing sets is no flag's value") {
+  // As slime's scripts write it: the model's arguments come from a file that may not be beside the script.
+  const std::string launch = slime + "--colocate ${MODEL_ARGS[@]} --lr 1e-6";
+  const ImportedScenario i =
+      import_of("slime", {.file = launch_file("launch.sh", launch), .words = {}, .variables = {}});
+  CHECK(i.scenario.placement == PlacementMode::colocated);
+  CHECK(i.scenario.optimizer.lr == 1e-6);
+  std::string notes;
+  for (const std::string& note : i.notes) notes += note + "\n";
+  CHECK_THAT(notes, Catch::Contains("${MODEL_ARGS[@]} is nowhere set"));
+}
+
 TEST_CASE("NeMo-RL: packed bins before cp, one cap on prompt and response, gradients in bf16") {
   launch_file("nemo/base.yaml",
               "grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}\npolicy:\n  model_name: "

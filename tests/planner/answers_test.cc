@@ -219,14 +219,14 @@ TEST_CASE("calibrated is said where the rates are") {
     return explain(**pricer);
   };
   for (const std::vector<std::string>& sets : {std::vector<std::string>{},
-                                               {"cluster.gpu=h20-sxm-96gb"},
+                                               {"cluster.gpu=h200-sxm-141gb"},
                                                {"cluster.gpu=b200-sxm-180gb", "train.precision.gemm=fp8"}}) {
     const Explanation e = at(sets);
     INFO(e.hardware);
     CHECK(e.calibrated == (e.hardware.find("uncalibrated") == std::string::npos));
   }
   CHECK(at({}).calibrated);
-  CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb"}).calibrated);
+  CHECK_FALSE(at({"cluster.gpu=h200-sxm-141gb"}).calibrated);
   // What was fitted on other chips calibrates none.
   const Explanation other = at({"cluster.calibration=blackwell-te"});
   CHECK_FALSE(other.calibrated);

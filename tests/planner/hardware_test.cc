@@ -130,11 +130,10 @@ TEST_CASE("rates that are not known are no lines of a profile") {
 TEST_CASE("a chip without a profile of its own stands on its sibling's efficiencies and its own rates") {
   const struct {
     const char *chip, *sibling;
-  } cases[] = {{"a100-sxm-40gb", "a100-sxm-80gb"},  {"h200-sxm-141gb", "h100-sxm-80gb"},
-               {"h800-sxm-80gb", "h100-sxm-80gb"},  {"h20-sxm-96gb", "h100-sxm-80gb"},
-               {"gb200-nvl72", "b200-sxm-180gb"},   {"gb300-nvl72", "b200-sxm-180gb"},
-               {"b300-sxm-288gb", "b200-sxm-180gb"}};
-  std::set<std::string> covered;
+  } cases[] = {{"a100-sxm-40gb", "a100-sxm-80gb"}, {"h200-sxm-141gb", "h100-sxm-80gb"},
+               {"h800-sxm-80gb", "h100-sxm-80gb"}, {"gb200-nvl72", "b200-sxm-180gb"},
+               {"gb300-nvl72", "b200-sxm-180gb"},  {"b300-sxm-288gb", "b200-sxm-180gb"}};
+  std::set<std::string> covered = {"h20-sxm-96gb"};  // microbenchmarks of its own
   for (const auto& c : cases) {
     INFO(c.chip);
     covered.insert(c.chip), covered.insert(c.sibling);

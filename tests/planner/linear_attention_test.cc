@@ -75,3 +75,18 @@ TEST_CASE("Linear attention: sequences are cut by nothing that has a price, head
   CHECK_FALSE(p->train().divides(point));
   CHECK_THAT(p->train().why_invalid(point), Catch::Contains("linear attention"));
 }
+
+TEST_CASE("Linear attention: SGLang's host stands in the way of every decode step, vLLM's layouts are not counted") {
+  const auto p = hybrid("qwen3.5-9b", 8), all = hybrid("{base: qwen3.5-9b, full_attention_interval: 1}", 8);
+  const RolloutPoint r = p->point().rollout;
+  // sglang-omni issue 760, steps less their forward: 1.84 ms with 32 sequences.
+  CHECK(p->rl().decode_round(r, 32, 1000).gap == Approx(1.84e-3).epsilon(0.02));
+  CHECK(p->rl().decode_round(r, 16, 1000).gap == Approx(1.37e-3).epsilon(0.02));
+  CHECK(all->rl().decode_round(r, 32, 1000).gap == 0.0);  // hidden behind the step before
+  // NeMo-RL's recipe of the 9B: vLLM, shard to shard.
+  for (const char* mode : {"bucketed", "direct"}) {
+    const auto nemo =
+        hybrid("qwen3.5-9b", 4, {"profile=nemo-megatron", "rollout.engine=vllm", std::string("sync.mode=") + mode});
+    CHECK(nemo->price(nemo->point()).iteration_seconds > 0);
+  }
+}

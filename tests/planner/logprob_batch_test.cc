@@ -46,6 +46,36 @@ TEST_CASE("log-prob passes of training's batch cost what they cost without one o
     }
 }
 
+TEST_CASE("what the driving process does with samples: by padded tokens behind old log-probs, by samples in the rest") {
+  const auto s = pricer_of_text(sharded_text);
+  const FrameworkProfile& f = s->train().framework();
+  REQUIRE((f.logprob_token_seconds.value > 0 && f.sample_seconds.value > 0));
+  const RlPrice own = logprob_price(sharded_text, {});
+  // 64 x 8 samples, padded to 512 + 1,536 tokens.
+  const double driver = 512 * 2048 * f.logprob_token_seconds.value;
+  const RlModel::Scoring by = s->rl().scoring(s->point().train, s->train().layers(s->point().train));
+  CHECK(phase_seconds(own, RlPhase::old_logprobs) ==
+        Approx(2 * s->rl().forward_seconds(by, true).total() + driver).epsilon(1e-9));
+  CHECK(phase_seconds(own, RlPhase::framework) == Approx(512 * f.sample_seconds.value));
+  // Longer samples that nobody draws: the pass is the same, the padding is not.
+  const RlPrice padded = logprob_price(sharded_text, {"workload.response_tokens={mean: 1536, max: 3584, cv: 0}"});
+  CHECK(phase_seconds(padded, RlPhase::old_logprobs) - phase_seconds(own, RlPhase::old_logprobs) ==
+        Approx(512 * 2048 * f.logprob_token_seconds.value).epsilon(0.05));
+  CHECK(phase_seconds(padded, RlPhase::framework) == phase_seconds(own, RlPhase::framework));
+  // Played, it takes as long.
+  for (const std::string& text :
+       {sharded_text, eight_gpus_with("profile: verl-megatron\ntrain: {engine: megatron, "
+                                      "layout: {dp: 2, pp: 4}, micro_batch_tokens: 4096}\n")}) {
+    const auto p = pricer_of_text(text);
+    const auto job = priced_job(*p);
+    REQUIRE(job.has_value());
+    const Played played = play(*job, p->train().cost());
+    const RlPrice price = p->price(p->point());
+    for (const RlPhase phase : {RlPhase::old_logprobs, RlPhase::framework})
+      CHECK(played.seconds[static_cast<std::size_t>(phase)] == Approx(phase_seconds(price, phase)).epsilon(0.03));
+  }
+}
+
 TEST_CASE("a log-prob batch of its own: fewer, fuller passes hold more and gather units less often") {
   const Sets large = {"train.logprob_micro_batch_tokens=16384"};
   const auto s = pricer_of_text(sharded_text, large);

@@ -211,7 +211,7 @@ TEST_CASE("the pool follows the engine's rule") {
   CHECK(kv_pool(RolloutEngine::hotbunk, in).bytes == Approx(60));  // 80 - 20
   // 88 free at init, 68 after the load, of which 88 * 0.2 = 17.6 stay free.
   CHECK(kv_pool(RolloutEngine::sglang, in).bytes == Approx(50.4));
-  CHECK(kv_pool(RolloutEngine::vllm, in).bytes == Approx(43));  // 80 - 20 - 5 - 2 - 10
+  CHECK(kv_pool(RolloutEngine::vllm, in).bytes == Approx(53));  // 80 - 20 - 5 - 2, whatever else is on the device
   CHECK(kv_pool(RolloutEngine::vllm, in).lacking == 0);
   in.leftovers = 30;  // 68 free, 80 asked for
   CHECK(kv_pool(RolloutEngine::vllm, in).lacking == 12);
@@ -220,7 +220,7 @@ TEST_CASE("the pool follows the engine's rule") {
   CHECK(kv_pool(RolloutEngine::vllm, in).bytes == Approx(51 - 20 - 5 - 2));
 }
 
-TEST_CASE("sglang and vllm size other pools, and what training leaves awake shrinks both") {
+TEST_CASE("sglang and vllm size other pools, and what training leaves awake shrinks sglang's") {
   const auto of = [](const char* engine, const char* offload, const char* fraction = "0.8") {
     return pricer_of({std::string("rollout.engine=") + engine, std::string("train.offload=") + offload,
                       std::string("rollout.memory_fraction=") + fraction});
@@ -239,7 +239,7 @@ TEST_CASE("sglang and vllm size other pools, and what training leaves awake shri
   const auto shrunk = [&](const ScenarioPricer& p) { return p.rl().price_rollout(p.point()); };
   const double state = 7'615'616'512.0 * 12 / 8, groups = f.communicator_bytes.value;
   CHECK(shrunk(*of("sglang", "none")).pool_bytes == Approx(a.pool_bytes - 0.8 * (state + groups)).epsilon(1e-4));
-  CHECK(shrunk(*of("vllm", "none")).pool_bytes == Approx(b.pool_bytes - state - groups).epsilon(1e-4));
+  CHECK(shrunk(*of("vllm", "none")).pool_bytes == Approx(b.pool_bytes));
   CHECK(shrunk(*sglang).pool_bytes == Approx(a.pool_bytes - 0.8 * groups));
   // 0.9 of 79.19 GiB are not free beside 11.4 GB: vLLM does not start, SGLang takes less.
   const auto late = of("vllm", "none", "0.9"), less = of("sglang", "none", "0.9");

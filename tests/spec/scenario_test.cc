@@ -129,6 +129,27 @@ TEST_CASE("dp auto is what the other dimensions leave of the ranks") {
   CHECK(loaded({"algorithm.name=sft", "rollout.layout.tp=5"}).train.layout.dp == 8);
 }
 
+TEST_CASE("a layout of which a scenario says nothing is auto") {
+  const auto silent = load_scenario_text("model: qwen2.5-32b\ncluster: {gpu: h100, nodes: 2}\n", "s.yaml");
+  REQUIRE(silent);
+  CHECK(silent->train.layout.dp == 16);
+  // 65.5 GB of weights in half of 0.8 of 85 GB: 2 ranks.
+  CHECK((silent->rollout.layout.tp == 2 && silent->rollout.layout.dp == 8));
+  const auto trains = load_scenario_text(
+      "model: qwen2.5-32b\ncluster: {gpu: h100, nodes: 2}\nalgorithm: {name: sft}\ntrain: {offload: none}\n", "s.yaml");
+  REQUIRE(trains);
+  CHECK(trains->train.layout.dp == 16);
+  // What is said of a layout is all of it, and of two sets of GPUs nothing says how many ranks each has.
+  const auto said =
+      load_scenario_text("model: qwen2.5-32b\ncluster: {gpu: h100, nodes: 2}\ntrain: {layout: {tp: 2}}\n", "s.yaml");
+  REQUIRE(!said);
+  CHECK(said.error()[0].code == "E203");
+  const auto apart =
+      load_scenario_text("model: qwen2.5-32b\ncluster: {gpu: h100, nodes: 2}\nplacement: disaggregated\n", "s.yaml");
+  REQUIRE(!apart);
+  CHECK(apart.error()[0].code == "E203");
+}
+
 TEST_CASE("auto: dp, else the first open one, takes what the others leave; the rest is the least that is legal") {
   const auto of = [](const std::vector<std::string>& sets) {
     const auto s = load_scenario_text(
@@ -399,7 +420,8 @@ TEST_CASE("GPUs go by as many words as tell them apart, models by their names on
   CHECK(catalog_model_of_hub("Qwen/Qwen2.5-32B-Instruct") == "qwen2.5-32b");
   CHECK(catalog_model_of_hub("qwen2.5-32b-instruct") == "qwen2.5-32b");
   CHECK(catalog_model_of_hub("deepseek-ai/DeepSeek-R1") == "deepseek-v3");
-  CHECK(catalog_model_of_hub("Qwen/Qwen2.5-Math-1.5B").empty());
+  CHECK(catalog_model_of_hub("Qwen/Qwen2.5-Math-1.5B-Instruct") == "qwen2.5-math-1.5b");
+  CHECK(catalog_model_of_hub("Qwen/Qwen2.5-Math-72B").empty());
   // Every name is of a model that is there, and of one only.
   const auto text = read_file(catalog_root() / "hub_names.yaml", 1 << 20);
   REQUIRE(text);
