@@ -334,8 +334,9 @@ class Drawn {
     const std::int64_t n = between(1, 3000);
     add(OpKind::sum_squares, {gradient({n})}, {in(f32, {1})}, accumulate());
     add(OpKind::clip_coefficient, {positive(f32, {1})}, {made(f32, {1}), in(f32, {16})}, {{Attr::max_norm, 0.5}});
-    add(OpKind::adamw, {gradient({n}), positive(f32, {2}), positive(f32, {1})},
-        {in(f32, {n}), in(f32, {n}), positive(f32, {n})},
+    // The rate, and which step it is.
+    const Operand rate{"", f32, {2}, [](std::int64_t i) { return i == 0 ? 0.01 : 3.0; }};
+    add(OpKind::adamw, {gradient({n}), rate, positive(f32, {1})}, {in(f32, {n}), in(f32, {n}), positive(f32, {n})},
         {{Attr::beta1, 0.9}, {Attr::beta2, 0.99}, {Attr::eps, 1e-8}, {Attr::weight_decay, 0.1}});
   }
 
