@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/rng.h"
-#include "graph/bound.h"
 #include "tests/moves.h"
 
 namespace hotbunk::conformance {

@@ -1,12 +1,11 @@
 // Every op at drawn shapes, beside the CPU backend, whose kernels tests/cpu_kernels holds to fp64 sums.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
 #include <set>
 
+#include "base/dtype.h"
 #include "graph/catalogue.h"
 #include "tests/conformance/drawn_cases.h"
 #include "tests/conformance/play.h"
