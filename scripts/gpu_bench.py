@@ -67,6 +67,8 @@ def scenario(shape, gpu):
         with open(os.path.join(ROOT, "scenarios/catalog/models", name + ".json")) as f:
             config = json.load(f)
     config.update(changes)
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    config.setdefault("tie_word_embeddings", False)
     cluster = {"gpu": gpu, "nodes": 1, "gpus_per_node": 1}
     if gpu == "local-cpu":
         cluster.update({"ranks_per_device": 1, "device_memory_mib": 64})

@@ -45,14 +45,11 @@ void run_latent_norm(const CudaCall& c) {
 
 void run_latent_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0), r = extent(c, in(c, 0), 1);
-  const DType dtype = in(c, 0).dtype;
-  const int n = parts_of(T);
-  c.launch(named("latent_norm_weight", dtype), {blocks_of(r, head_threads), n}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 2)), at(c, in(c, 4)), c.scratch, T, r, turned(c), rows_in_part(T));
+  const int each = rows_in_part(T, rows_of_norm_part), n = parts_of(T, rows_of_norm_part);
+  c.launch(named("latent_norm_backward", in(c, 0).dtype), {n}, norm_threads(r, 512), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), c.tables.frequencies(c.op),
+           at(c, out(c, 0)), c.scratch, T, r, turned(c), each, amplitude(c));
   add_parts(c, c.scratch, n, out(c, 1));
-  c.launch(named("latent_norm_backward", dtype), {T}, row_threads(r), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
-           at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), c.tables.frequencies(c.op), at(c, out(c, 0)), r,
-           turned(c), amplitude(c));
 }
 
 void run_latent_heads(const CudaCall& c) {

@@ -52,7 +52,10 @@ inline Heads heads(const CudaCall& c) { return heads(c.op); }
 /// A gradient of a weight that all rows add to is made in parts, of so many rows each, and summed in a second launch:
 /// one thread per column alone would leave a GPU idle. By the number of rows alone, so that the sums have one order.
 inline constexpr int rows_of_part = 64;
-/// Parts of two gradients are one dimension of a grid, which has 65,535 blocks in y.
+/// The same where the launch that makes them also streams the rows through, of norms: fewer keep more of a GPU at work;
+/// so many keep what is written and read of the parts, 8 B a column, below 5 % of the rows' own three times 2 B.
+inline constexpr int rows_of_norm_part = 32;
+/// Parts are a grid's dimension, which has 65,535 blocks in y.
 inline constexpr int most_parts = 32'767;
 /// How many rows a part has: `least`, or more where there would be too many parts.
 inline int rows_in_part(std::int64_t rows, int least = rows_of_part) {
@@ -72,10 +75,15 @@ inline std::int64_t parts_bytes(const Tensor& rows, std::int64_t columns, int le
 /// gradient (+)= the sum of parts[n, its elements].
 inline void add_parts(const CudaCall& c, CUdeviceptr parts, int n, const Tensor& gradient) {
   const int N = narrow(gradient.elements(c.sizes));
-  c.launch(named("column_sums", gradient.dtype), {blocks_of(N, head_threads)}, head_threads, parts, at(c, gradient), n,
-           N, flag(c, Attr::accumulate));
+  c.launch(named("column_sums", gradient.dtype), {blocks_of(N, 32)}, walk_threads, parts, at(c, gradient), n, N,
+           flag(c, Attr::accumulate));
 }
 
+/// Threads of a norm's backward: a thread holds 8 columns (kernels/norm_rows.cuh). By the row's length alone. `most`:
+/// as the kernel's registers allow.
+inline int norm_threads(std::int64_t columns, int most) {
+  return static_cast<int>(std::clamp<std::int64_t>((columns + 255) / 256 * 32, 32, most));
+}
 /// A warp for each of n items.
 inline Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }
 /// Threads for a row of n elements: whole warps, by the row's length alone, so that a row's sums have one order.

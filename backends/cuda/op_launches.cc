@@ -81,15 +81,12 @@ void run_rms_norm(const CudaCall& c) {
 }
 void run_rms_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
-  // The weight's gradient first: dx may be dy. A frozen weight has none.
-  if (c.op.outputs.size() > 1) {
-    const int n = parts_of(T);
-    c.launch(named("rms_norm_weight", in(c, 1).dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
-             at(c, in(c, 1)), at(c, in(c, 3)), c.scratch, T, H, rows_in_part(T));
-    add_parts(c, c.scratch, n, out(c, 1));
-  }
-  c.launch(named("rms_norm_backward", in(c, 1).dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), H, offset(c), flag(c, Attr::residual));
+  const bool frozen = c.op.outputs.size() == 1;  // then there are no parts, and a row is a block's
+  const int each = frozen ? 1 : rows_in_part(T, rows_of_norm_part), n = narrow(blocks_of(T, each));
+  const CUdeviceptr parts = frozen ? CUdeviceptr{0} : c.scratch;
+  c.launch(named("rms_norm_backward", in(c, 1).dtype), {n}, norm_threads(H, 1024), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), parts, T, H, each, offset(c), flag(c, Attr::residual));
+  if (!frozen) add_parts(c, parts, n, out(c, 1));
 }
 void run_qk_norm(const CudaCall& c) {
   const int T = extent(c, in(c, 0), 0);
@@ -98,19 +95,16 @@ void run_qk_norm(const CudaCall& c) {
            at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), T, h.a, h.k, h.d, eps(c), offset(c));
 }
 void run_qk_norm_backward(const CudaCall& c) {
-  const int T = extent(c, in(c, 1), 0);
+  const int T = extent(c, in(c, 1), 0), n = parts_of(T, rows_of_head_part);
   const Heads h = heads(c);
-  if (c.op.outputs.size() > 1) {  // else the weights are frozen
-    const int n = parts_of(T, rows_of_head_part);
-    c.launch(named("qk_norm_weight", in(c, 1).dtype), {blocks_of(h.d, head_threads), 2 * std::int64_t{n}}, head_threads,
-             at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 4)), c.scratch, T, h.a, h.k, h.d,
-             rows_in_part(T, rows_of_head_part));
-    add_parts(c, c.scratch, n, out(c, 1));
-    add_parts(c, behind(c.scratch, std::int64_t{n} * h.d), n, out(c, 2));
-  }
-  c.launch(named("qk_norm_backward", in(c, 1).dtype), warps(std::int64_t{T} * (h.a + 2 * h.k)), head_threads,
-           at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), T,
-           h.a, h.k, h.d, offset(c));
+  const bool frozen = c.op.outputs.size() == 1;
+  const CUdeviceptr parts = frozen ? CUdeviceptr{0} : c.scratch;
+  c.launch(named("qk_norm_backward", in(c, 1).dtype), {n}, head_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, out(c, 0)), parts, T, h.a, h.k, h.d,
+           rows_in_part(T, rows_of_head_part), offset(c));
+  if (frozen) return;
+  add_parts(c, parts, n, out(c, 1));
+  add_parts(c, behind(parts, std::int64_t{n} * h.d), n, out(c, 2));
 }
 void run_layer_norm(const CudaCall& c) {
   const int H = extent(c, in(c, 0), 1);
@@ -121,18 +115,12 @@ void run_layer_norm(const CudaCall& c) {
            at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c));
 }
 void run_layer_norm_backward(const CudaCall& c) {
-  const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
-  const DType dtype = in(c, 1).dtype;
-  // The weights' gradients first: dx may be dy. They need the rows' means, which nobody kept.
-  const int n = parts_of(T);
-  const CUdeviceptr of_w = behind(c.scratch, T), of_b = behind(of_w, std::int64_t{n} * H);
-  c.launch(named("layer_norm_mean", dtype), {T}, row_threads(H), at(c, in(c, 1)), c.scratch, H);
-  c.launch(named("layer_norm_weight", dtype), {blocks_of(H, head_threads), n}, head_threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), c.scratch, at(c, in(c, 3)), of_w, T, H, rows_in_part(T));
-  add_parts(c, of_w, n, out(c, 1));
-  add_parts(c, of_b, n, out(c, 2));
-  c.launch(named("layer_norm_backward", dtype), {T}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)),
-           at(c, in(c, 3)), at(c, out(c, 0)), H, flag(c, Attr::residual));
+  const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1), n = parts_of(T);
+  c.launch(named("layer_norm_backward", in(c, 1).dtype), {n}, norm_threads(H, 512), at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, out(c, 0)), c.scratch, T, H, rows_in_part(T),
+           flag(c, Attr::residual));
+  add_parts(c, c.scratch, n, out(c, 1));
+  add_parts(c, behind(c.scratch, std::int64_t{n} * H), n, out(c, 2));
 }
 
 void rotate(const CudaCall& c, float sign) {
@@ -401,7 +389,7 @@ const std::vector<Alike>& alike() {
   return rows;
 }
 
-/// Numbers of a head that a warp holds (kernels/attention_rows.cuh).
+/// Numbers of a head that a warp holds (kernels/attention_rows.cuh, norm.cu).
 constexpr std::int64_t most_of_head = 256;
 bool is_attention(OpKind k) {
   return k == OpKind::attention || k == OpKind::attention_backward || k == OpKind::paged_attention ||
@@ -464,13 +452,13 @@ OpLaunch op_launch(OpKind kind) {
 std::int64_t scratch_bytes(const Op& op) {
   if (op.kind == OpKind::attention_backward) return op.inputs[3].capacity_bytes();          // a number per row and head
   if (op.kind == OpKind::context_attention_backward) return op.inputs[4].capacity_bytes();  // likewise
-  // A mean per row, and parts of both gradients.
-  if (op.kind == OpKind::layer_norm_backward)
-    return op.inputs[3].capacity_bytes() + 2 * parts_bytes(op.inputs[1], op.inputs[1].shape[1].size);
-  if (op.kind == OpKind::rms_norm_backward) return parts_bytes(op.inputs[1], op.inputs[1].shape[1].size);
+  if (op.kind == OpKind::layer_norm_backward) return 2 * parts_bytes(op.inputs[1], op.inputs[1].shape[1].size);
+  if (op.kind == OpKind::rms_norm_backward)
+    return parts_bytes(op.inputs[1], op.inputs[1].shape[1].size, rows_of_norm_part);
   if (op.kind == OpKind::qk_norm_backward)
     return 2 * parts_bytes(op.inputs[1], op.integer(Attr::head_dim), rows_of_head_part);
-  if (op.kind == OpKind::latent_norm_backward) return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size);
+  if (op.kind == OpKind::latent_norm_backward)
+    return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size, rows_of_norm_part);
   if (op.kind == OpKind::linear_wgrad && op.outputs.size() > 1)
     return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size);
   if (op.kind == OpKind::embedding_backward) return op.inputs[0].capacity_bytes();  // tokens of one id
@@ -495,7 +483,7 @@ std::string why_unsupported(const Op& op) {
   }
   if (op.has(Attr::head_dim))
     if (const std::int64_t widest = std::max(op.integer(Attr::head_dim), op.integer(Attr::value_dim, 0));
-        is_attention(op.kind) && widest > most_of_head)
+        (is_attention(op.kind) || op.kind == OpKind::qk_norm_backward) && widest > most_of_head)
       return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
   const bool of_pool = op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention ||
                        op.kind == OpKind::latent_write || op.kind == OpKind::latent_attention;

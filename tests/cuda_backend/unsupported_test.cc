@@ -75,6 +75,9 @@ TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refus
   CHECK(cuda::why_unsupported(attention(DType::bf16, 256, 64)).empty());
   CHECK_THAT(cuda::why_unsupported(attention(DType::bf16, 64, 264)),
              Catch::Contains("heads of 256 numbers at most, not 264"));
+  Op norm = attention(DType::bf16, 264, 64);
+  norm.kind = OpKind::qk_norm_backward, norm.inputs[1] = norm.inputs[0];
+  CHECK_THAT(cuda::why_unsupported(norm), Catch::Contains("heads of 256 numbers at most, not 264"));
   CHECK_THAT(cuda::why_unsupported(attention(DType::f16, 64, 64)), Catch::Contains("fp32 and bf16, not fp16"));
   Op mixed = attention(DType::bf16, 64, 64);
   mixed.outputs[0].dtype = DType::f32;

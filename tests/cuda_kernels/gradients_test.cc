@@ -75,7 +75,7 @@ TEST_CASE("gradients in bf16 are those in fp32, rounded once", "[kernels][gradie
       const auto parts = of_rows(d, T * H);
       Gradients db(d, H, draw);
       const auto run = [&](const std::string& dtype, auto* to) {
-        d.run("column_sums_" + dtype, one_block, 32, parts->begin(), to, T, H, accumulate);
+        d.run("column_sums_" + dtype, one_block, 64, parts->begin(), to, T, H, accumulate);
       };
       run("f32", db.wide.begin()), run("bf16", db.narrow.begin());
       db.check();

@@ -6,7 +6,8 @@
 # Warps per SM: 65,536 registers, handed out to a warp in pieces of 256, so 32 threads x registers rounded up to 8;
 # 228 KiB of shared memory, 1 KiB of which each block takes for itself; 64 warps and 32 blocks at most (CUDA C++
 # Programming Guide, technical specifications). Blocks are as the backend launches them at most (*_launches.cc): 128
-# threads for products in bf16, attention in tiles and kernels with a warp per row and head, 32 for products in fp32, else 256.
+# threads for products in bf16, attention in tiles and kernels with a warp per row and head, 32 for products in fp32, 512 or
+# 1,024 for norms' backward over the widest rows, else 256.
 set -euo pipefail
 printf '%-36s %8s %8s %8s %14s %8s %10s\n' kernel sm_80 sm_90a sm_100 'shared bytes' threads 'warps/SM'
 for file in "$2"/*.ptx; do
@@ -17,8 +18,10 @@ done | awk '
   function threads_of(k) {
     if (k ~ /matmul_.*f32$/ && k !~ /bf16/ || k ~ /latent_expand_f32|expert_arrivals/) return 32
     if (k ~ /sinks_backward/) return 256
-    if (k ~ /matmul_|attention|^qk_norm|weight|column_|vocab_log_prob|^route|^grouped_bias|latent_expand/) return 128
+    if (k ~ /matmul_|attention|^qk_norm|column_parts|vocab_log_prob|^route|^grouped_bias|latent_expand/) return 128
     if (k ~ /clip_coefficient/) return 1
+    if (k ~ /^rms_norm_backward/) return 1024
+    if (k ~ /^(layer|latent)_norm_backward/) return 512
     return 256
   }
   function warps_of(regs, shared, threads,    warps, blocks, limit) {

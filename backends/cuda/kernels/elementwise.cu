@@ -1,4 +1,5 @@
-// add, cast, scale, softcap, add_bias, gradients of biases and norms, gather_rows, and the reductions of the local transport.
+// add, cast, scale, softcap, add_bias, gradients of biases and norms, gather_rows, and the reductions of the local
+// transport.
 #include "common.cuh"
 
 namespace {
@@ -23,9 +24,9 @@ HB_DEVICE T larger_or_nan(T a, T b) {
 }  // namespace
 
 /// z = x + y; z may be x.
-#define HB_ADD(X, Y, name)                                                                       \
-  extern "C" __global__ void add_##name(const X* x, const Y* y, X* z, int64_t n) {               \
-    each(n, [&](int64_t i) { store(z + i, load(x + i) + load(y + i)); });                        \
+#define HB_ADD(X, Y, name)                                                         \
+  extern "C" __global__ void add_##name(const X* x, const Y* y, X* z, int64_t n) { \
+    each(n, [&](int64_t i) { store(z + i, load(x + i) + load(y + i)); });          \
   }
 HB_ADD(float, float, f32_f32)
 HB_ADD(float, bf16, f32_bf16)
@@ -40,12 +41,12 @@ extern "C" __global__ void cast_bf16_f32(const bf16* x, float* y, int64_t n) {
 }
 
 /// x times factor, in place; x[t,:] += b, of N columns.
-#define HB_IN_PLACE(E, name)                                                                     \
-  extern "C" __global__ void scale_##name(E* x, float factor, int64_t n) {                       \
-    each(n, [&](int64_t i) { store(x + i, load(x + i) * factor); });                             \
-  }                                                                                              \
-  extern "C" __global__ void add_bias_##name(E* x, const E* b, int N, int64_t n) {               \
-    each(n, [&](int64_t i) { store(x + i, load(x + i) + load(b + i % N)); });                    \
+#define HB_IN_PLACE(E, name)                                                       \
+  extern "C" __global__ void scale_##name(E* x, float factor, int64_t n) {         \
+    each(n, [&](int64_t i) { store(x + i, load(x + i) * factor); });               \
+  }                                                                                \
+  extern "C" __global__ void add_bias_##name(E* x, const E* b, int N, int64_t n) { \
+    each(n, [&](int64_t i) { store(x + i, load(x + i) + load(b + i % N)); });      \
   }
 HB_IN_PLACE(float, f32)
 HB_IN_PLACE(bf16, bf16)
@@ -56,54 +57,62 @@ extern "C" __global__ void softcap(float* x, float cap, int64_t n) {
 }
 
 /// y[s,:] = x[rows[s],:], elements of 2 or 4 bytes. One block per row of y.
-#define HB_GATHER(T, bytes)                                                                                          \
-  extern "C" __global__ void gather_rows_##bytes(const T* x, const int32_t* rows, T* y, int H) {                     \
-    const size_t from = size_t(rows[blockIdx.x]) * H, to = size_t(blockIdx.x) * H;                                   \
-    for (int j = threadIdx.x; j < H; j += blockDim.x) y[to + j] = x[from + j];                                       \
+#define HB_GATHER(T, bytes)                                                                      \
+  extern "C" __global__ void gather_rows_##bytes(const T* x, const int32_t* rows, T* y, int H) { \
+    const size_t from = size_t(rows[blockIdx.x]) * H, to = size_t(blockIdx.x) * H;               \
+    for (int j = threadIdx.x; j < H; j += blockDim.x) y[to + j] = x[from + j];                   \
   }
 HB_GATHER(uint16_t, 2)
 HB_GATHER(uint32_t, 4)
 
 /// Parts of column sums, [blocks y, N], of `each` rows of x[T,N]: a thread per column, rows in order, fp64 inside.
-#define HB_COLUMN_PARTS(E, name)                                                                                  \
-  extern "C" __global__ void column_parts_##name(const E* x, float* parts, int T, int N, int each) {              \
-    const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);   \
-    if (j >= N) return;                                                                                           \
-    double sum = 0;                                                                                               \
-    for (int t = begin; t < end; ++t) sum += load(x + size_t(t) * N + j);                                         \
-    parts[size_t(blockIdx.y) * N + j] = float(sum);                                                               \
+#define HB_COLUMN_PARTS(E, name)                                                                                \
+  extern "C" __global__ void column_parts_##name(const E* x, float* parts, int T, int N, int each) {            \
+    const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T); \
+    if (j >= N) return;                                                                                         \
+    double sum = 0;                                                                                             \
+    for (int t = begin; t < end; ++t) sum += load(x + size_t(t) * N + j);                                       \
+    parts[size_t(blockIdx.y) * N + j] = float(sum);                                                             \
   }
 HB_COLUMN_PARTS(float, f32)
 HB_COLUMN_PARTS(bf16, bf16)
 
-/// sums[j] (+)= sum over the parts[n,N], in order, fp64 inside: a gradient of a weight, rounded once.
-#define HB_COLUMN_SUMS(G, name)                                                                                   \
-  extern "C" __global__ void column_sums_##name(const float* parts, G* sums, int n, int N, int accumulate) {      \
-    const int j = blockIdx.x * blockDim.x + threadIdx.x;                                                          \
-    if (j >= N) return;                                                                                           \
-    double sum = accumulate ? load(sums + j) : 0.0;                                                               \
-    for (int p = 0; p < n; ++p) sum += parts[size_t(p) * N + j];                                                  \
-    store(sums + j, float(sum));                                                                                  \
+/// sums[j] (+)= sum over the parts[n,N], fp64 inside: a gradient of a weight, rounded once. A block has 32 columns and
+/// at most 8 warps; a warp has every so-manyth part in order, and then come the warps in order.
+#define HB_COLUMN_SUMS(G, name)                                                                              \
+  extern "C" __global__ void column_sums_##name(const float* parts, G* sums, int n, int N, int accumulate) { \
+    __shared__ double of_warps[8 * 32];                                                                      \
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;                     \
+    const int j = blockIdx.x * 32 + lane;                                                                    \
+    double sum = 0;                                                                                          \
+    if (j < N)                                                                                               \
+      for (int p = warp; p < n; p += warps) sum += parts[size_t(p) * N + j];                                 \
+    of_warps[threadIdx.x] = sum;                                                                             \
+    __syncthreads();                                                                                         \
+    if (warp > 0 || j >= N) return;                                                                          \
+    double total = accumulate ? load(sums + j) : 0.0;                                                        \
+    for (int w = 0; w < warps; ++w) total += of_warps[32 * w + lane];                                        \
+    store(sums + j, float(total));                                                                           \
   }
 HB_COLUMN_SUMS(float, f32)
 HB_COLUMN_SUMS(bf16, bf16)
 
-/// to[i] = sum over ranks 0 … of source.rank[r][i], in this order; bf16 summed in fp32 and rounded once. `to` may be one
-/// of the sources.
-#define HB_SUM(E, A, name, in, out)                                                                        \
+/// to[i] = sum over ranks 0 … of source.rank[r][i], in this order; bf16 summed in fp32 and rounded once. `to` may be
+/// one of the sources.
+#define HB_SUM(E, A, name, in, out)                                                                                \
   extern "C" __global__ void sum_ranks_##name(const __grid_constant__ Sources from, int ranks, E* to, int64_t n) { \
-    each(n, [&](int64_t i) {                                                                               \
-      A sum = in(static_cast<const E*>(from.rank[0]) + i);                                                 \
-      for (int r = 1; r < ranks; ++r) sum += in(static_cast<const E*>(from.rank[r]) + i);                  \
-      out(to + i, sum);                                                                                    \
-    });                                                                                                    \
-  }                                                                                                        \
+    each(n, [&](int64_t i) {                                                                                       \
+      A sum = in(static_cast<const E*>(from.rank[0]) + i);                                                         \
+      for (int r = 1; r < ranks; ++r) sum += in(static_cast<const E*>(from.rank[r]) + i);                          \
+      out(to + i, sum);                                                                                            \
+    });                                                                                                            \
+  }                                                                                                                \
   extern "C" __global__ void max_ranks_##name(const __grid_constant__ Sources from, int ranks, E* to, int64_t n) { \
-    each(n, [&](int64_t i) {                                                                               \
-      A most = in(static_cast<const E*>(from.rank[0]) + i);                                                \
-      for (int r = 1; r < ranks; ++r) most = larger_or_nan(most, A(in(static_cast<const E*>(from.rank[r]) + i))); \
-      out(to + i, most);                                                                                   \
-    });                                                                                                    \
+    each(n, [&](int64_t i) {                                                                                       \
+      A most = in(static_cast<const E*>(from.rank[0]) + i);                                                        \
+      for (int r = 1; r < ranks; ++r) most = larger_or_nan(most, A(in(static_cast<const E*>(from.rank[r]) + i)));  \
+      out(to + i, most);                                                                                           \
+    });                                                                                                            \
   }
 HB_DEVICE int32_t load_word(const int32_t* p) { return *p; }
 HB_DEVICE void store_word(int32_t* p, int32_t x) { *p = x; }

@@ -1,9 +1,11 @@
 // Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one latent of r numbers for each
-// token, by a matrix; a key has behind that a rotated part of t numbers, which all heads share. Of a head's d numbers n = d
+// token, by a matrix; a key has behind that a rotated part of t numbers, which all heads share. Of a head's d numbers n
+// = d
 // - t are not rotated. Shapes as in graph/catalogue.h; a row's keys and values lie as attention takes them.
 #include "backends/cuda/kernels/attention.h"
 #include "matmul.cuh"
 #include "matmul_f32.cuh"
+#include "norm_rows.cuh"
 #include "rope.cuh"
 
 using hotbunk::AttentionHeads;
@@ -32,36 +34,21 @@ HB_DEVICE void latent_norm(const E* x, const E* w, const int32_t* positions, con
   }
 }
 
+/// What shares a part's rows: of a row's first r columns the norm's backward, of its last t the rotation back.
 template <class E>
-HB_DEVICE void latent_norm_backward(const E* dc, const E* ds, const E* x, const E* w, const float* rstd,
-                                    const int32_t* positions, const float* inv_freq, E* dx, int r, int t,
-                                    float amplitude) {
-  __shared__ float part[32];
-  const size_t wide = size_t(blockIdx.x) * (r + t);
-  const E *row = x + wide, *g = dc + size_t(blockIdx.x) * r, *from = ds + size_t(blockIdx.x) * t;
-  E* to = dx + wide;
-  float dot = 0;
-  for (int j = threadIdx.x; j < r; j += blockDim.x) dot += load(g + j) * load(w + j) * load(row + j);
-  const float by = rstd[blockIdx.x], of_row = block_sum(dot, part) / float(r) * by * by * by;
-  for (int j = threadIdx.x; j < r; j += blockDim.x)
-    store(to + j, load(g + j) * load(w + j) * by - load(row + j) * of_row);
-  const float position = float(positions[blockIdx.x]);
-  for (int j = threadIdx.x; j < t / 2; j += blockDim.x) {
-    const float2 y = turned_pair(load(from + 2 * j), load(from + 2 * j + 1), position * inv_freq[j], amplitude, -1.0f);
-    store(to + r + 2 * j, y.x);
-    store(to + r + 2 * j + 1, y.y);
+HB_DEVICE void latent_norm_backward(const NormRows<E>& in, const E* ds, const int32_t* positions, const float* inv_freq,
+                                    int t, float amplitude, float* shared) {
+  rms_norm_rows(in, 0.0f, 0, shared);
+  for (int i = in.begin; i < in.end; ++i) {
+    const E* from = ds + size_t(i) * t;
+    E* to = in.dx + size_t(i) * in.ld_x + in.H;
+    for (int j = threadIdx.x; j < t / 2; j += blockDim.x) {
+      const float2 y =
+          turned_pair(load(from + 2 * j), load(from + 2 * j + 1), float(positions[i]) * inv_freq[j], amplitude, -1.0f);
+      store(to + 2 * j, y.x);
+      store(to + 2 * j + 1, y.y);
+    }
   }
-}
-
-/// Parts of dw, [blocks y, r], of `each` rows: sums of dc x rstd; a thread per column, rows in order, fp64 inside.
-template <class E>
-HB_DEVICE void latent_norm_weight(const E* dc, const E* x, const float* rstd, float* parts, int T, int r, int t,
-                                  int each) {
-  const int j = blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each, end = min(begin + each, T);
-  if (j >= r) return;
-  double sum = 0;
-  for (int i = begin; i < end; ++i) sum += load(dc + size_t(i) * r + j) * load(x + size_t(i) * (r + t) + j) * rstd[i];
-  parts[size_t(blockIdx.y) * r + j] = float(sum);
 }
 
 /// A row of [a queries | a keys | a values] of its queries, keys and values, and of the part that keys share; and back,
@@ -170,7 +157,7 @@ HB_DEVICE void share(const Sequences<E>& in, E* expanded, int32_t* table, const 
 
 }  // namespace
 
-#define HB_SEQUENCES(E)                                                                                    \
+#define HB_SEQUENCES(E) \
   const E *pool, const int32_t *tables, const int32_t *lengths, int max_blocks, int block_tokens, int r, int t
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -188,7 +175,8 @@ extern "C" __global__ void __launch_bounds__(32, 16)
   expand<float, rows_of_tile, columns_of_tile>(
       {pool, tables, lengths, max_blocks, block_tokens, r, t}, expanded, heads,
       [&](const Kept<float>& kept, auto to, int length, int N, int row, int column) {
-        multiply_tile<false, false>(kept, Rows{w, r}, [](int) { return 0.0f; }, to, length, N, r, 0, row, column);
+        multiply_tile<false, false>(
+            kept, Rows{w, r}, [](int) { return 0.0f; }, to, length, N, r, 0, row, column);
       });
 }
 
@@ -198,14 +186,14 @@ extern "C" __global__ void __launch_bounds__(32, 16)
                                                 float eps, float amplitude) {                                          \
     latent_norm(x, w, positions, inv_freq, c, s, rstd, r, t, eps, amplitude);                                          \
   }                                                                                                                    \
-  extern "C" __global__ void latent_norm_backward_##name(                                                              \
+  extern "C" __global__ void __launch_bounds__(512) latent_norm_backward_##name(                                       \
       const E* dc, const E* ds, const E* x, const E* w, const float* rstd, const int32_t* positions,                   \
-      const float* inv_freq, E* dx, int r, int t, float amplitude) {                                                   \
-    latent_norm_backward(dc, ds, x, w, rstd, positions, inv_freq, dx, r, t, amplitude);                                \
-  }                                                                                                                    \
-  extern "C" __global__ void latent_norm_weight_##name(const E* dc, const E* x, const float* rstd, float* parts,       \
-                                                       int T, int r, int t, int each) {                                \
-    latent_norm_weight(dc, x, rstd, parts, T, r, t, each);                                                             \
+      const float* inv_freq, E* dx, float* parts, int T, int r, int t, int each, float amplitude) {                    \
+    __shared__ float shared[32];                                                                                       \
+    const int begin = blockIdx.x * each;                                                                               \
+    float* part = parts + size_t(blockIdx.x) * r;                                                                      \
+    latent_norm_backward<E>({dc, x, w, rstd, dx, part, begin, min(begin + each, T), r, r, r + t}, ds, positions,       \
+                            inv_freq, t, amplitude, shared);                                                           \
   }                                                                                                                    \
   extern "C" __global__ void latent_heads_##name(const E* q, const E* kv, const E* s, E* x, AttentionHeads heads,      \
                                                  int t) {                                                              \

@@ -1,0 +1,358 @@
+#include "tests/conformance/drawn_cases.h"
+
+#include <algorithm>
+
+#include "base/rng.h"
+#include "tests/moves.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+using Attrs = std::vector<std::pair<Attr, AttrValue>>;
+using Extents = std::vector<std::int64_t>;
+constexpr DType f32 = DType::f32, i32 = DType::i32;
+
+/// A seed's shapes: T tokens in S sequences, rows of H, K inputs and I outputs of products, V vocabulary, a query heads
+/// and k KV heads of d, E experts of which each token takes C.
+struct Shapes {
+  std::int64_t T, S, H, K, I, V, k, a, d, E, C;
+};
+
+/// Cases of one seed, one after another.
+class Drawn {
+ public:
+  Drawn(std::uint64_t seed, DType activations) : seed_(seed), x_(activations) {
+    // Under the first seed, gradients of several parts and rows wider than 256; heads for tiles (multiples of 8) in
+    // half.
+    n_.T = seed == 1 ? between(65, 72) : between(3, 30), n_.S = 2,
+    n_.H = seed == 1 ? between(257, 270) : between(1, 90);
+    n_.K = between(1, 40), n_.I = between(1, 40), n_.V = between(4, 90);
+    n_.k = between(1, 2), n_.a = n_.k * between(1, 2),
+    n_.d = seed % 2 == 0 ? 8 * between(1, 5) : 2 * between(2, seed == 1 ? 6 : 20);
+    n_.E = between(3, 7), n_.C = between(1, 2);
+    first_ = between(1, n_.T - 1);
+    route();
+  }
+
+  std::vector<OpCase> all() {
+    add_data(), add_products(), add_norms(), add_rotations(), add_attention(), add_around_attention(), add_paged();
+    add_activations(), add_routing(), add_rows_of_experts(), add_latents(), add_loss(), add_optimizer();
+    return std::move(out_);
+  }
+  Sizes sizes() const { return {n_.T, n_.S, n_.T * n_.T}; }
+
+ private:
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + random_words(seed_, RngPurpose::test, 1, next_++)[0] % (high - low + 1);
+  }
+  /// In [-1, 1), its own for each operand.
+  std::function<double(std::int64_t)> numbers() {
+    return [seed = seed_, stream = ++streams_](std::int64_t i) {
+      return 2.0 * uniform24(random_words(seed, RngPurpose::test, stream, static_cast<std::uint64_t>(i))[0]) - 1.0;
+    };
+  }
+  Operand in(DType dtype, Extents shape) { return {"", dtype, std::move(shape), numbers()}; }
+  Operand in(Extents shape) { return in(x_, std::move(shape)); }
+  /// In [0.5, 1.5): of weights, deviations, log-sum-exps.
+  Operand positive(DType dtype, Extents shape) {
+    return {"", dtype, std::move(shape), [of = numbers()](std::int64_t i) { return 1.0 + of(i) / 2; }};
+  }
+  static Operand made(DType dtype, Extents shape) { return {"", dtype, std::move(shape), {}}; }
+  Operand made(Extents shape) const { return made(x_, std::move(shape)); }
+  static Operand integers(Extents shape, std::function<double(std::int64_t)> value) {
+    return {"", i32, std::move(shape), std::move(value)};
+  }
+  static Operand listed(Extents shape, std::vector<std::int64_t> values) {
+    return integers(std::move(shape), [v = std::move(values)](std::int64_t i) {
+      return static_cast<double>(v.at(static_cast<std::size_t>(i)));
+    });
+  }
+  /// Two sequences, of first_ tokens and the others.
+  Operand cu_seqlens() const { return listed({n_.S + 1}, {0, first_, n_.T}); }
+  Operand ids(std::int64_t n) {
+    return integers({n}, [of = numbers(), V = n_.V](std::int64_t i) {
+      return static_cast<double>(std::min(V - 1, static_cast<std::int64_t>((of(i) + 1) / 2 * static_cast<double>(V))));
+    });
+  }
+  static Operand positions(std::int64_t n) {
+    return integers({n}, [](std::int64_t i) { return static_cast<double>(i * 5 % 97); });
+  }
+  /// Of a gradient of bf16 weights: bf16 under every other seed.
+  Operand gradient(Extents shape) { return {"", seed_ % 2 == 0 ? x_ : f32, std::move(shape), numbers()}; }
+  Attrs heads(Attrs more = {}) const {
+    more.insert(more.end(), {{Attr::heads, n_.a}, {Attr::kv_heads, n_.k}, {Attr::head_dim, n_.d}});
+    return more;
+  }
+  static Attrs accumulate(Attrs more = {}) {
+    more.emplace_back(Attr::accumulate, std::int64_t{1});
+    return more;
+  }
+
+  /// Operands as inputs, then as outputs. What is written in place is an output alone, or with `both` the first input
+  /// too.
+  void add(OpKind kind, std::vector<Operand> inputs, std::vector<Operand> outputs, Attrs attrs = {},
+           bool both = false) {
+    OpCase c{kind, {}, {}, {}, std::move(attrs)};
+    for (Operand& o : outputs) c.outputs.push_back(c.operands.size()), c.operands.push_back(std::move(o));
+    if (both) c.inputs.push_back(0);
+    for (Operand& o : inputs) c.inputs.push_back(c.operands.size()), c.operands.push_back(std::move(o));
+    for (std::size_t i = 0; i < c.operands.size(); ++i)
+      c.operands[i].name = std::string(name_of(kind)) + std::to_string(out_.size()) + "." + std::to_string(i);
+    out_.push_back(std::move(c));
+  }
+
+  /// Choices of experts, and where they come to: rows of each choice by expert, then token, then choice.
+  void route() {
+    const std::int64_t R = n_.T * n_.C;
+    for (std::int64_t t = 0; t < n_.T; ++t) {
+      const std::int64_t from = between(0, n_.E - 1);
+      for (std::int64_t j = 0; j < n_.C; ++j) chosen_.push_back((from + j) % n_.E);
+    }
+    rows_.resize(static_cast<std::size_t>(R)), token_of_row_.resize(static_cast<std::size_t>(R));
+    offsets_ = {0};
+    std::int64_t row = 0;
+    for (std::int64_t e = 0; e < n_.E; ++e) {
+      for (std::int64_t i = 0; i < R; ++i)
+        if (chosen_[static_cast<std::size_t>(i)] == e) {
+          token_of_row_[static_cast<std::size_t>(row)] = i / n_.C;
+          rows_[static_cast<std::size_t>(i)] = row++;
+        }
+      offsets_.push_back(row);
+    }
+  }
+
+  void add_data() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const DType other = x_ == f32 ? DType::bf16 : f32;
+    add(OpKind::zero, {}, {made({T, H})});
+    add(OpKind::copy, {in({T * H})}, {made({T * H})});
+    add(OpKind::cast, {in({T, H})}, {made(other, {T, H})});
+    add(OpKind::add, {in({T, H}), in(other, {T, H})}, {made({T, H})});
+    add(OpKind::gather_rows, {in({T, H}), listed({S}, {T - 1, first_})}, {made({S, H})});
+    const Box box{.src_offset = 1, .src_pitch = H + 2, .dst_offset = 0, .dst_pitch = H, .rows = T, .cols = H};
+    add(OpKind::copy_boxes, {in({T, H + 2})}, {made(other, {T, H})});
+    out_.back().moves = test::moves_of({box});
+    add(OpKind::hash_boxes, {in({T, H + 2})}, {{"", DType::i64, {1}, [](std::int64_t) { return 0.0; }}},
+        {{Attr::as_dtype, static_cast<std::int64_t>(x_)}});
+    out_.back().moves = test::moves_of({box});
+  }
+
+  void add_products() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t R = between(1, 16), column = between(0, 5), N = I + column + 3;
+    add(OpKind::linear, {in({T, K}), in({I, K}), in({I})}, {made({T, I})});
+    add(OpKind::linear_dgrad, {in({T, I}), in({I, K})}, {in({T, K})}, accumulate());
+    add(OpKind::linear_wgrad, {in({T, I}), in({T, K})}, {gradient({I, K}), gradient({I})}, accumulate());
+    const Attrs of = {{Attr::column, column}, {Attr::factor, 0.5}};
+    add(OpKind::lora_down, {in({T, K}), in({R, K})}, {made({T, R})}, of);
+    add(OpKind::lora_up, {in({T, R}), in({I, R})}, {in({T, N})}, of);
+    add(OpKind::lora_up_dgrad, {in({T, N}), in({I, R})}, {made({T, R})}, of);
+    add(OpKind::lora_up_wgrad, {in({T, N}), in({T, R})}, {gradient({I, R})}, accumulate(of));
+    add(OpKind::lora_merge, {in({I, K}), in({I, R}), in({R, K})}, {made({I, K})}, of);
+  }
+
+  void add_norms() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t Q = (a + 2 * k) * d;
+    const Attrs eps = {{Attr::eps, 1e-5}}, onto = accumulate({{Attr::residual, std::int64_t{1}}});
+    add(OpKind::rms_norm, {in({T, H}), positive(x_, {H}), in({T, H})}, {made({T, H}), made(f32, {T}), made({T, H})},
+        eps);
+    add(OpKind::rms_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
+        {in({T, H}), gradient({H})}, onto);
+    add(OpKind::layer_norm, {in({T, H}), positive(x_, {H}), in({H}), in({T, H})},
+        {made({T, H}), made(f32, {T}), made({T, H})}, eps);
+    add(OpKind::layer_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
+        {in({T, H}), gradient({H}), gradient({H})}, onto);
+    add(OpKind::qk_norm, {in({T, Q}), positive(x_, {d}), positive(x_, {d})}, {made({T, Q}), made(f32, {T, a + k})},
+        heads(eps));
+    add(OpKind::qk_norm_backward,
+        {in({T, Q}), in({T, Q}), positive(x_, {d}), positive(x_, {d}), positive(f32, {T, a + k})},
+        {made({T, Q}), gradient({d}), gradient({d})}, accumulate(heads()));
+  }
+
+  void add_rotations() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t Q = (a + 2 * k) * d, W = k > 1 ? k : 1;
+    for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+      add(kind, {positions(T)}, {in({T, Q})}, heads({{Attr::rope_theta, 1e4}}), true);
+    add(OpKind::split_heads, {in({T, Q})}, {made({W, T, Q / W})}, heads());
+    add(OpKind::merge_heads, {in({W, T, Q / W})}, {made({T, Q})}, heads());
+    add(OpKind::take_kv, {in({T, Q})}, {made({T, 2 * k * d})}, heads());
+    add(OpKind::merge_qkv, {in(f32, {T, a * d}), in(f32, {T, 2 * k * d})}, {made({T, Q})}, heads());
+  }
+
+  void add_attention() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t Q = (a + 2 * k) * d;
+    for (const Attrs& more :
+         {Attrs{}, Attrs{{Attr::window, between(1, T)}, {Attr::softcap, 2.0}, {Attr::scale, 0.25}}}) {
+      add(OpKind::attention, {in({T, Q}), cu_seqlens()}, {made({T, a * d}), made(f32, {T, a})}, heads(more));
+      add(OpKind::attention_backward, {in({T, a * d}), in({T, Q}), in({T, a * d}), positive(f32, {T, a}), cu_seqlens()},
+          {made({T, Q})}, heads(more));
+    }
+    // A rank alone in its group has both halves of its sequences.
+    const std::int64_t half = between(1, 20), rows = 4 * half;
+    const Attrs alone = accumulate(heads({{Attr::ranks, std::int64_t{1}}}));
+    const auto halves = [&] { return listed({S + 1}, {0, 2 * half, rows}); };
+    add(OpKind::context_attention, {in({rows, Q}), in({1, rows, 2 * k * d}), halves()},
+        {in(f32, {rows, a * d}), positive(f32, {rows, a})}, alone);
+    add(OpKind::context_attention_backward,
+        {in({rows, a * d}), in({rows, Q}), in({1, rows, 2 * k * d}), in({rows, a * d}), positive(f32, {rows, a}),
+         halves()},
+        {in(f32, {rows, a * d}), made(f32, {1, rows, 2 * k * d})}, alone);
+  }
+
+  void add_around_attention() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    OpCase c{OpKind::attention_sinks, {in({T, a * d}), positive(f32, {T, a}), in({a})}, {0, 1, 2}, {0, 1}, {}};
+    for (std::size_t i = 0; i < c.operands.size(); ++i) c.operands[i].name = "sinks." + std::to_string(i);
+    out_.push_back(std::move(c));
+    add(OpKind::attention_sinks_backward, {in({T, a * d}), in({T, a * d}), positive(f32, {T, a}), in({a})},
+        {gradient({a})}, accumulate());
+  }
+
+  void add_paged() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t Q = (a + 2 * k) * d, block = 1 << between(1, 4), before = between(0, 9);
+    const std::int64_t each = (T + before + block - 1) / block, blocks = 2 * each;
+    const Attrs pool = {{Attr::block_tokens, block}, {Attr::max_blocks, each}};
+    const auto tables = [&] {  // the pool's blocks backwards
+      return integers({S, each}, [blocks](std::int64_t i) { return static_cast<double>(blocks - 1 - i); });
+    };
+    const auto lengths = [&] { return listed({S}, {first_ + before, T - first_ + before}); };
+    const auto slots = [&] {  // one token goes nowhere
+      return integers({T}, [this, blocks, block](std::int64_t i) {
+        return i == first_ ? -1.0 : static_cast<double>(blocks * block - 1 - i);
+      });
+    };
+    add(OpKind::kv_write, {in({T, Q}), slots()}, {in({blocks, 2 * block, k * d})}, heads(pool));
+    add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
+        {made({T, a * d}), made(f32, {T, a})}, heads(pool));
+    const std::int64_t r = between(2, 40), t = 2 * between(1, d / 4), v = between(1, 24);
+    Attrs latent = {{Attr::heads, a},     {Attr::kv_heads, a}, {Attr::head_dim, d},
+                    {Attr::value_dim, v}, {Attr::rope_dim, t}, {Attr::block_tokens, block}};
+    add(OpKind::latent_write, {in({T, r}), in({T, t}), slots()}, {in({blocks, block, r + t})},
+        {{Attr::block_tokens, block}});
+    add(OpKind::latent_attention,
+        {in({T, a * d}), in({blocks, block, r + t}), in({a * (d - t + v), r}), cu_seqlens(), tables(), lengths()},
+        {made({T, a * v})}, latent);
+  }
+
+  void add_activations() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const Attrs clamps = {{Attr::limit, 0.5}, {Attr::alpha, 1.702}},
+                vocabulary = {{Attr::vocab_begin, std::int64_t{1}}, {Attr::vocab_end, V - 1}, {Attr::factor, 1.5}};
+    for (const OpKind kind : {OpKind::swiglu, OpKind::geglu, OpKind::clamped_swiglu})
+      add(kind, {in({T, 2 * I})}, {made({T, I})}, kind == OpKind::clamped_swiglu ? clamps : Attrs{});
+    for (const OpKind kind : {OpKind::swiglu_backward, OpKind::geglu_backward, OpKind::clamped_swiglu_backward})
+      add(kind, {in({T, I}), in({T, 2 * I})}, {made({T, 2 * I})},
+          kind == OpKind::clamped_swiglu_backward ? clamps : Attrs{});
+    add(OpKind::gelu, {in({T, I})}, {made({T, I})});
+    add(OpKind::gelu_backward, {in({T, I}), in({T, I})}, {made({T, I})});
+    add(OpKind::add_bias, {in({H})}, {in({T, H})}, {}, true);
+    add(OpKind::softcap, {}, {in(f32, {T, V})}, {{Attr::softcap, 2.0}}, true);
+    // Rows outside the part of the vocabulary are zeros.
+    add(OpKind::embedding, {in({V - 2, H}), ids(T)}, {made({T, H})}, vocabulary);
+    add(OpKind::embedding_backward, {ids(T), in({T, H})}, {gradient({V - 2, H})}, accumulate(vocabulary));
+  }
+
+  void add_routing() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t R = T * C;
+    const Attrs attrs = {{Attr::renormalise, std::int64_t{1}}, {Attr::factor, 2.5}};
+    add(OpKind::route, {in(f32, {T, E})}, {made(f32, {T, C}), made(i32, {T, C})}, attrs);
+    add(OpKind::route_backward, {in(f32, {T, C}), in(f32, {T, E}), listed({T, C}, chosen_)}, {made(f32, {T, E})},
+        attrs);
+    add(OpKind::expert_sort, {listed({T, C}, chosen_)}, {made(i32, {T, C}), made(i32, {E + 1})});
+    add(OpKind::expert_arrivals, {listed({1, E + 1}, offsets_)}, {made(i32, {E + 1}), made(DType::i64, {1})});
+    // Of one rank: a copy of each token, in order; and to each expert's rank.
+    for (const std::int64_t W : {std::int64_t{1}, E})
+      add(OpKind::copy_sort, {listed({T, C}, rows_), listed({E + 1}, offsets_)},
+          {made(i32, {R}), made(i32, {T, std::min(C, W)}), made(i32, {T, C, 1}), made(i32, {W + 1}),
+           made(DType::i64, {1})});
+    add(OpKind::copy_arrivals, {listed({1, 2}, {0, T}), listed({R, 1}, token_of_row_), listed({E + 1}, offsets_)},
+        {made(i32, {R}), made(i32, {T, C}), made(DType::i64, {1})});
+  }
+
+  void add_rows_of_experts() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const auto rows = [&] { return listed({n_.T, n_.C}, rows_); };
+    const auto offsets = [&] { return listed({n_.E + 1}, offsets_); };
+    add(OpKind::dispatch, {in({T, H}), rows()}, {made({T, C, H})});
+    add(OpKind::dispatch_backward, {in({T, C, H}), rows()}, {in({T, H})}, accumulate());
+    add(OpKind::combine, {in({T, C, H}), rows(), in(f32, {T, C}), in({T, H})}, {made({T, H})});
+    add(OpKind::combine_backward, {in({T, H}), in({T, C, H}), rows(), in(f32, {T, C})},
+        {made({T, C, H}), made(f32, {T, C})});
+    add(OpKind::grouped_linear, {in({T, C, K}), in({E * I, K}), offsets(), in({E * I})}, {made({T, C, I})});
+    add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {made({T, C, K})});
+    add(OpKind::grouped_linear_wgrad, {in({T, C, I}), in({T, C, K}), offsets()},
+        {gradient({E * I, K}), gradient({E * I})}, accumulate());
+  }
+
+  void add_latents() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t r = H, t = 2 * between(1, d / 4), v = between(1, 24), of_kv = a * (d - t + v),
+                       Q = a * (2 * d + v);
+    const Attrs attrs = {{Attr::heads, a},    {Attr::kv_heads, a}, {Attr::head_dim, d},    {Attr::value_dim, v},
+                         {Attr::rope_dim, t}, {Attr::eps, 1e-6},   {Attr::rope_theta, 1e4}};
+    add(OpKind::latent_norm, {in({T, r + t}), positive(x_, {r}), positions(T)},
+        {made({T, r}), made({T, t}), made(f32, {T})}, attrs);
+    add(OpKind::latent_norm_backward,
+        {in({T, r}), in({T, t}), in({T, r + t}), positive(x_, {r}), positive(f32, {T}), positions(T)},
+        {made({T, r + t}), gradient({r})}, accumulate(attrs));
+    add(OpKind::latent_heads, {in({T, a * d}), in({T, of_kv}), in({T, t})}, {made({T, Q})}, attrs);
+    add(OpKind::latent_heads_backward, {in({T, Q})}, {made({T, a * d}), made({T, of_kv}), made({T, t})}, attrs);
+  }
+
+  void add_loss() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const Attrs softmax = {{Attr::vocab, V}, {Attr::temperature, 0.75}};
+    Attrs part = softmax;
+    part.insert(part.end(), {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}, {Attr::vocab_stride, V}});
+    const auto row = [&] { return made(f32, {n_.T}); };
+    add(OpKind::log_prob, {in(f32, {T, V}), ids(T)}, {row(), row(), row()}, softmax);
+    add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), ids(T), in(f32, {T})}, {made({T, V})},
+        softmax);
+    add(OpKind::vocab_stats, {in(f32, {T, V}), ids(T)}, {made(f32, {T, 4})}, part);
+    add(OpKind::vocab_log_prob, {positive(f32, {2, T, 4}), ids(T)}, {row(), row(), row()}, {{Attr::temperature, 0.75}});
+    add(OpKind::token_loss,
+        {in(f32, {T}), in(f32, {T}), in(f32, {T}), in(f32, {T}), positive(f32, {T}), positive(f32, {T})},
+        {row(), in(f32, {16})},
+        {{Attr::clip_low, 0.2}, {Attr::clip_high, 0.2}, {Attr::kl_coef, 0.1}, {Attr::sft, std::int64_t{0}}});
+    add(OpKind::sample,
+        {in(f32, {1, T, V}), {"", f32, {T}, [of = numbers()](std::int64_t i) { return (of(i) + 1) / 2; }}},
+        {made(i32, {T}), row()},
+        {{Attr::vocab, V},
+         {Attr::tp, std::int64_t{1}},
+         {Attr::temperature, 0.75},
+         {Attr::top_k, between(0, V)},
+         {Attr::top_p, seed_ % 2 == 0 ? 1.0 : 0.8}});
+  }
+
+  void add_optimizer() {
+    const std::int64_t n = between(1, 3000);
+    add(OpKind::sum_squares, {gradient({n})}, {in(f32, {1})}, accumulate());
+    add(OpKind::clip_coefficient, {positive(f32, {1})}, {made(f32, {1}), in(f32, {16})}, {{Attr::max_norm, 0.5}});
+    // The rate, and which step it is.
+    const Operand rate{"", f32, {2}, [](std::int64_t i) { return i == 0 ? 0.01 : 3.0; }};
+    add(OpKind::adamw, {gradient({n}), rate, positive(f32, {1})}, {in(f32, {n}), in(f32, {n}), positive(f32, {n})},
+        {{Attr::beta1, 0.9}, {Attr::beta2, 0.99}, {Attr::eps, 1e-8}, {Attr::weight_decay, 0.1}});
+  }
+
+  std::uint64_t seed_, next_ = 0, streams_ = 1;
+  DType x_;
+  Shapes n_{};
+  std::int64_t first_ = 0;
+  std::vector<std::int64_t> chosen_, rows_, token_of_row_, offsets_;
+  std::vector<OpCase> out_;
+};
+
+}  // namespace
+
+DrawnCases drawn_cases(std::uint64_t seed, DType activations) {
+  Drawn drawn(seed, activations);
+  const Sizes sizes = drawn.sizes();
+  return {drawn.all(), sizes};
+}
+
+}  // namespace hotbunk::conformance
