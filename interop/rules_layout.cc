@@ -169,8 +169,10 @@ void write_layout(RuleOutput& out) {
   }
   if (const std::int64_t chunk = out.scenario.model.layers / t.pp / t.vpp; t.vpp > 1)
     out.give("layers_per_virtual_stage", static_cast<double>(chunk));
+  const TrainSpec& train = out.scenario.train;
   const std::vector<std::int64_t> split = split_layers(out.scenario);
-  if (split.size() < 2) return;
+  // With the embedding or the loss counted it follows from keys of their own.
+  if (split.size() < 2 || train.account_for_embedding || train.account_for_loss) return;
   const bool even_between =
       split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
   if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys
