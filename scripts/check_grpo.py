@@ -52,9 +52,11 @@ LAYOUTS = {
     "frozen": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.sp": "true",
                "train.frozen": "[model.embed_tokens.*, model.layers.0.*, '*.mlp.*']"},
     "zero-bubble": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.pp": 2, "train.pipeline_schedule": "zero-bubble"},
-    # Of a mixture (MOE): experts over data ranks, and whole ones over tensor-parallel ones.
-    "moe-data": {"train.engine": "fsdp2", "train.layout.dp": 4, "train.layout.ep": 2},
-    "moe-tensor": {"train.engine": "zero1", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.ep": 2, "rollout.layout.ep": 2},
+    # Of a mixture: experts over data ranks, and whole ones over tensor-parallel ones. An expert of few tokens has gradients
+    # that are rounding alone, of which AdamW's eps keeps steps away.
+    "moe-data": {"train.engine": "fsdp2", "train.layout.dp": 4, "train.layout.ep": 2, "optimizer.eps": 1e-5},
+    "moe-tensor": {"train.engine": "zero1", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.ep": 2, "rollout.layout.ep": 2,
+                   "optimizer.eps": 1e-5},
 }
 
 
@@ -158,7 +160,7 @@ def as_in_files(name, tensor):
                 for w, t in (("w1", tensor[e, :half]), ("w3", tensor[e, half:]))]
     if name.endswith(".experts.down_proj"):
         return [(f"{block}.{e}.w2.weight", tensor[e]) for e in range(len(tensor))]
-    return [(name.replace(".mlp.gate", ".block_sparse_moe.gate"), tensor)]
+    return [(name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight"), tensor)]
 
 
 def check_layout(hotbunk, folder, model_folder, sets):
@@ -168,11 +170,12 @@ def check_layout(hotbunk, folder, model_folder, sets):
     subprocess.run([hotbunk, "run", scenario, "--out", out, "--samples-every", "1", *flags], check=True,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = lambda name: [json.loads(line) for line in (out / name).read_text().splitlines()]
-    reference, policy = (AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32) for _ in range(2))
+    reference, policy = (AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, experts_implementation="eager") for _ in range(2))
     frozen = [p.strip(" '") for p in sets.get("train.frozen", "[]").strip("[]").split(",")]
     for name, p in policy.named_parameters():
         p.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen))
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=LR, betas=BETAS,
+                                  eps=sets.get("optimizer.eps", EPS), weight_decay=DECAY)
     check = Check()
     named = lambda: {n: t for name, t in policy.state_dict().items() for n, t in as_in_files(name, t)}
     for step in range(1, STEPS + 1):
