@@ -12,7 +12,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;  // layers per virtual stage, in model order
 
-auto refuse(std::string message, std::string note, std::string help) {
+auto refuse_split(std::string message, std::string note, std::string help) {
   return fail(Diagnostic{"E244", std::move(message), {}, {std::move(note)}, std::move(help)});
 }
 
@@ -22,7 +22,7 @@ Result<Counts> custom_counts(const PipelineSplit& split) {
   const std::int64_t wanted = split.stages * split.chunks;
   const std::int64_t total = std::accumulate(split.custom.begin(), split.custom.end(), std::int64_t{0});
   if (static_cast<std::int64_t>(split.custom.size()) != wanted || total != split.layers) {
-    return refuse(
+    return refuse_split(
         "the list of layers per stage does not fit the model",
         fmt::format("{} entries [{}] with {} layers in all; wanted: {} stages x {} chunks = {} entries, {} layers",
                     split.custom.size(), fmt::join(split.custom, ", "), total, split.stages, split.chunks, wanted,
@@ -38,10 +38,10 @@ Result<Counts> balanced_counts(const PipelineSplit& split) {
   const std::int64_t extra = (split.account_for_embedding ? 1 : 0) + (split.account_for_loss ? 1 : 0);
   const std::int64_t total = split.layers + extra;
   if (total % parts) {
-    return refuse("the layers do not divide over the pipeline",
-                  fmt::format("{} layers + {} for embedding and loss = {}; {} stages x {} chunks = {}", split.layers,
-                              extra, total, split.stages, split.chunks, parts),
-                  help_custom);
+    return refuse_split("the layers do not divide over the pipeline",
+                        fmt::format("{} layers + {} for embedding and loss = {}; {} stages x {} chunks = {}",
+                                    split.layers, extra, total, split.stages, split.chunks, parts),
+                        help_custom);
   }
   Counts counts(static_cast<std::size_t>(parts), total / parts);
   if (split.account_for_embedding) --counts.front();
@@ -57,10 +57,10 @@ Result<Counts> uneven_counts(const PipelineSplit& split) {
   const bool balanced = between > 0 ? remaining > 0 && remaining % between == 0 : remaining == 0 && between == 0;
   const std::int64_t middle = balanced && between > 0 ? remaining / between : 0;
   if (!balanced || first % split.chunks || last % split.chunks || middle % split.chunks) {
-    return refuse("an uneven first or last stage leaves layers that do not divide",
-                  fmt::format("{} layers - {} first - {} last = {} for {} stages of {} chunks", split.layers, first,
-                              last, remaining, between, split.chunks),
-                  help_custom);
+    return refuse_split("an uneven first or last stage leaves layers that do not divide",
+                        fmt::format("{} layers - {} first - {} last = {} for {} stages of {} chunks", split.layers,
+                                    first, last, remaining, between, split.chunks),
+                        help_custom);
   }
   Counts counts;
   for (std::int64_t chunk = 0; chunk < split.chunks; ++chunk) {
@@ -76,13 +76,13 @@ Result<Counts> counts_of(const PipelineSplit& split) {
   const bool uneven = split.first || split.last;
   const bool accounted = split.account_for_embedding || split.account_for_loss;
   if (split.stages < 1 || split.chunks < 1 || split.layers < 1) {
-    return refuse("a pipeline needs layers, stages and chunks",
-                  fmt::format("{} layers, {} stages, {} chunks", split.layers, split.stages, split.chunks), "");
+    return refuse_split("a pipeline needs layers, stages and chunks",
+                        fmt::format("{} layers, {} stages, {} chunks", split.layers, split.stages, split.chunks), "");
   }
   if ((uneven ? 1 : 0) + (accounted ? 1 : 0) + (split.custom.empty() ? 0 : 1) > 1) {
-    return refuse("the pipeline split is asked for in two ways",
-                  "first/last, account_for_embedding/loss and a list of layers exclude one another",
-                  "keep one of them");
+    return refuse_split("the pipeline split is asked for in two ways",
+                        "first/last, account_for_embedding/loss and a list of layers exclude one another",
+                        "keep one of them");
   }
   if (!split.custom.empty()) return custom_counts(split);
   return uneven ? uneven_counts(split) : balanced_counts(split);
@@ -95,8 +95,8 @@ Result<std::vector<std::int64_t>> pipeline_counts(const PipelineSplit& split) {
   if (!counts) return counts;
   for (std::size_t i = 0; i < counts->size(); ++i)
     if ((*counts)[i] < 0)
-      return refuse("a pipeline stage with a negative number of layers",
-                    fmt::format("virtual stage {} of [{}]", i, fmt::join(*counts, ", ")), "");
+      return refuse_split("a pipeline stage with a negative number of layers",
+                          fmt::format("virtual stage {} of [{}]", i, fmt::join(*counts, ", ")), "");
   return counts;
 }
 

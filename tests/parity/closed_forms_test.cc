@@ -20,7 +20,7 @@ struct Sent {
   double payload = 0, wire = 0, padding = 0;
   std::int64_t calls = 0;
 };
-Sent sent(const Outcome& o, Rank rank, Family family, OpKind op) {
+Sent sent_by(const Outcome& o, Rank rank, Family family, OpKind op) {
   Sent out;
   for (const auto& [key, count] : o.measured.traffic[static_cast<std::size_t>(rank)]) {
     if (key.phase != o.plan.phase_index("train") || key.group != static_cast<std::int16_t>(family) || key.op != op)
@@ -33,7 +33,7 @@ Sent sent(const Outcome& o, Rank rank, Family family, OpKind op) {
 Sent of_all(const Outcome& o, Family family, OpKind op) {
   Sent out;
   for (Rank r = 0; r < o.plan.num_ranks(); ++r) {
-    const Sent one = sent(o, r, family, op);
+    const Sent one = sent_by(o, r, family, op);
     out.payload += one.payload, out.wire += one.wire, out.padding += one.padding, out.calls += one.calls;
   }
   return out;
@@ -108,7 +108,7 @@ std::string by_heads(const Outcome& o) {
   const ModelSpec& m = s.model;
   const std::int64_t n = s.train.layout.ulysses, rows = m.head_dim * 4 * (2 * m.heads + 2 * std::max(m.kv_heads, n));
   double all = 0;  // rounded up, micro-batch by micro-batch, to what its ranks have each
-  for (Rank r = 0; r < n; ++r) all += sent(o, r, Family::ulysses, OpKind::all_to_all).payload;
+  for (Rank r = 0; r < n; ++r) all += sent_by(o, r, Family::ulysses, OpKind::all_to_all).payload;
   const double least = static_cast<double>(2 * m.layers * rows * tokens(o)),
                most = least + static_cast<double>(2 * m.layers * rows * (n - 1) * micro_batches(o, 0));
   return least <= all && all <= most ? "" : fmt::format("{} sent, of {} to {}", all, least, most);
