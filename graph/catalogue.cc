@@ -129,6 +129,8 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::clamped_swiglu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
     {OpKind::copy_sort, 2, 2, 5, 5, FlopRule::none, 0},
     {OpKind::copy_arrivals, 3, 3, 3, 3, FlopRule::none, 0},
+    {OpKind::expert_counts, 2, 2, 1, 1, FlopRule::none, 0},
+    {OpKind::router_loss, 5, 5, 2, 2, FlopRule::per_element, 12},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -314,6 +316,17 @@ std::string check_routed(const Op& op) {
     case OpKind::copy_sort:
     case OpKind::copy_arrivals:
       fits = check_copies(op);
+      break;
+    case OpKind::expert_counts:
+      fits = op.inputs[0].rank == 2 && op.inputs[1].rank == 1 && op.inputs[0].shape[0] == op.inputs[1].shape[0] &&
+             op.outputs[0].rank == 2 && op.outputs[0].dtype == DType::f32;
+      break;
+    case OpKind::router_loss:
+      if (!op.has(Attr::factor) || !op.has(Attr::z_factor)) return "lacks attribute factor or z_factor";
+      fits = op.outputs[0] == op.inputs[0] && same(op.inputs[0], op.inputs[1]) && op.inputs[1].rank == 2 &&
+             op.inputs[1].dtype == DType::f32 && op.inputs[2].rank == 2 && row(op.inputs[2]) == row(op.inputs[1]) &&
+             same(op.inputs[3], op.inputs[4]) && op.inputs[3].rank == 1 &&
+             op.inputs[3].shape[0] == op.inputs[1].shape[0] && op.integer(Attr::top_k, 1) > 0;
       break;
     case OpKind::dispatch:
       fits = leading(op.inputs[1], op.outputs[0]) && row(op.inputs[0]) == row(op.outputs[0]);

@@ -123,6 +123,14 @@
 //                                                the order of an expert_arrivals' arrivals, their copies among those that come,
 //                                                rank by rank; of each copy its rows in order (m ≤ c, then -1; -1 behind all copies);
 //                                                and how many copies come, int64. In a segment slots grow
+//   expert_counts      experts[T,c], sequences[T] -> counts[S,E]   of each sequence, how many of its tokens' choices are of each
+//                                                expert; a token of no sequence has -1
+//   router_loss        dlogits[T,E], logits[T,E], counts[S,E], sequences[T], weights[T] -> dlogits, metrics[16] +=   of a router,
+//                                                with shares p[T,E] of the experts in a token's scores (softmax; sigmoid: over
+//                                                their sum) and q = weights[t], that of its sequence in the loss over the square
+//                                                of its length L = Σ counts / top_k:
+//                                                Σ over t of q (factor E Σ over e of counts[s,e] p[t,e] + z_factor L lse(logits[t])²)
+//                                                tp: so many ranks find the same, and each adds that part of the gradient
 //   lora_down          x[T,K], a[r,K] -> u[T,r]  times factor
 //   lora_up            u[T,r], b[n,r] -> y[T,N]  added to columns [column, column + n)          column
 //   lora_up_dgrad      dy[T,N], b[n,r] -> du[T,r]   of those columns, times factor              column, factor

@@ -125,6 +125,8 @@ enum class OpKind : std::uint8_t {
   clamped_swiglu_backward,
   copy_sort,
   copy_arrivals,
+  expert_counts,
+  router_loss,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -194,8 +196,9 @@ enum class Attr : std::uint8_t {
   limit,
   alpha,
   rounds,  // of an exchange of experts' rows: of how many it is one
+  z_factor,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::rounds) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::z_factor) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

@@ -45,6 +45,9 @@ enum class Slot : std::int64_t {
   exported_first_moment,   //
   exported_second_moment,  //
   stop_request,            // f32 [1]: 1 when this rank has been asked to stop, read as late in the step as can be
+  // training passes with losses of routers
+  sequence_ids,      // i32 [tokens]: which of the micro-batch's sequences a token is of, -1: filling
+  sequence_weights,  // f32 [tokens]: the sum of its sequence's loss weights over the square of the sequence's length
   count
 };
 
@@ -65,6 +68,7 @@ enum class Metric : std::int32_t {
   grad_norm,
   clip_coefficient,
   stop_requests,  // ranks that have been asked to stop: all know it at the same step
+  router_loss,    // what routers add to the loss, which has it
   count = 16
 };
 

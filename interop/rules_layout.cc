@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "interop/rule_parts.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 
 namespace hotbunk::rules {
 
@@ -133,10 +135,17 @@ void read_layout(RuleInput& in) {
   if (vpp > 1) in.set("train.pipeline_schedule", "interleaved", "virtual stages");
   const auto first = in.number("first_stage_layers"), last = in.number("last_stage_layers");
   if (!first && !last) return;
+  if (vpp > 1) {  // each stage's over its chunks
+    for (const auto& [role, key, held] :
+         {std::tuple("first_stage_layers", "train.num_layers_in_first_pipeline_stage", first),
+          std::tuple("last_stage_layers", "train.num_layers_in_last_pipeline_stage", last)})
+      if (held) in.set(key, *held, in.said(role), in.where(role));
+    return;
+  }
   const double ends = (first ? 1 : 0) + (last ? 1 : 0), rest = layers - first.value_or(0) - last.value_or(0);
   const double chunks = pp - ends;
   const std::string said = in.said("first_stage_layers") + (first && last ? ", " : "") + in.said("last_stage_layers");
-  if (vpp > 1 || rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0))
+  if (rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0))
     return in.contradict(first ? "first_stage_layers" : "last_stage_layers",
                          "the stages between do not divide the layers",
                          {fmt::format("{} layers - {} = {} for {} stages", layers, layers - rest, rest, chunks), said},
@@ -160,8 +169,10 @@ void write_layout(RuleOutput& out) {
   }
   if (const std::int64_t chunk = out.scenario.model.layers / t.pp / t.vpp; t.vpp > 1)
     out.give("layers_per_virtual_stage", static_cast<double>(chunk));
-  const auto& split = out.scenario.train.pipeline_split;
-  if (split.size() < 2) return;
+  const TrainSpec& train = out.scenario.train;
+  const std::vector<std::int64_t> split = split_layers(out.scenario);
+  // With the embedding or the loss counted it follows from keys of their own.
+  if (split.size() < 2 || train.account_for_embedding || train.account_for_loss) return;
   const bool even_between =
       split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
   if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys

@@ -1,105 +1,14 @@
 #include "layout/pipeline.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <numeric>
-#include <string>
-
 namespace hotbunk {
-namespace {
-
-using Counts = std::vector<std::int64_t>;  // layers per virtual stage, in model order
-
-auto refuse(std::string message, std::string note, std::string help) {
-  return fail(Diagnostic{"E244", std::move(message), {}, {std::move(note)}, std::move(help)});
-}
-
-constexpr const char* help_custom = "give the layers of every stage as a list";
-
-Result<Counts> custom_counts(const PipelineSplit& split) {
-  const std::int64_t wanted = split.stages * split.chunks;
-  const std::int64_t total = std::accumulate(split.custom.begin(), split.custom.end(), std::int64_t{0});
-  if (static_cast<std::int64_t>(split.custom.size()) != wanted || total != split.layers) {
-    return refuse(
-        "the list of layers per stage does not fit the model",
-        fmt::format("{} entries [{}] with {} layers in all; wanted: {} stages x {} chunks = {} entries, {} layers",
-                    split.custom.size(), fmt::join(split.custom, ", "), total, split.stages, split.chunks, wanted,
-                    split.layers),
-        "one entry per stage and chunk, in model order");
-  }
-  return split.custom;
-}
-
-// Embedding and loss stand for one layer each on the first and the last virtual stage.
-Result<Counts> balanced_counts(const PipelineSplit& split) {
-  const std::int64_t parts = split.stages * split.chunks;
-  const std::int64_t extra = (split.account_for_embedding ? 1 : 0) + (split.account_for_loss ? 1 : 0);
-  const std::int64_t total = split.layers + extra;
-  if (total % parts) {
-    return refuse("the layers do not divide over the pipeline",
-                  fmt::format("{} layers + {} for embedding and loss = {}; {} stages x {} chunks = {}", split.layers,
-                              extra, total, split.stages, split.chunks, parts),
-                  help_custom);
-  }
-  Counts counts(static_cast<std::size_t>(parts), total / parts);
-  if (split.account_for_embedding) --counts.front();
-  if (split.account_for_loss) --counts.back();
-  return counts;
-}
-
-// The first and last stage as asked, the stages between them equal; each stage's layers spread evenly over its chunks.
-Result<Counts> uneven_counts(const PipelineSplit& split) {
-  const std::int64_t first = split.first.value_or(0), last = split.last.value_or(0);
-  const std::int64_t between = split.stages - (split.first ? 1 : 0) - (split.last ? 1 : 0);
-  const std::int64_t remaining = split.layers - first - last;
-  const bool balanced = between > 0 ? remaining >= 0 && remaining % between == 0 : remaining == 0 && between == 0;
-  const std::int64_t middle = balanced && between > 0 ? remaining / between : 0;
-  if (!balanced || first % split.chunks || last % split.chunks || middle % split.chunks) {
-    return refuse("an uneven first or last stage leaves layers that do not divide",
-                  fmt::format("{} layers - {} first - {} last = {} for {} stages of {} chunks", split.layers, first,
-                              last, remaining, between, split.chunks),
-                  help_custom);
-  }
-  Counts counts;
-  for (std::int64_t chunk = 0; chunk < split.chunks; ++chunk) {
-    for (std::int64_t stage = 0; stage < split.stages; ++stage) {
-      const bool is_first = stage == 0 && split.first, is_last = stage == split.stages - 1 && split.last;
-      counts.push_back((is_first ? first : is_last ? last : middle) / split.chunks);
-    }
-  }
-  return counts;
-}
-
-Result<Counts> counts_of(const PipelineSplit& split) {
-  const bool uneven = split.first || split.last;
-  const bool accounted = split.account_for_embedding || split.account_for_loss;
-  if (split.stages < 1 || split.chunks < 1 || split.layers < 1) {
-    return refuse("a pipeline needs layers, stages and chunks",
-                  fmt::format("{} layers, {} stages, {} chunks", split.layers, split.stages, split.chunks), "");
-  }
-  if ((uneven ? 1 : 0) + (accounted ? 1 : 0) + (split.custom.empty() ? 0 : 1) > 1) {
-    return refuse("the pipeline split is asked for in two ways",
-                  "first/last, account_for_embedding/loss and a list of layers exclude one another",
-                  "keep one of them");
-  }
-  if (!split.custom.empty()) return custom_counts(split);
-  return uneven ? uneven_counts(split) : balanced_counts(split);
-}
-
-}  // namespace
 
 Result<std::vector<StageChunk>> split_pipeline(const PipelineSplit& split) {
-  const Result<Counts> counts = counts_of(split);
+  const auto counts = pipeline_counts(split);
   if (!counts) return fail(counts.error());
   std::vector<StageChunk> chunks;
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(counts->size()); ++i) {
     const std::int64_t count = (*counts)[static_cast<std::size_t>(i)];
-    if (count < 0) {
-      return refuse("a pipeline stage with a negative number of layers",
-                    fmt::format("virtual stage {} of [{}]", i, fmt::join(*counts, ", ")), "");
-    }
     chunks.push_back({i % split.stages, i / split.stages, {begin, begin + count}});
     begin += count;
   }

@@ -44,12 +44,7 @@ std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int
 Result<std::vector<StageChunk>> train_stages(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   if (l.pp == 1) return std::vector<StageChunk>{{0, 0, {0, s.model.layers}}};
-  return split_pipeline({.layers = s.model.layers,
-                         .stages = l.pp,
-                         .chunks = l.vpp,
-                         .first = {},
-                         .last = {},
-                         .custom = s.train.pipeline_split});
+  return split_pipeline(pipeline_split_of(s));
 }
 
 std::vector<StagePart> stage_parts(const Scenario& s) {

@@ -123,7 +123,11 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   };
   bool shares = false;
   const std::vector<std::size_t> trained = state.trained();
-  if (trained.empty() && tensor == 1 && !spreads && !below) {  // a stage of which nothing trains
+  // A stage of which nothing trains, or nothing in the first unit that is its own to count.
+  const bool begins_empty =
+      trained.empty() ||
+      std::ranges::all_of(state.units()[trained[0]].unit.params, [&](const auto& p) { return is_tied_copy(p, state); });
+  if (begins_empty && tensor == 1 && !spreads && !below) {
     b.begin_call("train.sum_squares.zero", "train.");
     b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
   }
@@ -136,7 +140,8 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     };
     if (tensor == 1 && !spreads &&
         std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
-      b.call("train.sum_squares", u > 0 ? 1 : 0, name, {grad}, [&] { add(name, b.whole(grad), sum, u > 0); });
+      const bool adds = begins_empty || u > 0;
+      b.call("train.sum_squares", adds ? 1 : 0, name, {grad}, [&] { add(name, b.whole(grad), sum, adds); });
       continue;
     }
     shares |= std::ranges::any_of(unit.params,
@@ -150,7 +155,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
           elements += unit.params[i].has_place() ? unit.params[i].padded_elements() : 0;
         if (to != nullptr)
           add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
-              *to, spreads || tensor > 1 || u > 0);
+              *to, spreads || tensor > 1 || begins_empty || u > 0);
       }
     });
   }

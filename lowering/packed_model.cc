@@ -39,6 +39,9 @@ class PackedModel::Emits : public BackwardEmitter {
   Tensor gradient(const Weight& w) override { return dw_->tensor(m_.b_, w.first, w.last); }
   Tensor ids() override { return m_.feeds_.ids; }
   Tensor positions() override { return m_.feeds_.positions; }
+  const RouterLossFeeds* router_loss() const override {
+    return m_.feeds_.router_loss.metrics.buffer >= 0 ? &m_.feeds_.router_loss : nullptr;
+  }
   Tensor attend(const TensorSharding& s, const ForwardOp& op, const Tensor& qkv, const Tensor& attended) override {
     if (s.context.ranks > 1) return context_attention(*this, s, op, qkv, m_.feeds_.cu_seqlens, attended);
     const Tensor lse = make("lse", DType::f32, {s.tokens, fixed(s.heads())});

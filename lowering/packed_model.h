@@ -15,6 +15,7 @@ namespace hotbunk {
 /// What arrives with every micro-batch.
 struct TokenFeeds {
   Tensor ids, positions, cu_seqlens;
+  RouterLossFeeds router_loss;  // without tensors: routers add nothing to the loss
 };
 
 /// Whose matrix makes logits: the embedding's where the two are one.

@@ -110,9 +110,9 @@ void StageMessages::free() {
 namespace {
 
 /// What the Driver fills, the same for all blocks of a phase, each of which is fed anew: calls that read it share their
-/// bodies. `trains`: with what the loss takes.
+/// bodies. `metrics`: of training, with what the loss takes.
 MicroFeeds shared_feeds(const Scenario& s, ProgramBuilder& b, const StagePart& part, const std::string& prefix,
-                        bool trains, std::vector<BufferId>& allocated) {
+                        const Tensor* metrics, std::vector<BufferId>& allocated) {
   b.begin_call(prefix + "stage", prefix);
   const Dim T = tokens(s.train.micro_batch_tokens);
   const auto make = [&](const char* name, DType dtype, const Dim& shape) {
@@ -125,9 +125,10 @@ MicroFeeds shared_feeds(const Scenario& s, ProgramBuilder& b, const StagePart& p
   if (part.first) f.tokens.ids = make("token_ids", DType::i32, T);
   f.tokens.positions = make("positions", DType::i32, T);
   f.tokens.cu_seqlens = make("cu_seqlens", DType::i32, fixed(packed_seqs(s) + 1));
+  if (metrics != nullptr) f.tokens.router_loss = router_loss_feeds(s, part, *metrics, make);
   if (!part.last) return f;
   f.targets = make("targets", DType::i32, T);
-  if (!trains) return f;
+  if (metrics == nullptr) return f;
   f.old_logps = make("old_logps", DType::f32, T), f.ref_logps = make("ref_logps", DType::f32, T);
   f.advantages = make("advantages", DType::f32, T), f.loss_weights = make("loss_weights", DType::f32, T);
   return f;
@@ -154,7 +155,7 @@ StageTraining::StageTraining(const Scenario& s, ProgramBuilder& b, const TrainSt
     : s_(s),
       b_(b),
       state_(state),
-      feeds_(shared_feeds(s, b, state.part(), "train.", true, allocated_)),
+      feeds_(shared_feeds(s, b, state.part(), "train.", &metrics, allocated_)),
       passes_(s, b, state, metrics, feeds_.tokens),
       messages_(s, b, state, passes_.model().sharding(), "train.", PipelinePasses::both_ways) {
   for (const std::int64_t slots : messages_.room().slots) slots_.emplace_back(static_cast<std::size_t>(slots));
@@ -221,6 +222,7 @@ void StageTraining::backward(std::int64_t chunk, std::int64_t slot) {
   passes_.model().set_name(slot_name(chunk, slot));
   feed_tokens(b_, feeds_.tokens, first);
   if (last) feed_loss(b_, feeds_);
+  feed_router_loss(b_, feeds_.tokens.router_loss);
   WholeUnit root, d_root;
   Tensor gradient = messages_.gradient();
   if (last) root = state_.gather_outer(b_, Weights::trained, "train.");
@@ -255,7 +257,7 @@ StageScoring::StageScoring(const Scenario& s, ProgramBuilder& b, const TrainStat
       prefix_(std::move(prefix)),
       feeds_([&] {
         b.begin_block(phase, "begin");
-        return shared_feeds(s, b, state.part(), prefix_, false, allocated_);
+        return shared_feeds(s, b, state.part(), prefix_, nullptr, allocated_);
       }()),
       model_(s, b, prefix_, feeds_.tokens, state.part(), which),
       layers_(limit_layers(s, b, prefix_)),

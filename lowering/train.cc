@@ -1,5 +1,6 @@
 // The training phases: forward, loss, explicit backward and optimizer step under FSDP2, and the log-prob passes.
 #include <optional>
+#include <string>
 
 #include "layout/placement.h"
 #include "lowering/pipeline.h"
@@ -15,14 +16,19 @@ void lower_micro_batch(const Scenario& s, ProgramBuilder& b, const TrainState& s
   MicroFeeds feeds;
   feeds.tokens = transient_tokens(s, b, "train.");
   feed_tokens(b, feeds.tokens);
-  TrainPasses passes(s, b, state, metrics, feeds.tokens);
   const auto vector = [&](const char* name, DType dtype) { return transient_vector(s, b, name, dtype); };
+  feeds.tokens.router_loss =
+      router_loss_feeds(s, state.part(), metrics, [&](const char* name, DType dtype, const Dim&) {
+        return transient_vector(s, b, std::string("train.") + name, dtype);
+      });
+  TrainPasses passes(s, b, state, metrics, feeds.tokens);
   feeds.targets = vector("train.targets", DType::i32);
   feeds.old_logps = vector("train.old_logps", DType::f32);
   feeds.ref_logps = vector("train.ref_logps", DType::f32);
   feeds.advantages = vector("train.advantages", DType::f32);
   feeds.loss_weights = vector("train.loss_weights", DType::f32);
   feed_loss(b, feeds);
+  feed_router_loss(b, feeds.tokens.router_loss);
 
   // A head that is a unit of its own is there from the loss to the end of its backward, the rest the whole time.
   constexpr auto early = TrainState::Outer::all_but_loss;

@@ -7,6 +7,7 @@
 
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
+#include "spec/router_loss.h"
 
 namespace hotbunk {
 namespace {
@@ -97,6 +98,29 @@ void feed_loss(ProgramBuilder& b, const MicroFeeds& f) {
   b.feed(f.ref_logps, Slot::ref_logps);
   b.feed(f.advantages, Slot::advantages);
   b.feed(f.loss_weights, Slot::loss_weights);
+}
+
+RouterLossFeeds router_loss_feeds(const Scenario& s, const StagePart& part, const Tensor& metrics,
+                                  const std::function<Tensor(const char*, DType, const Dim&)>& make) {
+  const RouterLosses losses = router_losses(s);
+  const auto routes = [&](std::int64_t layer) { return s.model.is_moe_layer(static_cast<int>(layer)); };
+  std::int64_t all = 0, own = 0;  // layers with routers
+  for (std::int64_t layer = 0; layer < s.model.layers; ++layer)
+    all += routes(layer) ? 1 : 0, own += routes(layer) && part.has_layer(layer) ? 1 : 0;
+  if (!losses.any() || own == 0) return {};
+  const Dim T = tokens(s.train.micro_batch_tokens);
+  return {.sequence_ids = make("sequence_ids", DType::i32, T),
+          .sequence_weights = make("sequence_weights", DType::f32, T),
+          .metrics = metrics,
+          .num_sequences = packed_seqs(s),
+          .balance = losses.balance / static_cast<double>(all),
+          .z = losses.z / static_cast<double>(all)};
+}
+
+void feed_router_loss(ProgramBuilder& b, const RouterLossFeeds& f) {
+  if (f.num_sequences == 0) return;
+  b.feed(f.sequence_ids, Slot::sequence_ids);
+  b.feed(f.sequence_weights, Slot::sequence_weights);
 }
 
 SlotLimitId limit_layers(const Scenario& s, ProgramBuilder& b, const std::string& prefix) {

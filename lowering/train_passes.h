@@ -19,6 +19,11 @@ struct MicroFeeds {
 /// Token ids are only read where the embedding is.
 void feed_tokens(ProgramBuilder&, const TokenFeeds&, bool ids = true);
 void feed_loss(ProgramBuilder&, const MicroFeeds&);
+/// What losses of routers take, of a part of the model where routers add such; else without tensors. `make`: a tensor
+/// of a name, dtype and shape.
+RouterLossFeeds router_loss_feeds(const Scenario&, const StagePart&, const Tensor& metrics,
+                                  const std::function<Tensor(const char*, DType, const Dim&)>& make);
+void feed_router_loss(ProgramBuilder&, const RouterLossFeeds&);
 
 /// Tensors for them that live from their feed to their last use in a block.
 TokenFeeds transient_tokens(const Scenario&, ProgramBuilder&, const std::string& prefix);

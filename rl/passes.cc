@@ -95,6 +95,9 @@ bool ExchangePayload::fetch(Slot slot, std::span<const std::byte> s) {
 
 void MicroPayload::append(const TokenSequence& sequence, float weight, float advantage) {
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
+  const std::int64_t predicted = length - std::max<std::int64_t>(sequence.prompt_tokens, 1);
+  const auto of_sequence = static_cast<float>(static_cast<double>(weight) * static_cast<double>(predicted) /
+                                              static_cast<double>(length * length));
   for (std::int64_t t = 0; t < length; ++t) {
     const bool predicts = t + 1 >= sequence.prompt_tokens && t + 1 < length;
     const auto response = static_cast<std::size_t>(t + 1 - sequence.prompt_tokens);
@@ -104,6 +107,7 @@ void MicroPayload::append(const TokenSequence& sequence, float weight, float adv
     loss_weights.push_back(predicts ? weight : 0.0f);
     advantages.push_back(predicts ? advantage : 0.0f);
     old_logps.push_back(predicts && !sequence.rollout_logps.empty() ? sequence.rollout_logps[response] : 0.0f);
+    sequence_ids.push_back(static_cast<std::int32_t>(cu_seqlens.size()) - 1), sequence_weights.push_back(of_sequence);
   }
   cu_seqlens.push_back(static_cast<std::int32_t>(token_ids.size()));
 }
@@ -113,6 +117,7 @@ void MicroPayload::pad(std::int64_t tokens) {
   for (std::int64_t i = 0; i < tokens; ++i) {
     token_ids.push_back(0), positions.push_back(positions.back() + 1), targets.push_back(-1);
     loss_weights.push_back(0.0f), advantages.push_back(0.0f), old_logps.push_back(0.0f);
+    sequence_ids.push_back(-1), sequence_weights.push_back(0.0f);
   }
   cu_seqlens.back() = static_cast<std::int32_t>(token_ids.size());
 }
@@ -156,6 +161,10 @@ bool MicroPayload::feed(Slot slot, std::span<std::byte> d) const {
       return put(advantages, 0.0f, d);
     case Slot::loss_weights:
       return put(loss_weights, 0.0f, d);
+    case Slot::sequence_ids:
+      return put(sequence_ids, -1, d);
+    case Slot::sequence_weights:
+      return put(sequence_weights, 0.0f, d);
     default:
       return false;
   }

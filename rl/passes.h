@@ -65,6 +65,8 @@ struct MicroPayload final : SlotPayload {
   std::vector<std::int32_t> token_ids, positions, targets;            // [tokens]
   std::vector<std::int32_t> cu_seqlens{0};                            // [seqs + 1]
   std::vector<float> loss_weights, advantages, old_logps, ref_logps;  // [tokens]
+  std::vector<std::int32_t> sequence_ids;                             // [tokens], as Slot::sequence_ids has them
+  std::vector<float> sequence_weights;                                // [tokens]
   std::vector<float> logps;                                           // [tokens], fetched
   /// Appends a sequence; each predicting row gets the weight and the advantage, others 0.
   void append(const TokenSequence&, float weight, float advantage);
@@ -82,7 +84,8 @@ struct MicroPayload final : SlotPayload {
   /// f of each vector that has an element for each token, but log-probs.
   template <class F>
   void each_column(F&& f) {
-    f(token_ids), f(positions), f(targets), f(loss_weights), f(advantages), f(old_logps);
+    f(token_ids), f(positions), f(targets), f(loss_weights), f(advantages), f(old_logps), f(sequence_ids);
+    f(sequence_weights);
   }
 };
 

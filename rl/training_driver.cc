@@ -16,6 +16,7 @@
 #include "rl/checkpoint_parts.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"
+#include "spec/router_loss.h"
 
 namespace hotbunk {
 namespace {
@@ -350,6 +351,7 @@ void TrainingDriver::finish_step(std::int32_t step) {
   note(step, "loss", mean(Metric::loss));
   note(step, "actor/grad_norm", mean(Metric::grad_norm));
   note(step, "actor/entropy", mean(Metric::entropy));
+  if (router_losses(scenario()).any()) note(step, "actor/router_loss", mean(Metric::router_loss));
   if (scenario().algorithm.name != AlgorithmName::sft) {
     note(step, "actor/pg_loss", mean(Metric::policy_loss));
     note(step, "actor/ppo_kl", mean(Metric::kl_old));

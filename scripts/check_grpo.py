@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.utils import logging
 
 SEED, STEPS, PROMPTS, GROUP, MINI_BATCHES, DIGITS = 3, 2, 2, 4, 2, 3
@@ -52,6 +52,11 @@ LAYOUTS = {
     "frozen": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.sp": "true",
                "train.frozen": "[model.embed_tokens.*, model.layers.0.*, '*.mlp.*']"},
     "zero-bubble": {"train.engine": "fsdp2", "train.layout.dp": 2, "train.layout.pp": 2, "train.pipeline_schedule": "zero-bubble"},
+    # Of a mixture: experts over data ranks, and whole ones over tensor-parallel ones. An expert of few tokens has gradients
+    # that are rounding alone, of which AdamW's eps keeps steps away.
+    "moe-data": {"train.engine": "fsdp2", "train.layout.dp": 4, "train.layout.ep": 2, "optimizer.eps": 1e-5},
+    "moe-tensor": {"train.engine": "zero1", "train.layout.dp": 2, "train.layout.tp": 2, "train.layout.ep": 2, "rollout.layout.ep": 2,
+                   "optimizer.eps": 1e-5},
 }
 
 
@@ -146,6 +151,18 @@ def train(samples, policy, reference, optimizer):
     return means
 
 
+def as_in_files(name, tensor):
+    """transformers stacks the experts of a layer; Mixtral's files have each by itself."""
+    block = name.rsplit(".experts.", 1)[0].replace(".mlp", ".block_sparse_moe") + ".experts"
+    if name.endswith(".experts.gate_up_proj"):
+        half = tensor.shape[1] // 2
+        return [(f"{block}.{e}.{w}.weight", t) for e in range(len(tensor))
+                for w, t in (("w1", tensor[e, :half]), ("w3", tensor[e, half:]))]
+    if name.endswith(".experts.down_proj"):
+        return [(f"{block}.{e}.w2.weight", tensor[e]) for e in range(len(tensor))]
+    return [(name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight"), tensor)]
+
+
 def check_layout(hotbunk, folder, model_folder, sets):
     scenario, out = folder / "scenario.yaml", folder / "run"
     scenario.write_text(SCENARIO.replace("MODEL", str(model_folder)))
@@ -153,16 +170,18 @@ def check_layout(hotbunk, folder, model_folder, sets):
     subprocess.run([hotbunk, "run", scenario, "--out", out, "--samples-every", "1", *flags], check=True,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = lambda name: [json.loads(line) for line in (out / name).read_text().splitlines()]
-    reference, policy = (LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32) for _ in range(2))
+    reference, policy = (AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32, experts_implementation="eager") for _ in range(2))
     frozen = [p.strip(" '") for p in sets.get("train.frozen", "[]").strip("[]").split(",")]
     for name, p in policy.named_parameters():
         p.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in frozen))
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=LR, betas=BETAS,
+                                  eps=sets.get("optimizer.eps", EPS), weight_decay=DECAY)
     check = Check()
+    named = lambda: {n: t for name, t in policy.state_dict().items() for n, t in as_in_files(name, t)}
     for step in range(1, STEPS + 1):
         samples = [s for s in lines("samples.jsonl") if s["step"] == step]
         assert len(samples) == PROMPTS * GROUP, "samples.jsonl has not all samples"
-        before = {name: p.detach().clone() for name, p in policy.state_dict().items()}
+        before = {name: p.detach().clone() for name, p in named().items()}
         check_samples(check, step, samples, policy)
         theirs = train(samples, policy, reference, optimizer)
         ours = next(m for m in lines("metrics.jsonl") if m["step"] == step)
@@ -170,7 +189,7 @@ def check_layout(hotbunk, folder, model_folder, sets):
             check.at_most(name, abs(ours[name] - value) / max(abs(value), 1e-3), 1e-3)
         saved = load_file(out / "checkpoints" / ("final" if step == STEPS else f"step_{step}") / "model.safetensors")
         for name, weights in saved.items():
-            now = policy.state_dict()[name]
+            now = named()[name]
             if (now == before[name]).all():  # it does not train
                 check.at_most(f"frozen, step {step}", (weights - now).abs().max().item(), 0)
                 continue
@@ -191,10 +210,15 @@ def main():
             num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.2,
             tie_word_embeddings=False, bos_token_id=1, eos_token_id=2))
         model.save_pretrained(Path(root) / "model")
+        MixtralForCausalLM(MixtralConfig(
+            vocab_size=16, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
+            initializer_range=0.2, sliding_window=None, tie_word_embeddings=False, bos_token_id=1,
+            eos_token_id=2)).save_pretrained(Path(root) / "moe")
         for name in options.layouts:
             folder = Path(root) / name
             folder.mkdir()
-            check = check_layout(options.hotbunk, folder, Path(root) / "model", LAYOUTS[name])
+            check = check_layout(options.hotbunk, folder, Path(root) / ("moe" if name.startswith("moe") else "model"), LAYOUTS[name])
             print(f"{name}: {'differs' if check.failed else 'the same'}\n{check.report()}", end="")
             failed |= check.failed
     return 1 if failed else 0

@@ -36,6 +36,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
                           GPT2Config, Glm4MoeConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 SCHEMA = "hotbunk.golden/1"
 NUM_STEPS = 5
@@ -145,6 +146,12 @@ def cases():
             num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-5, max_position_embeddings=128, sliding_window=9,
             rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0})),
             lengths=(23, 7, 14, 5, 18)),
+        # As Mistral 0.2 and later: no window.
+        Case("mistral-full", MistralConfig(**common(
+            vocab_size=63, hidden_size=28, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=3, head_dim=6, rms_norm_eps=1e-5, max_position_embeddings=128, sliding_window=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+            lengths=(22, 6, 13, 17)),
         # The window in the first layer and in the third; caps low enough to bend scores and logits.
         Case("gemma2-tiny", Gemma2Config(**common(
             vocab_size=71, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=4,
@@ -526,16 +533,16 @@ def next_token_logprobs(logits, tokens, cu_seqlens):
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0][keep]
 
 
-def train(parameters, logits_of, tokens, cu_seqlens, o):
+def train(parameters, logits_of, tokens, cu_seqlens, o, added=lambda: 0.0):
     """NUM_STEPS AdamW steps on one batch. Returns the first step's gradients, losses and pre-clip norms per step, and
     the loss after the last step. `parameters` (name → tensor) are updated in place by the optimizer `o`; decay applies to
-    all of them."""
+    all of them. `added`: to the loss, behind a call of `logits_of`."""
     optimizer = torch.optim.AdamW(parameters.values(), lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"],
                                   weight_decay=o["weight_decay"], foreach=False)
     sequences, losses, norms, first_grads = split(tokens, cu_seqlens), [], [], None
     for _ in range(NUM_STEPS):
         optimizer.zero_grad()
-        loss = -next_token_logprobs(logits_of(sequences), tokens, cu_seqlens).mean()
+        loss = -next_token_logprobs(logits_of(sequences), tokens, cu_seqlens).mean() + added()
         loss.backward()
         if first_grads is None:
             first_grads = {name: p.grad.clone() for name, p in parameters.items()}
@@ -544,7 +551,7 @@ def train(parameters, logits_of, tokens, cu_seqlens, o):
         losses.append(loss.item())
         norms.append(norm.item())
     with torch.no_grad():
-        final = -next_token_logprobs(logits_of(sequences), tokens, cu_seqlens).mean().item()
+        final = (-next_token_logprobs(logits_of(sequences), tokens, cu_seqlens).mean() + added()).item()
     return first_grads, losses, norms, final
 
 
@@ -768,6 +775,76 @@ def frozen_case(case, out, check):
     return complaints
 
 
+# ---- losses of routers ---------------------------------------------------------------------------------------------
+
+# Of a case's model: coefficients of what its routers add to the loss.
+ROUTER_LOSSES = {"mixtral-tiny": (0.3, 0.0), "qwen3-moe-tiny": (0.3, 0.02), "deepseek-v3-tiny": (0.3, 0.02)}
+
+
+def router_logits_and_losses(model, sequences, balance, z):
+    """Logits as hf_logits, and what routers add: a mean over layers with experts, in each a mean over sequences by the
+    tokens that they predict. Of softmax routers transformers' own load_balancing_loss_func, of one layer and one
+    sequence; of sigmoids DeepSeek-V3's report, section 2.1.2, in the same units."""
+    routed, found, logits = [], 0.0, []
+    hooks = [m.register_forward_hook(lambda m, args, out: routed.append((out[0], out[2])))  # logits, choices
+             for name, m in model.named_modules() if name.endswith((".gate", ".router"))]
+    top_k = model.config.num_experts_per_tok
+    predicted = sum(len(ids) - 1 for ids in sequences)
+    for ids in sequences:
+        routed.clear()
+        logits.append(model(input_ids=ids[None].long(), use_cache=False).logits[0])
+        for scores, chosen in routed:
+            if model.config.model_type == "deepseek_v3":
+                share = scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
+                counts = torch.bincount(chosen.reshape(-1), minlength=scores.shape[1]) / len(ids)
+                spread = scores.shape[1] * (counts * share.mean(0)).sum()
+            else:
+                spread = load_balancing_loss_func((scores,), scores.shape[1], top_k)
+            each = balance * spread + z * scores.float().logsumexp(-1).square().mean()
+            found = found + each * (len(ids) - 1) / predicted / len(routed)
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(logits), found
+
+
+def router_loss_case(case, out, check):
+    """Writes aux-NAME, or returns complaints about it."""
+    base, folder = out / case.name, out / f"aux-{case.name}"
+    stored = load_file(base / "golden.safetensors")
+    tokens, cu_seqlens, coefficients = stored["input_ids"], stored["cu_seqlens"], ROUTER_LOSSES[case.name]
+    model, added = load(base), []
+
+    def logits_of(sequences):
+        logits, loss = router_logits_and_losses(model, sequences, *coefficients)
+        added.append(loss)
+        return logits
+
+    parameters = {name: p for name, p in model.named_parameters()}
+    grads, losses, norms, final = train(parameters, logits_of, tokens, cu_seqlens, case.optimizer, lambda: added[-1])
+    files = lambda named: as_in_files({name: t.detach() for name, t in named.items()}, model.config)
+    tensors = {"input_ids": tokens, "cu_seqlens": cu_seqlens}
+    tensors |= {f"grad.{name}": g for name, g in files(grads).items()}
+    tensors |= {f"after5.{name}": p.clone() for name, p in files(parameters).items()}
+    steps = {"losses": losses, "grad_norms": norms, "final_loss": final}
+    if not check:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "golden.safetensors")
+        write_json(folder / "golden.json", {
+            "schema": SCHEMA, "model": case.name, "versions": versions(), "loss": losses[0], "floors": {},
+            "router_losses": {"aux": coefficients[0], "z": coefficients[1], "first": added[0].item()},
+            "optimizer": case.optimizer | {"num_steps": NUM_STEPS}, "steps": steps})
+        return []
+    kept, golden = load_file(folder / "golden.safetensors"), json.loads((folder / "golden.json").read_text())
+    complaints = [] if set(kept) == set(tensors) else [f"aux-{case.name}: names differ"]
+    for name in set(kept) & set(tensors):
+        if gap(tensors[name], kept[name]) > 1e-4:
+            complaints.append(f"aux-{case.name}: {name} differs")
+    if any(abs(a - b) > 1e-5 * abs(b) for a, b in zip(losses, golden["steps"]["losses"], strict=True)):
+        complaints.append(f"aux-{case.name}: losses differ")
+    return complaints
+
+
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 def check_case(case, out):
@@ -834,6 +911,8 @@ def main():
         complaints += check_case(case, arguments.out)
         if case.name in FROZEN:
             complaints += frozen_case(case, arguments.out, arguments.check)
+        if case.name in ROUTER_LOSSES:
+            complaints += router_loss_case(case, arguments.out, arguments.check)
     for complaint in complaints:
         print("error: " + complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -1,5 +1,6 @@
 // What the rules of shard/ write with: whoever lowers says where tensors and parameters are.
 #pragma once
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -14,6 +15,14 @@ struct TensorSharding;  // tensor_parallel.h
 /// What latent attention attends with: queries [T,ad], latents [T,r] and the rotated part of keys [T,t].
 struct LatentInputs {
   Tensor queries, latent, shared_key;
+};
+
+/// What losses of routers take, where a training pass has such (router_loss.h).
+struct RouterLossFeeds {
+  Tensor sequence_ids, sequence_weights;  // [T], graph/slots.h
+  Tensor metrics;
+  std::int64_t num_sequences = 0;  // of a micro-batch, at most
+  double balance = 0.0, z = 0.0;   // coefficients, each of one layer
 };
 
 class Emitter {
@@ -47,6 +56,8 @@ class BackwardEmitter : public Emitter {
   virtual Tensor gradient(const Weight&) = 0;
   virtual void attend_backward(const TensorSharding&, const ForwardOp&, const Tensor& d_attended, const Tensor& qkv,
                                const Tensor& attended, const Tensor& lse, const Tensor& d_qkv) = 0;
+  /// Nothing: routers add nothing to the loss.
+  virtual const RouterLossFeeds* router_loss() const { return nullptr; }
 };
 
 }  // namespace hotbunk

@@ -3,6 +3,7 @@
 // ranks have other experts each, the same is done of the rows that have come (expert_parallel.h).
 #include "base/check.h"
 #include "shard/expert_rounds.h"
+#include "shard/router_loss.h"
 #include "shard/writers.h"
 
 namespace hotbunk {
@@ -150,6 +151,8 @@ void BackwardWriter::route(const ForwardOp& op) {
   with_routing(emit(OpKind::route_backward, op.name + ".backward", {gradient(weights), value(logits), value(experts)},
                     {make(logits)}),
                *s_.model.moe);
+  if (const RouterLossFeeds* const loss = to_.router_loss())
+    add_router_loss(to_, s_, op.name, *loss, value(logits), value(experts), gradient(logits));
   // A bias of scores is for the choice alone: no gradient reaches it.
   if (!op.weights.empty() && s_.trains(op.weights[0].first) && accumulate_ == 0)
     emit(OpKind::zero, op.name + ".bias.zero", {}, {to_.gradient(op.weights[0])});

@@ -7,6 +7,7 @@
 
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -156,9 +157,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const ModelSpec& m = s.model;
   const TrainLayout& t = s.train.layout;
   const bool sft = s.algorithm.name == AlgorithmName::sft;
-  need(!m.moe || m.moe->balance_loss == 0.0,
-       "a load-balancing loss of experts (router_aux_loss_coef {} and output_router_logits)",
-       m.moe ? m.moe->balance_loss : 0.0);
   need(!m.moe || m.moe->router_jitter == 0.0, "noise on what routers see (router_jitter_noise)");
   const auto scalings = {"llama3", "linear", "yarn"};
   need(!m.rope_scaling || std::ranges::count(scalings, m.rope_scaling->type) > 0,
@@ -166,7 +164,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   const TrainEngine e = s.train.engine;
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
-  need(std::ranges::count(s.train.pipeline_split, 0) == 0, "a pipeline stage without layers");
+  need(std::ranges::count(split_layers(s), 0) == 0, "a pipeline stage without layers");
   need(t.pp == 1 || e != TrainEngine::fsdp2 || s.train.reshard_after_forward,
        "train.reshard_after_forward: false in a pipeline");
   need(t.pp == 1 || s.train.reshard_ranks == 0,

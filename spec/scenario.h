@@ -98,9 +98,14 @@ struct TrainSpec {
   std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";
-  std::vector<std::int64_t> pipeline_split;  // layers per stage; empty = even
+  std::vector<std::int64_t> pipeline_split;  // layers per stage; empty: by what follows (spec/pipeline_split.h)
+  std::int64_t first_stage_layers = 0, last_stage_layers = 0;  // 0: as many as the others
+  bool account_for_embedding = false, account_for_loss = false;
   double expert_capacity = 0;  // rows that come to a rank's experts at once, in multiples of an even share; 0 = all
   ExpertDispatch expert_dispatch = ExpertDispatch::per_expert;  // what of a token travels to experts of other ranks
+  /// Of the losses that routers add (spec/router_loss.h); 0: of the first what the model's config asks for, of the
+  /// second none.
+  double router_aux_loss_coef = 0.0, router_z_loss_coef = 0.0;
   bool scores_apart() const { return logprob_micro_batch_tokens > 0 || logprob_micro_batch_sequences > 0; }
   /// Where micro-batches add up: FSDP casts what was reduced to its shard's dtype, the other engines add in their own.
   DType summed_grads() const {

@@ -108,6 +108,14 @@ void add_train(std::vector<ScenarioKey>& keys) {
                          "what of a token goes to experts of other data ranks: a row for each of its experts, or one "
                          "copy for each rank that has some of them; auto: what costs less"}));
   keys.back().only_when_set = true;
+  keys.push_back(real("train.router_aux_loss_coef", HB_FIELD(train.router_aux_loss_coef), 0, 1e6,
+                      {"",
+                       "of the loss by which routers spread each sequence over the experts; 0 = the model's "
+                       "router_aux_loss_coef if its config says output_router_logits, else none"}));
+  keys.back().only_when_set = true;
+  keys.push_back(real("train.router_z_loss_coef", HB_FIELD(train.router_z_loss_coef), 0, 1e6,
+                      {"", "of the loss by which routers keep their logits small; 0 = none"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
                          {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
   keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),
@@ -116,6 +124,18 @@ void add_train(std::vector<ScenarioKey>& keys) {
       "train.pipeline_split", KeyType::integers, 0, 1 << 14, {"layers", "of each stage, first to last; empty = even"},
       [](const Scenario& s) -> KeyValue { return s.train.pipeline_split; },
       [](Scenario& s, const KeyValue& v) { s.train.pipeline_split = std::get<std::vector<int64_t>>(v); }));
+  keys.push_back(integer("train.num_layers_in_first_pipeline_stage", HB_FIELD(train.first_stage_layers), 0, 1 << 14,
+                         {"layers", "of the first stage, all its chunks together; 0 = as many as the others"}));
+  keys.back().only_when_set = true;
+  keys.push_back(integer("train.num_layers_in_last_pipeline_stage", HB_FIELD(train.last_stage_layers), 0, 1 << 14,
+                         {"layers", "of the last stage; 0 = as many as the others"}));
+  keys.back().only_when_set = true;
+  keys.push_back(boolean("train.account_for_embedding_in_pipeline_split", HB_FIELD(train.account_for_embedding),
+                         {"", "the embedding counts as a layer of the first stage, which has one fewer"}));
+  keys.back().only_when_set = true;
+  keys.push_back(boolean("train.account_for_loss_in_pipeline_split", HB_FIELD(train.account_for_loss),
+                         {"", "the head and the loss count as a layer of the last stage, which has one fewer"}));
+  keys.back().only_when_set = true;
   keys.push_back(
       steps("train.frozen", HB_FIELD(model.frozen),
             {"",

@@ -19,6 +19,7 @@
 #include "spec/frozen.h"
 #include "spec/kv_blocks.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 #include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
 #include "spec/transition_check.h"
@@ -221,6 +222,13 @@ class Validator {
       report("E212", "train.layout.vpp", "virtual stages need a pipeline", {fmt::format("vpp {}, pp 1", t.vpp)},
              "set vpp to 1, or pp above 1");
     const auto& split = s_.train.pipeline_split;
+    if (const std::string asked = asked_split(); !asked.empty()) {
+      if (const auto counts = pipeline_counts(pipeline_split_of(s_)); !counts) {
+        const Diagnostic& why = counts.error().front();
+        report("E212", asked, why.message, why.notes, why.help);
+      }
+      return;
+    }
     if (split.empty()) {
       if (layers % chunks == 0) return;
       report("E212", "train.layout.pp", "layers do not divide into the pipeline's stages",
@@ -236,7 +244,26 @@ class Validator {
              "one number per stage (pp x vpp of them) that add up to the layers");
   }
 
+  /// The first key that says how the pipeline is split, beside the list.
+  std::string asked_split() const {
+    const TrainSpec& t = s_.train;
+    return t.first_stage_layers > 0  ? "train.num_layers_in_first_pipeline_stage"
+           : t.last_stage_layers > 0 ? "train.num_layers_in_last_pipeline_stage"
+           : t.account_for_embedding ? "train.account_for_embedding_in_pipeline_split"
+           : t.account_for_loss      ? "train.account_for_loss_in_pipeline_split"
+                                     : "";
+  }
+
+  void router_losses() {
+    for (const auto& [key, coefficient] : {std::pair("train.router_aux_loss_coef", s_.train.router_aux_loss_coef),
+                                           std::pair("train.router_z_loss_coef", s_.train.router_z_loss_coef)})
+      if (coefficient > 0.0 && !s_.model.moe)
+        report("E213", key, "a dense model has no routers", {fmt::format("{} is dense", s_.model.name)},
+               fmt::format("leave {} out", key));
+  }
+
   void experts() {
+    router_losses();
     const TrainLayout& t = s_.train.layout;
     const RolloutLayout& r = s_.rollout.layout;
     expert_parallel("train.layout.ep", t.ep);

@@ -531,6 +531,24 @@ void run_route_backward(const KernelCall& c) {
   route_backward(c.context, routing(c, in(c, 1), in(c, 2)), data<const float>(c, in(c, 0)),
                  data<const float>(c, in(c, 1)), data<const std::int32_t>(c, in(c, 2)), matrix(c, out(c, 0)));
 }
+std::span<std::int32_t> numbers(const KernelCall& c, const Tensor& t) {
+  return {data<std::int32_t>(c, t), static_cast<std::size_t>(t.elements(c.sizes))};
+}
+void run_expert_counts(const KernelCall& c) {
+  const Tensor& counts = out(c, 0);
+  expert_counts(numbers(c, in(c, 0)), numbers(c, in(c, 1)), extent(c, in(c, 0), 1), extent(c, counts, 1),
+                {data<float>(c, counts), static_cast<std::size_t>(counts.elements(c.sizes))});
+}
+void run_router_loss(const KernelCall& c) {
+  const RouterLoss loss{extent(c, in(c, 1), 0),   extent(c, in(c, 1), 1),    c.op.integer(Attr::top_k, 1),
+                        c.op.real(Attr::factor),  c.op.real(Attr::z_factor), c.op.integer(Attr::sigmoid, 0) != 0,
+                        c.op.integer(Attr::tp, 1)};
+  const auto found = static_cast<float>(
+      router_loss(c.context, loss, data<const float>(c, in(c, 1)), data<const float>(c, in(c, 2)),
+                  data<const std::int32_t>(c, in(c, 3)), data<const float>(c, in(c, 4)), matrix(c, out(c, 0))));
+  auto* metrics = data<float>(c, out(c, 1));
+  for (const Metric m : {Metric::loss, Metric::router_loss}) metrics[static_cast<std::size_t>(m)] += found;
+}
 void run_expert_sort(const KernelCall& c) {
   const OwnPart own = own_experts(c.op, c.places);
   expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
@@ -543,9 +561,6 @@ void run_expert_arrivals(const KernelCall& c) {
       {data<const std::int32_t>(c, sent), static_cast<std::size_t>(sent.elements(c.sizes))}, extent(c, sent, 0),
       c.places.at(static_cast<std::size_t>(c.op.group)), data<std::int32_t>(c, out(c, 0)));
   *data<std::int64_t>(c, out(c, 1)) = count;
-}
-std::span<std::int32_t> numbers(const KernelCall& c, const Tensor& t) {
-  return {data<std::int32_t>(c, t), static_cast<std::size_t>(t.elements(c.sizes))};
 }
 void run_copy_sort(const KernelCall& c) {
   *data<std::int64_t>(c, out(c, 4)) =
@@ -784,6 +799,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::expert_arrivals, run_expert_arrivals},
                                       Registration{OpKind::copy_sort, run_copy_sort},
                                       Registration{OpKind::copy_arrivals, run_copy_arrivals},
+                                      Registration{OpKind::expert_counts, run_expert_counts},
+                                      Registration{OpKind::router_loss, run_router_loss},
                                       Registration{OpKind::lora_down, run_lora_down},
                                       Registration{OpKind::lora_up, run_lora_up},
                                       Registration{OpKind::lora_up_dgrad, run_lora_up_dgrad},

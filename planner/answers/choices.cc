@@ -17,6 +17,7 @@
 #include "planner/answers/promising.h"
 #include "planner/answers/stated_error.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 #include "spec/scenario_keys.h"
 #include "spec/validate.h"
 
@@ -166,8 +167,8 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   if (s.train.micro_batch_sequences > 0 && own.train.micro_batch != p.train.micro_batch)
     s.train.micro_batch_sequences = p.train.micro_batch;
   TrainLayout& t = s.train.layout;
-  if (t.pp * t.vpp != p.train.pp * p.train.vpp || s.train.pipeline_split.empty())
-    s.train.pipeline_split = split_of(s.model.layers, p.train.pp, p.train.vpp);
+  if (t.pp * t.vpp != p.train.pp * p.train.vpp || is_even(s.train))
+    set_split(s.train, split_of(s.model.layers, p.train.pp, p.train.vpp));
   t.dp = p.train.dp, t.cp = p.train.cp, t.ulysses = p.train.ulysses, t.tp = p.train.tp;
   t.pp = p.train.pp, t.vpp = p.train.vpp, t.ep = p.train.ep, t.etp = p.train.etp;
   t.sp = p.train.sp;

@@ -280,7 +280,8 @@ class PlanAnswers {
   /// What the phases of training take, of a point that something lowers; none where a micro-batch holds no sample.
   std::optional<Training> lowered_training(const RlPoint& p) {
     const Scenario there = with_point(scenario_, p);
-    if (!holds_a_sample(there)) return std::nullopt;
+    // A frame is that of points with other micro-batches, too: sequence parallelism has to divide these.
+    if (!executes(there) || !holds_a_sample(there)) return std::nullopt;
     const JobPhases phases(there);
     Training out;
     for (const JobPhase& phase : phases) {

@@ -9,6 +9,7 @@
 
 #include "planner/answers/choices.h"
 #include "spec/catalog.h"
+#include "spec/pipeline_split.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -71,7 +72,7 @@ std::optional<Scenario> with_other_trainer(const Scenario& s) {
   t.dp = s.train.layout.ranks();
   t.cp = t.ulysses = t.tp = t.pp = t.vpp = t.ep = t.etp = 1;
   t.sp = false, t.fsdp = plain.fsdp;
-  out.train.pipeline_split.clear();
+  set_split(out.train, {});
   out.train.pipeline_schedule = TrainSpec().pipeline_schedule;
   out.train.reshard_after_forward = TrainSpec().reshard_after_forward;
   if (megatron && out.train.offload == Offload::layerwise) out.train.offload = Offload::sleep;

@@ -285,7 +285,8 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
   }
   seconds = std::min(seconds, most_price);
   HB_CHECK(std::isfinite(seconds) && seconds >= 0.0, "{} '{}' costs {} s", name_of(op.kind), op.name, seconds);
-  return std::llround(seconds * 1e9);
+  // What takes any time at all takes a nanosecond: an op of none would have no span, and a run has one of it.
+  return std::max<std::int64_t>(seconds > 0.0 ? 1 : 0, std::llround(seconds * 1e9));
 }
 
 double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at) const {

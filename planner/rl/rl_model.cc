@@ -6,6 +6,7 @@
 #include "lowering/sample_rows.h"
 #include "planner/rl/length_moments.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 
 namespace hotbunk {
 
@@ -387,7 +388,7 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.order = axis_order(s.train.layout.order);
   t.momentum = s.optimizer.momentum > 0;
   t.cpu_optimizer = s.optimizer.cpu_fraction;
-  t.pipeline_split = s.train.pipeline_split;
+  t.pipeline_split = split_layers(s);
   t.prefetch = s.train.prefetch > 0;
   t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
   t.context_exchange = s.train.context_exchange;

@@ -39,6 +39,7 @@ def draw_cuts(r, world):
     cuts = {"tp": 1, "cp": 1, "ulysses": 1, "pp": 1}
     for name in r.sample(sorted(cuts), len(cuts) if r.random() < 0.5 else 0):
         cuts[name] = r.choice(divisors(world // math.prod(cuts.values())))
+    cuts["vpp"] = r.choice([1, 1, 2, 3]) if cuts["pp"] > 1 else 1
     return cuts
 
 
@@ -67,7 +68,7 @@ def draw_model(r, tp, cuts, longest):
     model = {
         "model_type": kind, "architectures": [architectures[kind] + "ForCausalLM"],
         "hidden_size": r.randint(3, 48), "intermediate_size": unit * r.randint(1, 24 if unit < 4 else 4),
-        "num_hidden_layers": r.randint(cuts["pp"], cuts["pp"] + 4),
+        "num_hidden_layers": cuts["pp"] * cuts["vpp"] + r.randint(0, 4),
         "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 2 * r.randint(1, 6),
         "vocab_size": r.choice([15, 16, 17, 33, 64, 150]), "max_position_embeddings": r.choice([longest, longest + 3, 128]),
         "rms_norm_eps": 1e-6, "rope_theta": r.choice([1e4, 1e6]), "tie_word_embeddings": r.random() < 0.5,
@@ -99,10 +100,37 @@ def draw_lengths(r, longest):
     return lengths
 
 
-def draw_split(r, layers, stages):
-    """Layers of each stage, at least one."""
-    ends = sorted(r.sample(range(1, layers), stages - 1)) + [layers]
-    return [end - begin for begin, end in zip([0] + ends, ends)]
+def draw_split(r, layers, cuts):
+    """Layers of each chunk, at least one: a list, or Megatron's ways to say one where they divide."""
+    stages, chunks = cuts["pp"], cuts["pp"] * cuts["vpp"]
+    embedding, loss = r.random() < 0.5, r.random() < 0.5
+    accounted = layers + embedding + loss
+    if (embedding or loss) and accounted % chunks == 0 and accounted // chunks > 1:
+        return {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
+    last = r.randint(1, layers)
+    if cuts["vpp"] == 1 and layers > last and (layers - last) % (stages - 1) == 0:
+        return {"num_layers_in_last_pipeline_stage": last}
+    ends = sorted(r.sample(range(1, layers), chunks - 1)) + [layers]
+    return {"pipeline_split": [end - begin for begin, end in zip([0] + ends, ends)]}
+
+
+def draw_order(r):
+    """Any order of the ranks, Ulysses' behind cp or apart."""
+    axes = ["tp", "cp", "ep", "dp", "pp"] + ["ulysses"] * r.randint(0, 1)
+    r.shuffle(axes)
+    return "-".join(axes)
+
+
+def draw_part_that_trains(r, model):
+    """Adapters, or patterns of what does not train; nothing in half the draws."""
+    experts = model["model_type"] in ("mixtral", "qwen3_moe")
+    if r.random() < 0.25:
+        return {"lora": {"rank": r.randint(1, 9), "alpha": r.choice([1, 4, 16]),
+                         "targets": ["q_proj", "v_proj", "o_proj"] if experts or r.random() < 0.5 else "all-linear"}}
+    if r.random() < 0.33:
+        return {"frozen": r.choice([["model.embed_tokens.*"], ["*.self_attn.*"], ["model.layers.0.*", "model.norm.weight"],
+                                    ["*experts*"] if experts else ["*.mlp.*"]])}
+    return {}
 
 
 def draw_train(r, world, cuts, model, longest):
@@ -122,26 +150,50 @@ def draw_train(r, world, cuts, model, longest):
              "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
              "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),
              "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
+    if model["model_type"] in ("mixtral", "qwen3_moe"):
+        train["router_aux_loss_coef"], train["router_z_loss_coef"] = r.choice([(0, 0), (0.1, 0), (0.3, 0.01)])
     if cuts["tp"] == 1 and cuts["pp"] == 1 and r.random() < 0.35:  # flat units, which nothing else cuts
         layout.update(ep=1, etp=1)
         train.update(engine="fsdp1", wrap=r.choice([
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
             {"policy": "names", "names": [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
+    else:
+        train.update(draw_part_that_trains(r, model))
+    if layout.get("ep", 1) in (1, cuts["tp"]) and layout.get("etp", 1) in (1, cuts["tp"]) and r.random() < 0.3:
+        layout["order"] = draw_order(r)
     if cuts["pp"] > 1:
-        train["pipeline_split"] = draw_split(r, model["num_hidden_layers"], cuts["pp"])
-        train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe", "zero-bubble"])
+        train.update(draw_split(r, model["num_hidden_layers"], cuts))
+        train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe", "zero-bubble"] + ["interleaved"] * (cuts["vpp"] > 1))
     elif layout["dp"] == world and r.random() < 0.5:
         layout["dp"] = "auto"
     return train
 
 
-def draw_rollout(r, world, tp, prompt, longest, vocab):
-    block = r.randint(1, 8)
-    pool = r.choice([0, longest + block + r.randint(0, 60)])
-    layout = {"tp": tp, "dp": world // tp, "order": r.choice(["contiguous", "strided", "auto"])}
+def draw_engine(r, world, tp, model):
+    """How the ranks of an engine of so many tensor-parallel ones share a model: alone, in stages, each with its part of
+    every sequence, with whole experts, or with sequences of its own."""
+    layout = {"tp": tp, "order": r.choice(["contiguous", "strided", "auto"])}
+    engines = world // tp
+    experts = model.get("num_experts", model.get("num_local_experts", 1))
+    if tp > 1 and experts % tp == 0 and r.random() < 0.5:
+        layout["ep"] = tp
+    if tp > 1 and r.random() < 0.2:
+        layout["attention_dp"] = tp
+    elif r.random() < 0.5:
+        layout["pp"] = r.choice([d for d in divisors(engines) if model["num_hidden_layers"] % d == 0])
+        layout["cp"] = r.choice(divisors(engines // layout["pp"]))
+        engines //= layout["pp"] * layout["cp"]
+    return layout | {"dp": engines}
+
+
+def draw_rollout(r, world, tp, prompt, longest, model):
+    block, layout, vocab = r.randint(1, 8), draw_engine(r, world, tp, model), model["vocab_size"]
+    span = block * layout.get("cp", 1)
+    pool = r.choice([0, (longest + span + r.randint(0, 60)) * layout.get("attention_dp", 1)])
     return {"engine": "hotbunk", "layout": layout, "dtype": r.choice(["fp32", "fp32", "bf16"]),
             "memory_fraction": r.choice([0.3, 0.5, 0.9]),
-            "max_running_requests": r.choice([1, 2, 3, 7, 20, 64]), "max_prefill_tokens": prompt + r.choice([0, 1, 5, 40]),
+            "max_running_requests": r.choice([1, 2, 3, 7, 20, 64]) * layout.get("attention_dp", 1),
+            "max_prefill_tokens": prompt + r.choice([0, 1, 5, 40]),
             "block_tokens": block, "kv_cache_tokens": pool, "temperature": r.choice([0, 0.5, 1, 1, 1.7]),
             "top_p": r.choice([1, 1, 0.5, 0.9]), "top_k": r.choice([0, 0, 1, 3, vocab, vocab + 5]),
             "sleep": r.random() < 0.75, "sleep_level": r.randint(1, 2)}
@@ -243,10 +295,11 @@ def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
     if sft:
         s["task"] = {"data": "data.jsonl"}
         return s
-    s["rollout"] = draw_rollout(r, world, tp, prompt, longest, s["model"]["vocab_size"])
+    s["rollout"] = draw_rollout(r, world, tp, prompt, longest, s["model"])
     s["sync"] = {"mode": "bucketed", "bucket_mib": r.choice([0.002, 0.008, 0.5, 512]),
                  "transport": transport, "verify": r.random() < 0.5}
-    s["transition"] = draw_transition(r, s)
+    # Adapters: where the model is awake for its reference.
+    s["transition"] = "hotbunk" if "lora" in s["train"] else draw_transition(r, s)
     kept = s["rollout"]["sleep_level"] == 1 or not s["rollout"]["sleep"]
     s["sync"]["every"] = r.choice([1, 1, 1, 2, 3]) if kept else 1
     s["task"] = task
@@ -258,10 +311,11 @@ def with_world(r, scenario, world):
     s = copy.deepcopy(scenario)
     s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=world)
     s["train"]["layout"] = {"dp": world}
-    s["train"]["pipeline_split"] = []
+    for key in [k for k in s["train"] if k.startswith(("pipeline_", "account_for_", "num_layers_in_"))]:
+        del s["train"][key]
     if "rollout" in s:
         tp = r.choice(tensor_parallel_sizes(s, world))
-        s["rollout"]["layout"].update(tp=tp, dp=world // tp)
+        s["rollout"]["layout"] = {"tp": tp, "dp": world // tp, "order": s["rollout"]["layout"]["order"]}
     return s
 
 
@@ -271,6 +325,7 @@ def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0):
     s["checkpoint_every"] = checkpoint_every
     s["optimizer"].update(lr=1e-4, max_grad_norm=1)
     s["train"]["precision"] = {"params": "fp32"}
+    s["train"].pop("lora", None)  # its checkpoints are adapters, which other parts do not look for
     if "sync" in s:
         s["sync"]["every"] = 1  # a run that goes on synchronises first: another run where that is between two syncs
     s["cluster"].update(nodes=1, gpus_per_node=1, ranks_per_device=num_ranks(s), device_memory_mib=64)

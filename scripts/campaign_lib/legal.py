@@ -21,7 +21,9 @@ def write(place, r, scenario, name="scenario.yaml"):
 
 
 def final_weights(folder):
-    return (folder / "checkpoints/final/model.safetensors").read_bytes()
+    final = folder / "checkpoints/final"
+    adapter = final / "adapter_model.safetensors"
+    return (adapter if adapter.exists() else final / "model.safetensors").read_bytes()
 
 
 def result_of(folder):

@@ -633,6 +633,41 @@ void add_routing(std::vector<OpCase>& out) {
                  {{0, 5, 10, 10}}});  // of each token one choice is expert 0, and one expert 1
 }
 
+/// Two sequences, and a token of none.
+void add_router_losses(std::vector<OpCase>& out, DType x) {
+  constexpr DType f = DType::f32, n = DType::i32;
+  const Operand sequences{"sequences", n, {T}, [](std::int64_t t) { return t + 1 == T ? -1.0 : t < 2 ? 0.0 : 1.0; }};
+  const auto chosen = [](std::int64_t i) { return static_cast<double>((i + i / C) % E); };
+  out.push_back({OpKind::expert_counts,
+                 {{"experts", n, {T, C}, chosen}, sequences, to_write("counts", f, {S, E})},
+                 {0, 1},
+                 {2},
+                 {},
+                 [](const Values& v, std::int64_t i) {
+                   double count = 0;
+                   for (std::size_t c = 0; c < v[0].size(); ++c)
+                     if (v[1][c / C] == static_cast<double>(i / E) && v[0][c] == static_cast<double>(i % E)) ++count;
+                   return count;
+                 }});
+  // Equal logits, of which each token's expert e gets the gradient w (count - mean of counts).
+  for (const std::int64_t sigmoid : {0, 1})
+    out.push_back({OpKind::router_loss,
+                   {{"dlogits", x, {T, E}, whole},
+                    {"logits", f, {T, E}, none},
+                    {"counts", f, {S, E}, [](std::int64_t i) { return static_cast<double>(i % E + i / E) + 1.0; }},
+                    sequences,
+                    {"weights", f, {T}, [](std::int64_t t) { return static_cast<double>(2 * t); }},
+                    {"metrics", f, {16}, none}},
+                   {0, 1, 2, 3, 4},
+                   {0, 5},
+                   {{Attr::factor, 1.0}, {Attr::z_factor, 0.0}, {Attr::top_k, C}, {Attr::sigmoid, sigmoid}},
+                   [sigmoid](const Values& v, std::int64_t i) {
+                     const std::int64_t t = i / E;
+                     const double slope = sigmoid != 0 ? 0.5 : 1.0, before = v[0][static_cast<std::size_t>(i)];
+                     return t + 1 == T ? before : before + slope * static_cast<double>(2 * t * (i % E - 1));
+                   }});
+}
+
 /// To three ranks, with an expert each; and of one rank, whose tokens have two rows each.
 void add_copies(std::vector<OpCase>& out) {
   constexpr DType n = DType::i32;
@@ -1103,6 +1138,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_activations(out, activations);
   add_routing(out);
   add_copies(out);
+  add_router_losses(out, activations);
   add_arrivals(out);
   add_experts(out, activations);
   add_latent(out, activations);

@@ -3,6 +3,7 @@
 
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "tests/cpu_kernels/oracle.h"
 
@@ -162,6 +163,61 @@ TEST_CASE("DeepSeek's routers choose within the best groups, weigh without the b
           }
           return sum;
         },
+        kF32Tolerance);
+  }
+}
+
+namespace {
+
+/// Of a token's logits, by the definition.
+double router_loss_of(const RouterLoss& r, const std::vector<double>& logits, std::span<const float> counts) {
+  std::vector<double> score;
+  double sum = 0.0, exps = 0.0, length = 0.0, balance = 0.0;
+  for (const double x : logits) {
+    score.push_back(r.sigmoid ? 1.0 / (1.0 + std::exp(-x)) : std::exp(x));
+    sum += score.back(), exps += std::exp(x);
+  }
+  for (std::size_t e = 0; e < score.size(); ++e) {
+    balance += static_cast<double>(r.experts) * counts[e] * score[e] / sum;
+    length += counts[e] / static_cast<double>(r.choices);
+  }
+  return r.balance * balance + r.z * length * std::log(exps) * std::log(exps);
+}
+
+}  // namespace
+
+TEST_CASE("what a router adds to the loss is of each sequence's counts, and its gradient the derivative") {
+  KernelContext ctx(2);
+  Random rng(75);
+  constexpr std::int64_t T = 9, E = 5, C = 2, S = 3;
+  const Index sequences = {0, 0, 0, 1, 1, 1, 1, -1, 2};
+  for (const bool sigmoid : {false, true}) {
+    const Drawn d(ctx, {T, E, C, true, sigmoid}, rng);
+    std::vector<float> counts(S * E, 7.0f), weights(T), expected(S * E, 0.0f);
+    for (std::size_t i = 0; i < d.chosen.size(); ++i)
+      if (const std::int32_t s = sequences[i / C]; s >= 0) ++expected[static_cast<std::size_t>(s * E + d.chosen[i])];
+    expert_counts(d.chosen, sequences, C, E, counts);
+    CHECK(counts == expected);
+    for (float& w : weights) w = static_cast<float>(0.1 + std::abs(rng.normal()));
+    const RouterLoss loss{T, E, C, 0.7, 0.3, sigmoid, 2};
+    Tensor d_logits = Tensor::filled(DType::f32, T, E, 0, 1.5);
+    const double found =
+        router_loss(ctx, loss, d.logits.data(), counts.data(), sequences.data(), weights.data(), d_logits.matrix());
+    const auto of_token = [&](std::int64_t t, std::int64_t e, double shift) {
+      const std::int32_t s = sequences[static_cast<std::size_t>(t)];
+      if (s < 0) return 0.0;
+      std::vector<double> logits;
+      for (std::int64_t i = 0; i < E; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
+      return weights[static_cast<std::size_t>(t)] *
+             router_loss_of(loss, logits, std::span(counts).subspan(static_cast<std::size_t>(s * E), E));
+    };
+    double all = 0.0;
+    for (std::int64_t t = 0; t < T; ++t) all += of_token(t, 0, 0.0);
+    CHECK(found == Approx(all).epsilon(1e-9));
+    // Two ranks find the same, so each adds a half.
+    constexpr double h = 1e-5;
+    check_close(
+        d_logits, [&](auto t, auto e) { return 1.5 + (of_token(t, e, h) - of_token(t, e, -h)) / (4 * h); },
         kF32Tolerance);
   }
 }

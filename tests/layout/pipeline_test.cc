@@ -6,6 +6,7 @@
 
 #include "layout/devices.h"
 #include "layout/sequence.h"
+#include "layout/train_mesh.h"
 
 using namespace hotbunk;
 
@@ -64,6 +65,31 @@ TEST_CASE("Embedding and loss count as one layer each") {
   CHECK(layers_of(chunks, 0) == Range{0, 7});
   CHECK(layers_of(chunks, 1) == Range{7, 15});
   CHECK(layers_of(chunks, 3) == Range{23, 30});
+}
+
+TEST_CASE("A scenario's keys split the layers as Megatron's options do") {
+  Scenario s;
+  s.model.layers = 30, s.train.layout.pp = 4;
+  const auto layers = [&] {
+    std::vector<std::int64_t> out;
+    for (const StageChunk& c : train_stages(s).value()) out.push_back(c.layers.size());
+    return out;
+  };
+  using Layers = std::vector<std::int64_t>;
+  s.train.account_for_embedding = s.train.account_for_loss = true;
+  CHECK(layers() == Layers{7, 8, 8, 7});
+  CHECK(split_layers(s) == layers());
+  set_split(s.train, {});
+  CHECK(is_even(s.train));
+  CHECK(split_layers(s).empty());
+  s.train.last_stage_layers = 6;
+  CHECK(layers() == Layers{8, 8, 8, 6});
+  s.train.layout.vpp = 2;  // 4 layers of each chunk, 3 of the last stage's
+  CHECK(layers() == Layers{4, 4, 4, 3, 4, 4, 4, 3});
+  s.train.first_stage_layers = 4;
+  CHECK(layers() == Layers{2, 5, 5, 3, 2, 5, 5, 3});
+  s.train.first_stage_layers = 5;  // 5 over two chunks
+  CHECK_FALSE(train_stages(s).has_value());
 }
 
 TEST_CASE("A list per stage, with an empty stage if wished") {

@@ -10,6 +10,7 @@
 #include "layout/sequence.h"
 #include "layout/train_weights.h"
 #include "spec/names.h"
+#include "spec/pipeline_split.h"
 #include "spec/validate.h"
 #include "tests/numerics/training_run.h"
 
@@ -70,6 +71,10 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
     const std::int64_t chunks = l.pp * l.vpp;
     s.train.pipeline_split.assign(static_cast<std::size_t>(chunks), 1);
     s.train.pipeline_split[random() % static_cast<std::uint64_t>(chunks)] += g.model.layers - chunks;
+    if ((g.model.layers + 1) % chunks == 0 && g.model.layers + 1 > chunks && one_of({0, 1}) == 0) {
+      set_split(s.train, {});
+      (one_of({0, 1}) == 0 ? s.train.account_for_embedding : s.train.account_for_loss) = true;
+    }
     const std::int64_t schedule = one_of({0, 1, 2});
     if (schedule > 0) s.train.pipeline_schedule = schedule == 1 ? "gpipe" : "zero-bubble";
     l.order = one_of({0, 1}) == 0 ? l.order : "pp-tp-cp-ep-dp";
@@ -112,13 +117,14 @@ std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
-      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {}",
+      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {} routers {} "
+      "{}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
-      fmt::join(s.train.pipeline_split, " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp,
-      static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
-      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
-      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity,
-      name_of(s.train.expert_dispatch));
+      fmt::join(split_layers(s), " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
+      static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
+      s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch, s.train.loss_chunk_tokens,
+      s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity, name_of(s.train.expert_dispatch),
+      s.train.router_aux_loss_coef, s.train.router_z_loss_coef);
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

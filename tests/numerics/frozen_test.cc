@@ -91,6 +91,23 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
   }
 }
 
+TEST_CASE("frozen: a last stage of whose root only the tied table trains, which the first stage counts") {
+  Golden g = Golden::load("llama-tied");
+  g.model.frozen = "model.norm.weight";
+  const TrainingResult one = train(g, golden_scenario(g, 1));
+  for (const TrainEngine engine : {TrainEngine::fsdp2, TrainEngine::zero1}) {
+    Scenario s = golden_scenario(g, 2);
+    s.train.engine = engine, s.train.layout.dp = 1, s.train.layout.pp = 2;
+    const TrainingResult r = train(g, s, Against::reference_and_plan);
+    REQUIRE(r.losses.size() == one.losses.size());
+    for (std::size_t i = 0; i < r.losses.size(); ++i) {
+      CHECK(r.losses[i] == Approx(one.losses[i]).epsilon(frozen_scalar_bound));
+      CHECK(r.grad_norms[i] == Approx(one.grad_norms[i]).epsilon(frozen_scalar_bound));
+    }
+    CHECK(r.unlike_plan == "");
+  }
+}
+
 TEST_CASE("frozen: layouts drawn at random compute what torch does") {
   for_drawn_layouts(golden_frozen(), 16, 13'000'027,
                     [](const Golden& g, const Scenario& s) { check_frozen(g, train(g, s)); });

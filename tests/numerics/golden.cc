@@ -41,9 +41,9 @@ std::vector<std::int32_t> integers(const TensorView& view) {
 
 const std::vector<std::string>& golden_models() {
   static const std::vector<std::string> names = {
-      "llama-gqa",    "llama3-rope",      "qwen2-bias",       "qwen3-norm",     "llama-tied",  "mha-one-kv",
-      "mixtral-tiny", "qwen3-moe-tiny",   "llama-yarn-bias",  "mistral-window", "gemma2-tiny", "gemma3-tiny",
-      "gpt2-tiny",    "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny",  "gpt-oss-tiny"};
+      "llama-gqa",    "llama3-rope",    "qwen2-bias",       "qwen3-norm",       "llama-tied",    "mha-one-kv",
+      "mixtral-tiny", "qwen3-moe-tiny", "llama-yarn-bias",  "mistral-window",   "mistral-full",  "gemma2-tiny",
+      "gemma3-tiny",  "gpt2-tiny",      "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"};
   return names;
 }
 
@@ -59,13 +59,18 @@ const std::vector<std::string>& golden_frozen() {
   return names;
 }
 
+const std::vector<std::string>& golden_router_losses() {
+  static const std::vector<std::string> names = {"aux-mixtral-tiny", "aux-qwen3-moe-tiny", "aux-deepseek-v3-tiny"};
+  return names;
+}
+
 Golden Golden::load(const std::string& name) {
   Golden g;
   const std::string goldens = std::string(source_folder) + "/tests/golden/";
   g.folder = goldens + name;
   const auto json = json_from<nlohmann::json>(value(read_file(g.folder + "/golden.json")));
-  const bool lora = json.contains("lora"), frozen = json.contains("frozen");
-  const std::string model = lora || frozen ? goldens + json["model"].get<std::string>() : g.folder;
+  const bool lora = json.contains("lora"), frozen = json.contains("frozen"), routers = json.contains("router_losses");
+  const std::string model = lora || frozen || routers ? goldens + json["model"].get<std::string>() : g.folder;
   g.model = value(load_model(model));
   if (frozen) g.model.frozen = fmt::format("{}", fmt::join(json["frozen"].get<std::vector<std::string>>(), "-"));
   if (lora)
@@ -82,6 +87,7 @@ Golden Golden::load(const std::string& name) {
                  .weight_decay = o["weight_decay"],
                  .max_grad_norm = o["max_grad_norm"],
                  .warmup_steps = 0};
+  if (routers) g.router_aux = json["router_losses"]["aux"], g.router_z = json["router_losses"]["z"];
   g.loss = json["loss"];
   g.final_loss = json["steps"]["final_loss"];
   g.losses = json["steps"]["losses"].get<std::vector<double>>();

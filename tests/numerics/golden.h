@@ -17,6 +17,9 @@ const std::vector<std::string>& golden_adapters();
 /// Every model with parameters that do not train that has goldens.
 const std::vector<std::string>& golden_frozen();
 
+/// Every model whose routers add to the loss that has goldens.
+const std::vector<std::string>& golden_router_losses();
+
 /// Every model that has goldens.
 const std::vector<std::string>& golden_models();
 
@@ -30,6 +33,7 @@ struct Golden {
   std::vector<std::vector<std::int32_t>> prompts, new_tokens;  // greedy
   double bf16_floor = 0;                                       // floors.logits_bf16; 0: none
   double bf16_gradient_floor = 0;                              // floors.grads_bf16; 0: none
+  double router_aux = 0, router_z = 0;                         // coefficients of what routers add to the loss
 
   /// Of a folder of adapters: the model has them (scripts/make_lora_goldens.py), and initial() is theirs.
   static Golden load(const std::string& name);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -21,9 +22,12 @@
 #include "lowering/lower.h"
 #include "rl/adapter.h"
 #include "rl/sft_driver.h"
+#include "runtime/gather.h"
 #include "tests/blocks.h"
 #include "tests/numerics/value.h"
 #include "tests/runtime/ranks.h"
+#include "tests/simulated.h"
+#include "trace/trace_json.h"
 
 namespace hotbunk::test {
 namespace {
@@ -218,11 +222,29 @@ void add_forward(const Golden& g, std::map<std::string, std::vector<float>> raw,
   }
 }
 
-/// One rank's whole run; rank 0 leaves metrics.json and checkpoints in the folder, each its gradients.
+/// Of what all ranks counted, what differs from what the simulator says of the plan (P1, P2); said on rank 0.
+std::string unlike_plan(const Plan& plan, const Scenario& s, CpuWorld& world, const Trace& own,
+                        std::vector<SampleLengths> lengths) {
+  std::vector<std::string> parts = {trace_to_json(own, "")};
+  if (world.size() > 1) parts = gather_strings(world, "trace", parts.front());
+  if (world.rank() > 0) return "";
+  Scenario as_long = s;  // its sequences are those of the file
+  as_long.workload.prompt_tokens.max = as_long.workload.response_tokens.max = 1;
+  for (const SampleLengths& step : lengths)
+    for (const auto& [most, of] : {std::pair(&as_long.workload.prompt_tokens.max, &step.prompt_tokens),
+                                   std::pair(&as_long.workload.response_tokens.max, &step.response_tokens)})
+      for (const std::int64_t tokens : *of) *most = std::max(*most, static_cast<double>(tokens));
+  return testing::unlike_simulated(plan, as_long, std::move(lengths), merge_traces(parts));
+}
+
+/// One rank's whole run; rank 0 leaves metrics.json, checkpoints and what differs from the plan in the folder, each its
+/// gradients.
 std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, CpuWorld& world,
                                                    const std::filesystem::path& folder,
-                                                   const std::optional<SavedCheckpoint>& from = {}) {
+                                                   const std::optional<SavedCheckpoint>& from = {},
+                                                   Against against = Against::reference) {
   nlohmann::json metrics;
+  std::vector<SampleLengths> lengths;
   DriverOptions options;
   options.checkpoints = folder, options.resume = from;
   if (world.size() > 1) {
@@ -234,15 +256,19 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
     metrics["losses"].push_back(m.values.at("loss"));
     metrics["grad_norms"].push_back(m.values.at("actor/grad_norm"));
   };
+  options.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   const auto driver = value(SftDriver::create(plan, s, options));
   ProbingDriver probing(plan, s.model, *driver);
   CpuOptions cpu;
   cpu.poison = cpu.check_finite = true;
+  cpu.span_steps = 1;
   CpuBackend backend(world, probing, cpu);
-  value(execute(plan, backend, probing,
-                {.steps = static_cast<std::int32_t>(s.steps),
-                 .local_ranks = {static_cast<Rank>(world.rank())},
-                 .first_step = from ? static_cast<std::int32_t>(from->state.step) + 1 : 1}));
+  const Trace trace = value(execute(plan, backend, probing,
+                                    {.steps = static_cast<std::int32_t>(s.steps),
+                                     .local_ranks = {static_cast<Rank>(world.rank())},
+                                     .first_step = from ? static_cast<std::int32_t>(from->state.step) + 1 : 1}));
+  if (against == Against::reference_and_plan)
+    metrics["unlike_plan"] = unlike_plan(plan, s, world, trace, std::move(lengths));
   write_gradients(folder, world.rank(), probing.gradients);
   if (world.rank() == 0)
     if (auto written = write_file_atomic(folder / "metrics.json", json_text(metrics)); !written)
@@ -274,6 +300,7 @@ Scenario golden_scenario(const Golden& g, std::int64_t ranks) {
   s.train.layout.dp = ranks;
   s.train.precision.params = DType::f32;
   s.train.micro_batch_tokens = g.num_tokens();
+  s.train.router_aux_loss_coef = g.router_aux, s.train.router_z_loss_coef = g.router_z;
   s.optimizer = g.optimizer;
   s.algorithm.name = AlgorithmName::sft;
   s.algorithm.prompts = static_cast<std::int64_t>(g.sequences.size());
@@ -291,11 +318,11 @@ void write_data(const Golden& g, const std::string& path) {
 }
 
 void run_ranks(const Plan& plan, const Scenario& s, const std::filesystem::path& folder,
-               const std::optional<SavedCheckpoint>& from = {}) {
+               const std::optional<SavedCheckpoint>& from = {}, Against against = Against::reference) {
   static std::once_flag prepared;  // not anew in each of some thousands of ranks
   std::call_once(prepared, kernels::prepare_products);
   const LaunchResult ended =
-      with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder, from); });
+      with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder, from, against); });
   if (ended.exit_code != 0) throw std::runtime_error(ended.message);
 }
 
@@ -303,16 +330,21 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
   const auto metrics = json_from<nlohmann::json>(value(read_file(folder / "metrics.json")));
   result.losses = metrics["losses"].get<std::vector<double>>();
   result.grad_norms = metrics["grad_norms"].get<std::vector<double>>();
+  result.unlike_plan = metrics.value("unlike_plan", "");
   const bool lora = g.model.lora.on();
-  const Checkpoint after =
-      value(Checkpoint::open(lora ? folder / "step_5" / adapter_file::weights : folder / "step_5"));
-  for (const ParamSpec& p : saved_parameters(g.model)) {
-    const StoredParameter at = stored_trained(g.model, p);
-    const TensorView view = value(after.require(at));
-    auto& values = result.after5[at.tensor];
-    values.resize(static_cast<std::size_t>(view.numel()));
-    copy_as_f32(view, 0, values);
-  }
+  const auto read = [&](const std::filesystem::path& file, std::map<std::string, std::vector<float>>& into) {
+    const Checkpoint saved = value(Checkpoint::open(file));
+    for (const ParamSpec& p : saved_parameters(g.model)) {
+      const StoredParameter at = stored_trained(g.model, p);
+      const TensorView view = value(saved.require(at));
+      auto& values = into[at.tensor];
+      values.resize(static_cast<std::size_t>(view.numel()));
+      copy_as_f32(view, 0, values);
+    }
+  };
+  const auto step_5 = folder / "step_5";
+  if (std::filesystem::exists(step_5)) read(lora ? step_5 / adapter_file::weights : step_5, result.after5);
+  if (!lora) read(folder / "final", result.at_end);
   if (!lora) return;
   const Checkpoint merged = value(Checkpoint::open(folder / "merged"));
   for (const ParamSpec& p : parameters_of(g.model)) result.merged[p.name] = value(merged.load_parameter(g.model, p));
@@ -333,7 +365,7 @@ TrainingResult train_on(const Golden& g, const Scenario& first, const Scenario& 
   return result;
 }
 
-TrainingResult train(const Golden& g, const Scenario& given) {
+TrainingResult train(const Golden& g, const Scenario& given, Against against) {
   const TemporaryFolder folder;
   Scenario s = given;
   s.task.data = (folder.path() / "data.jsonl").string();
@@ -343,9 +375,9 @@ TrainingResult train(const Golden& g, const Scenario& given) {
   TrainingResult result;
   if (plan.num_ranks() == 1) {
     CpuWorld world;
-    add_forward(g, run_rank(plan, s, world, folder.path()), result.probes);
+    add_forward(g, run_rank(plan, s, world, folder.path(), {}, against), result.probes);
   } else {
-    run_ranks(plan, s, folder.path());
+    run_ranks(plan, s, folder.path(), {}, against);
   }
   add_gradients(g, read_gradients(g.model, folder.path(), plan.num_ranks()), result.probes);
   read_result(g, folder.path(), result);

@@ -2,6 +2,7 @@
 // SFT driver and data file that a user's run has. Probes (fetch ops added to the plan) bring out what no driver asks
 // for.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -32,15 +33,21 @@ Scenario golden_scenario(const Golden&, std::int64_t ranks);
 struct TrainingResult {
   std::vector<double> losses, grad_norms;            // by step
   std::map<std::string, std::vector<float>> after5;  // every tensor of the model's file after five steps
+  std::map<std::string, std::vector<float>> at_end;  // of the whole run, the same; without adapters
   std::map<std::string, std::vector<float>> merged;  // with adapters: the model at the end of the run, these in it
   /// Of the first step: "grad.<tensor of the file>" as the optimizer takes it, put together from what the ranks have;
   /// of one rank also "logits" and "logps".
   std::map<std::string, std::vector<float>> probes;
+  std::string unlike_plan;  // of Against::reference_and_plan: the first difference; "" where nothing differs
 };
+
+/// What a run is held to: besides what it computes, that its memory and traffic are to the byte and the call what the
+/// simulator says of the same plan (P1, P2).
+enum class Against : std::uint8_t { reference, reference_and_plan };
 
 /// Throws std::runtime_error with what went wrong, also where ranks differ in a gradient that each of them has. More
 /// than one rank: forked children.
-TrainingResult train(const Golden&, const Scenario&);
+TrainingResult train(const Golden&, const Scenario&, Against = Against::reference);
 
 /// The same after so many steps as `first` says, from the checkpoint that these left: losses and norms are those of the
 /// other steps.

@@ -411,6 +411,8 @@ TEST_CASE("interleaved stages compute what one rank does") {
                          {"llama-tied", {1, 1, 2, 1}, 2, 2, 2, TrainEngine::zero1, "1f1b"},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero2, "gpipe"},
                          {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 4, 1, 1},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 8, 1, 1, TrainEngine::fsdp2, "1f1b"},
+                         {"llama-gqa", {1, 1, 1, 1, 1, 1, 1, 1}, 8, 1, 1, TrainEngine::ddp, "zero-bubble"},
                          {"llama-gqa", {1, 1, 1, 1, 1, 1}, 3, 1, 1, TrainEngine::ddp, "zero-bubble"},
                          {"llama-tied", {2, 1, 1, 1}, 2, 1, 2, TrainEngine::fsdp2, "zero-bubble"},
                          {"llama-gqa", {1, 1, 1, 1}, 2, 2, 1, TrainEngine::zero1, "zero-bubble"},
@@ -699,14 +701,18 @@ TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
   std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0;
-  for_drawn_layouts(golden_models(), 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
+  std::vector<std::string> goldens = golden_models();
+  std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
+  for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
     const TrainLayout& l = s.train.layout;
     ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
     shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
     flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
     spread += l.ep > 1 && l.etp == l.tp ? 1 : 0;
     copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
-    check_training(g, train(g, s));
+    const TrainingResult r = train(g, s, Against::reference_and_plan);
+    check_training(g, r);
+    CHECK(r.unlike_plan == "");
   });
   CHECK(2 * cut > rounds / 2);
   CHECK(3 * staged > rounds / 2);
@@ -729,7 +735,9 @@ TEST_CASE("and those with interleaved stages what one rank does") {
     if (!s || s->train.layout.vpp == 1) continue;
     ++drawn;
     CAPTURE(i, text_of(*s));
-    check_same(train(g, *s), one);
+    const TrainingResult r = train(g, *s, Against::reference_and_plan);
+    check_same(r, one);
+    CHECK(r.unlike_plan == "");
   }
 }
 
@@ -756,6 +764,42 @@ TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been"
     }
     CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
     check_after(g, r);
+  }
+}
+
+TEST_CASE("five steps in one layout and five in another are ten in the first, in the same one to the bit") {
+  struct Way {
+    const char* model;
+    TrainEngine first_engine;
+    TrainLayout first;
+    TrainEngine then_engine;
+    TrainLayout then;
+  };
+  const auto fsdp2 = TrainEngine::fsdp2;
+  for (const Way& way : {Way{"qwen2-bias", fsdp2, {.dp = 2}, fsdp2, {.dp = 2}},
+                         {"llama-gqa", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, fsdp2, {.dp = 1, .cp = 2}},
+                         {"mixtral-tiny", TrainEngine::ddp, {.dp = 2, .ep = 2}, fsdp2, {.dp = 1, .tp = 2, .etp = 2}}}) {
+    CAPTURE(way.model);
+    const Golden g = Golden::load(way.model);
+    const auto scenario = [&](TrainEngine engine, const TrainLayout& layout) {
+      Scenario s = golden_scenario(g, layout.ranks());
+      s.train.engine = engine, s.train.layout = layout, s.steps = 10;
+      s.train.micro_batch_tokens = layout.share_of(g.longest_sequence());
+      return s;
+    };
+    const Scenario first = scenario(way.first_engine, way.first), then = scenario(way.then_engine, way.then);
+    const TrainingResult whole = train(g, first), parts = train_on(g, first, then, 5);
+    REQUIRE((whole.losses.size() == 10 && parts.losses.size() == 5));
+    const bool same = way.first_engine == way.then_engine && way.first == way.then;
+    for (std::size_t i = 0; i < 5; ++i) {
+      CHECK(parts.losses[i] == Approx(whole.losses[5 + i]).epsilon(same ? 0.0 : scalar_bound).margin(0.0));
+      CHECK(parts.grad_norms[i] == Approx(whole.grad_norms[5 + i]).epsilon(same ? 0.0 : scalar_bound).margin(0.0));
+    }
+    for (const auto& [name, value] : whole.at_end) {
+      CAPTURE(name);
+      if (same) CHECK(parts.at_end.at(name) == value);
+      else CHECK(update_error(parts.at_end.at(name), value, g.initial(name)) <= update_bound);
+    }
   }
 }
 

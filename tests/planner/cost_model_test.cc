@@ -89,6 +89,19 @@ TEST_CASE("a send_recv takes the larger of its two directions, which pass each o
   CHECK(m->at == std::array{2.0, 1.0, 4.0 * (1 << 28)});
 }
 
+TEST_CASE("what takes any time takes a nanosecond, so that it has a span; what takes none has none") {
+  const ClusterSpec c = cluster_of_nodes(1);
+  Hardware h = hardware_from_datasheet(c);
+  h.kernel_overhead.value = 0.0;
+  Plan plan;
+  Op zero = toy::op(OpKind::zero, lead_stream, "x");
+  Tensor x;
+  x.rank = 1, x.shape[0].size = 3;  // 12 B at some TB/s
+  zero.outputs = {x};
+  CHECK(CostModel(h, c).op_nanoseconds(plan, 0, zero, {}) == 1);
+  CHECK(CostModel(h, c).op_nanoseconds(plan, 0, toy::op(OpKind::record, lead_stream, "x"), {}) == 0);
+}
+
 TEST_CASE("a measurement is reproduced where it was taken and fades into its neighbours") {
   const ClusterSpec c = cluster_of_nodes(1);
   Hardware h = hardware_from_datasheet(c);

@@ -153,6 +153,10 @@ TEST_CASE("a micro-batch packs sequences; the row before a response token predic
   CHECK(m.loss_weights == std::vector<float>{0, 0.1f, 0.1f, 0.1f, 0, 0.1f, 0.1f, 0});
   CHECK(m.advantages == std::vector<float>{0, 3, 3, 3, 0, -1, -1, 0});
   CHECK(m.old_logps == std::vector<float>{0, -0.5f, -0.25f, -0.125f, 0, 0, 0, 0});
+  CHECK(m.sequence_ids == Ids{0, 0, 0, 0, 0, 1, 1, 1});
+  // 3 of 5 tokens are predicted, and 2 of 3.
+  const float first = static_cast<float>(0.1f * 3 / 25.0), then = static_cast<float>(0.1f * 2 / 9.0);
+  CHECK(m.sequence_weights == std::vector<float>{first, first, first, first, first, then, then, then});
   // Tensors have the capacity of the plan: what is beyond the data repeats the end.
   std::vector<std::int32_t> fed(6, 77);
   CHECK(m.feed(Slot::cu_seqlens, std::as_writable_bytes(std::span(fed))));
@@ -180,6 +184,7 @@ TEST_CASE("sequences that context-parallel ranks share are padded to whole chunk
     CHECK(m.advantages == (first ? std::vector<float>{0, 3, 0, 0, -1, 0} : std::vector<float>{3, 3, 0, 0, -1, 0}));
     CHECK(m.old_logps ==
           (first ? std::vector<float>{0, -0.5f, 0, 0, 0, 0} : std::vector<float>{-0.25f, -0.125f, 0, 0, 0, 0}));
+    CHECK(m.sequence_ids == (first ? Ids{0, 0, -1, -1, 1, -1} : Ids{0, 0, 0, -1, 1, 1}));  // -1: filling
   }
 }
 

@@ -99,6 +99,4 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
       "--set model.moe_intermediate_size=33 --set train.layout.etp=1 --set train.layout.tp=1 --set train.layout.dp=4 "
       "--set train.layout.sp=false",
       "the 33 columns of an expert do not divide by it");
-  refused("--set model.output_router_logits=true",
-          "a load-balancing loss of experts (router_aux_loss_coef 0.001 and output_router_logits)");
 }

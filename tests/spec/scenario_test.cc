@@ -279,7 +279,9 @@ std::string random_value(const ScenarioKey& key) {
       key.path == "cluster.gpus_per_node" || key.path == "cluster.ranks_per_device" || key.path == "placement" ||
       key.path == "train.offload" || key.path == "transition" || key.path == "sync.every" || key.path == "task.data" ||
       key.path == "optimizer.momentum" || key.path == "optimizer.cpu_fraction" || key.path == "rollout.engine" ||
-      key.path == "rollout.temperature" || key.path.starts_with("train.wrap") || key.path.starts_with("train.expert_"))
+      key.path == "rollout.temperature" || key.path.starts_with("train.wrap") ||
+      key.path.starts_with("train.expert_") || key.path.starts_with("train.router_") ||
+      key.path.starts_with("train.num_layers_in_") || key.path.starts_with("train.account_for_"))
     return "";
   const double unit = *rc::gen::inRange(0, 1 << 20) / static_cast<double>((1 << 20) - 1);
   const double number = key.low + unit * unit * unit * (key.high - key.low);

@@ -189,6 +189,64 @@ void route_backward(KernelContext& ctx, const Routing& r, const float* d_weights
   });
 }
 
+void expert_counts(std::span<const std::int32_t> chosen, std::span<const std::int32_t> sequences, std::int64_t choices,
+                   std::int64_t experts, std::span<float> counts) {
+  std::ranges::fill(counts, 0.0f);
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const std::int64_t sequence = sequences[i / static_cast<std::size_t>(choices)], e = chosen[i];
+    if (sequence < 0) continue;
+    HB_CHECK(e >= 0 && e < experts && (sequence + 1) * experts <= std::ssize(counts), "expert {} of sequence {}", e,
+             sequence);
+    counts[static_cast<std::size_t>(sequence * experts + e)] += 1.0f;
+  }
+}
+
+namespace {
+
+/// Of one token: adds its gradient over `weight` to d[E], returns its loss over the same.
+double router_loss_of_token(const RouterLoss& r, const float* logits, const float* counts, std::vector<double>& d) {
+  const auto E = static_cast<std::size_t>(r.experts);
+  const double largest = *std::max_element(logits, logits + E);
+  double sum = 0.0, scores = 0.0, length = 0.0, mean = 0.0;
+  const auto score = [&](std::size_t e) { return r.sigmoid ? sigmoid_of(logits[e]) : std::exp(logits[e] - largest); };
+  for (std::size_t e = 0; e < E; ++e) {
+    sum += std::exp(logits[e] - largest), scores += score(e);
+    length += counts[e] / static_cast<double>(r.choices);
+  }
+  for (std::size_t e = 0; e < E; ++e) mean += score(e) / scores * counts[e];
+  const double lse = largest + std::log(sum), balance = r.balance * static_cast<double>(r.experts);
+  for (std::size_t e = 0; e < E; ++e) {
+    const double slope = r.sigmoid ? 1.0 - sigmoid_of(logits[e]) : 1.0;
+    d[e] = balance * slope * score(e) / scores * (counts[e] - mean) +
+           2.0 * r.z * length * lse * std::exp(logits[e] - largest) / sum;
+  }
+  return balance * mean + r.z * length * lse * lse;
+}
+
+}  // namespace
+
+double router_loss(KernelContext& ctx, const RouterLoss& r, const float* logits, const float* counts,
+                   const std::int32_t* sequences, const float* weights, Matrix d_logits) {
+  std::vector<double> losses(static_cast<std::size_t>(r.tokens), 0.0);
+  with_float_type(d_logits.dtype, [&](auto tag) {
+    using E = decltype(tag);
+    parallel_for(ctx, r.tokens, rows_grain(8 * r.experts), [&](std::int64_t begin, std::int64_t end) {
+      std::vector<double> d(static_cast<std::size_t>(r.experts));
+      for (std::int64_t t = begin; t < end; ++t) {
+        const double weight = weights[t];
+        if (sequences[t] < 0 || weight == 0.0) continue;
+        losses[static_cast<std::size_t>(t)] =
+            weight * router_loss_of_token(r, logits + t * r.experts, counts + sequences[t] * r.experts, d);
+        E* out = row<E>(d_logits, t);
+        for (std::int64_t e = 0; e < r.experts; ++e)
+          out[e] = from_f32<E>(static_cast<float>(as_f32(out[e]) + weight * d[static_cast<std::size_t>(e)] /
+                                                                       static_cast<double>(r.sharers)));
+      }
+    });
+  });
+  return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
 void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, std::int32_t* rows,
                  std::int32_t* offsets) {
   std::vector<std::int32_t> next(static_cast<std::size_t>(own.count) + 1);

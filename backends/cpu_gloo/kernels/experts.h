@@ -30,6 +30,28 @@ void route(KernelContext&, const Routing&, const float* logits, float* weights, 
 void route_backward(KernelContext&, const Routing&, const float* d_weights, const float* logits,
                     const std::int32_t* chosen, Matrix d_logits);
 
+/// counts[S,E]: of each sequence, how many choices of its tokens are of each expert. chosen[T,c]; sequences[T], -1: of
+/// none. One thread, as the sort is.
+void expert_counts(std::span<const std::int32_t> chosen, std::span<const std::int32_t> sequences, std::int64_t choices,
+                   std::int64_t experts, std::span<float> counts);
+
+/// What a router adds to the loss beside its weights: for each sequence, whose weights[t] is its part of the loss over
+/// the square of its length L,
+///   balance · E · Σ_e counts[s,e] · Σ_t p[t,e] + z · L · Σ_t lse(logits[t])²
+/// p: an expert's share of a token's scores. With f = counts / L the first is E · Σ_e f_e · mean p_e.
+/// Source: transformers, load_balancing_loss_func; of sigmoids DeepSeek-V3's report, section 2.1.2; the second
+/// ST-MoE's z-loss.
+struct RouterLoss {
+  std::int64_t tokens = 0, experts = 0, choices = 0;
+  double balance = 0.0, z = 0.0;
+  bool sigmoid = false;
+  std::int64_t sharers = 1;  // ranks that find the same: each adds that part of the gradient
+};
+/// Adds the gradient to d_logits [T,E], fp32 or bf16, of logits[T,E], and returns the loss: a sum in the order of
+/// tokens.
+double router_loss(KernelContext&, const RouterLoss&, const float* logits, const float* counts,
+                   const std::int32_t* sequences, const float* weights, Matrix d_logits);
+
 /// Of `all` experts, in so many equal groups, those of this rank, `count`: in each group as many, from the `first` on.
 struct OwnExperts {
   std::int64_t first = 0, count = 0, all = 0, groups = 1;

@@ -1,0 +1,180 @@
+// What ranks sent and held, counted while they ran, beside formulas of the model's sizes alone: BACKGROUND's section A
+// for data parallelism, all-to-alls of sequences and experts, and the micro-batches that a pipeline's stages hold.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <initializer_list>
+
+#include "lowering/builder.h"
+#include "tests/parity/harness.h"
+
+using namespace hotbunk;
+using namespace hotbunk::testing;
+
+namespace {
+
+/// Of one rank's train phases: payload, or what goes over the wire, padding aside.
+struct Sent {
+  double payload = 0, wire = 0, padding = 0;
+  std::int64_t calls = 0;
+};
+Sent sent_by(const Outcome& o, Rank rank, Family family, OpKind op) {
+  Sent out;
+  for (const auto& [key, count] : o.measured.traffic[static_cast<std::size_t>(rank)]) {
+    if (key.phase != o.plan.phase_index("train") || key.group != static_cast<std::int16_t>(family) || key.op != op)
+      continue;
+    out.payload += static_cast<double>(count.payload_bytes), out.wire += static_cast<double>(count.wire_bytes);
+    out.padding += static_cast<double>(count.padding_bytes), out.calls += count.calls;
+  }
+  return out;
+}
+Sent of_all(const Outcome& o, Family family, OpKind op) {
+  Sent out;
+  for (Rank r = 0; r < o.plan.num_ranks(); ++r) {
+    const Sent one = sent_by(o, r, family, op);
+    out.payload += one.payload, out.wire += one.wire, out.padding += one.padding, out.calls += one.calls;
+  }
+  return out;
+}
+
+/// Micro-batches that a rank trained, of all steps.
+std::int64_t micro_batches(const Outcome& o, Rank rank) {
+  std::int64_t blocks = 0;
+  for (const PhaseSpan& s : o.measured.phases)
+    if (s.rank == rank && s.phase == o.plan.phase_index("train")) blocks += s.blocks - 2;  // begin, step
+  return blocks;
+}
+
+std::int64_t tokens(const Outcome& o) {
+  std::int64_t all = 0;
+  for (const SampleLengths& step : o.lengths) {
+    for (const std::int64_t n : step.prompt_tokens) all += n;
+    for (const std::int64_t n : step.response_tokens) all += n;
+  }
+  return all;
+}
+
+std::string unequal(const char* what, double found, double expected) {
+  return found == expected ? "" : fmt::format("{}: {}, not {}", what, found, expected);
+}
+std::string first_of(std::initializer_list<std::string> complaints) {
+  for (const std::string& c : complaints)
+    if (!c.empty()) return c;
+  return "";
+}
+
+/// Section A, per rank; over all W of a group as fractions of W need no rounding.
+std::string data_parallel(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  double bytes = 0, root = 0;
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    bytes += 4.0 * static_cast<double>(p.numel());
+    if (p.layer < 0) root += 4.0 * static_cast<double>(p.numel());
+  }
+  const double W = static_cast<double>(o.plan.num_ranks()), steps = static_cast<double>(s.steps);
+  double micro = 0;  // of all ranks, which play as many each
+  for (Rank r = 0; r < o.plan.num_ranks(); ++r) micro += static_cast<double>(micro_batches(o, r));
+  if (micro < 2 * W * steps) return "one micro-batch a step: nothing accumulates";
+  const Sent reduced = of_all(o, Family::replicas, OpKind::all_reduce),
+             scattered = of_all(o, Family::fsdp, OpKind::reduce_scatter),
+             gathered = of_all(o, Family::fsdp, OpKind::all_gather);
+  const auto ring = [&](const Sent& x) { return (W - 1) / W * (x.payload + x.padding); };
+  const double each = W * steps;
+  switch (s.train.engine) {
+    case TrainEngine::ddp:  // 2 (W - 1) / W B
+      return first_of({unequal("all-reduce", reduced.payload, each * bytes),
+                       unequal("its wire", reduced.wire, 2 * (W - 1) / W * each * bytes),
+                       unequal("gathered", gathered.payload + scattered.payload, 0)});
+    case TrainEngine::zero1:
+    case TrainEngine::zero2:  // ZeRO-2 scatters every micro-batch's
+      return first_of(
+          {unequal("reduce-scatter", scattered.payload, (s.train.engine == TrainEngine::zero1 ? each : micro) * bytes),
+           unequal("all-gather", gathered.payload, each * bytes),
+           unequal("wire of the one", scattered.wire, ring(scattered)),
+           unequal("wire of the other", gathered.wire, ring(gathered))});
+    default:  // the root stays from forward to backward
+      return first_of({unequal("reduce-scatter", scattered.payload, micro * bytes),
+                       unequal("all-gather", gathered.payload, micro * (2 * bytes - root)),
+                       unequal("wire of the one", scattered.wire, ring(scattered)),
+                       unequal("wire of the other", gathered.wire, ring(gathered))});
+  }
+}
+
+/// Ulysses, of a token, layer and direction: d e (h + 2 max(k, N)) of q, k and v, and d e h of what was attended.
+std::string by_heads(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  const ModelSpec& m = s.model;
+  const std::int64_t n = s.train.layout.ulysses, rows = m.head_dim * 4 * (2 * m.heads + 2 * std::max(m.kv_heads, n));
+  double all = 0;  // rounded up, micro-batch by micro-batch, to what its ranks have each
+  for (Rank r = 0; r < n; ++r) all += sent_by(o, r, Family::ulysses, OpKind::all_to_all).payload;
+  const double least = static_cast<double>(2 * m.layers * rows * tokens(o)),
+               most = least + static_cast<double>(2 * m.layers * rows * (n - 1) * micro_batches(o, 0));
+  return least <= all && all <= most ? "" : fmt::format("{} sent, of {} to {}", all, least, most);
+}
+
+/// Experts over data ranks: a row of H for each choice, there and back, both ways.
+std::string by_experts(const Outcome& o) {
+  const ModelSpec& m = o.job.scenario.model;
+  const double expected = 4.0 * static_cast<double>(m.layers * tokens(o) * m.moe->experts_per_token * m.hidden * 4);
+  return unequal("rows of experts", of_all(o, Family::experts, OpKind::all_to_all).payload, expected);
+}
+
+double activations(const Outcome& o, Rank rank) {
+  const auto& peaks = o.measured.memory[static_cast<std::size_t>(rank)].device.phase_peaks;
+  return static_cast<double>(
+      peaks.at(o.plan.phase_index("train")).by_category[static_cast<std::size_t>(Category::activations)]);
+}
+
+}  // namespace
+
+TEST_CASE("what data ranks sent is what section A says of DDP, ZeRO and FSDP, on the wire too") {
+  std::vector<Case> cases;
+  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+    cases.push_back(
+        {engine, tiny_scenario(4, 2, {fmt::format("train.engine={}", engine), "train.micro_batch_tokens=24"}), {}, {}});
+  CHECK(run_cases(4, cases, data_parallel) == "");
+}
+
+TEST_CASE("what all-to-alls sent are closed forms of tokens, heads and choices") {
+  CHECK(run_cases(2,
+                  {{"2 KV heads", tiny_scenario(2, 1, {"train.layout={dp: 1, ulysses: 2}"})},
+                   {"a KV head that both have",
+                    tiny_scenario(2, 1, {"train.layout={dp: 1, ulysses: 2}", "model.num_key_value_heads=1"})}},
+                  by_heads) == "");
+  CHECK(run_cases(2,
+                  {{"experts over data ranks",
+                    tiny_scenario(2, 1,
+                                  {"model={model_type: mixtral, hidden_size: 24, intermediate_size: 20, "
+                                   "num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, "
+                                   "vocab_size: 33, max_position_embeddings: 64, num_local_experts: 4, "
+                                   "num_experts_per_tok: 2, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}",
+                                   "train.layout.ep=2"})}},
+                  by_experts) == "");
+}
+
+TEST_CASE("stage p of a 1F1B pipeline holds min(m, PP - p) micro-batches, to the byte; GPipe's hold all") {
+  std::vector<std::vector<double>> held;  // by case and stage
+  const auto scenario = [](const char* schedule) {
+    return tiny_scenario(4, 2,
+                         {"train.layout={dp: 1, pp: 4}", "model.num_hidden_layers=4", "train.micro_batch_tokens=40",
+                          fmt::format("train.pipeline_schedule={}", schedule)});
+  };
+  const auto check = [&](const Outcome& o) -> std::string {
+    held.emplace_back();
+    for (Rank stage = 0; stage < 4; ++stage) held.back().push_back(activations(o, stage));
+    if (held.size() < 2) return "";
+    const ModelSpec& m = o.job.scenario.model;
+    const std::int64_t T = o.job.scenario.train.micro_batch_tokens;
+    // docs/memory.md, of a layer with recompute: none: x, normed1, qkv, attended, h, normed2, gate_up, activated; fp32.
+    const double kept = static_cast<double>(
+        4 * T * (4 * m.hidden + m.head_dim * (2 * m.heads + 2 * m.kv_heads) + 3 * m.intermediate + 2 + m.heads));
+    const std::vector<double>&one = held[0], &all = held[1];
+    const double most = (all[1] - one[1]) / kept + 3;  // micro-batches of a step, of GPipe's second stage
+    return first_of({unequal("stage 0 - stage 1", one[0] - one[1], kept), unequal("stage 1 - 2", one[1] - one[2], kept),
+                     unequal("GPipe's stage 1 - 2", all[1] - all[2], 0.0),
+                     most >= 5 && most == std::floor(most) ? "" : fmt::format("GPipe's stages hold {} each", most)});
+  };
+  CHECK(run_cases(4, {{"1f1b", scenario("1f1b")}, {"gpipe", scenario("gpipe")}}, check) == "");
+}
