@@ -139,8 +139,10 @@ TEST_CASE("ops of drawn shapes come to what the CPU backend computes") {
 #ifdef HOTBUNK_CUDA
     computed = computed || cuda::op_launch(of) != nullptr;
 #endif
+    // What the device has no kernel of there is nothing to compare with.
+    const bool lacked = std::ranges::any_of(subjects(), [&](const auto& subject) { return subject->lacks(of); });
     INFO(name_of(of) << " is computed, and never drawn");
-    if (computed) CHECK(kinds.contains(of));
+    if (computed && !lacked) CHECK(kinds.contains(of));
   }
 }
 

@@ -72,7 +72,9 @@ TEST_CASE("A scenario's keys split the layers as Megatron's options do") {
   s.model.layers = 30, s.train.layout.pp = 4;
   const auto layers = [&] {
     std::vector<std::int64_t> out;
-    for (const StageChunk& c : train_stages(s).value()) out.push_back(c.layers.size());
+    const auto stages = train_stages(s);
+    REQUIRE(stages);
+    for (const StageChunk& c : *stages) out.push_back(c.layers.size());
     return out;
   };
   using Layers = std::vector<std::int64_t>;
