@@ -111,6 +111,8 @@ const std::vector<LaunchRule>& all_rules() {
         {"rollout.layout.tp", {"engine_gpus"}},
         {"rollout.layout.attention_dp", {"engine_attention_dp"}},
         {"train.pipeline_split", {"first_stage_layers", "last_stage_layers"}},
+        {"train.num_layers_in_first_pipeline_stage", {"first_stage_layers"}},
+        {"train.num_layers_in_last_pipeline_stage", {"last_stage_layers"}},
         {"train.pipeline_schedule", {"layers_per_virtual_stage"}}},
        rules::read_layout,
        rules::write_layout},

@@ -8,7 +8,6 @@
 
 #include "interop/rule_parts.h"
 #include "spec/names.h"
-#include "spec/pipeline_split.h"
 
 namespace hotbunk::rules {
 
@@ -129,32 +128,27 @@ void read_layout(RuleInput& in) {
   const double layers = static_cast<double>(in.model->layers);
   double vpp = in.scenario_number("train.layout.vpp");
   if (const auto each = in.number("layers_per_virtual_stage"); each && *each > 0) {
-    vpp = layers / pp / *each;
+    // Megatron adds the embedding and the loss that it counts as layers before it divides.
+    double counted = layers;
+    for (const char* end : {"embedding", "loss"})
+      counted += in.scenario_text(fmt::format("train.account_for_{}_in_pipeline_split", end)) == "true" ? 1 : 0;
+    vpp = counted / pp / *each;
     in.set("train.layout.vpp", vpp, in.said("layers_per_virtual_stage"), in.where("layers_per_virtual_stage"));
   }
   if (vpp > 1) in.set("train.pipeline_schedule", "interleaved", "virtual stages");
   const auto first = in.number("first_stage_layers"), last = in.number("last_stage_layers");
-  if (!first && !last) return;
-  if (vpp > 1) {  // each stage's over its chunks
-    for (const auto& [role, key, held] :
-         {std::tuple("first_stage_layers", "train.num_layers_in_first_pipeline_stage", first),
-          std::tuple("last_stage_layers", "train.num_layers_in_last_pipeline_stage", last)})
-      if (held) in.set(key, *held, in.said(role), in.where(role));
-    return;
-  }
   const double ends = (first ? 1 : 0) + (last ? 1 : 0), rest = layers - first.value_or(0) - last.value_or(0);
   const double chunks = pp - ends;
-  const std::string said = in.said("first_stage_layers") + (first && last ? ", " : "") + in.said("last_stage_layers");
-  if (rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0))
+  if (ends > 0 && (rest < 0 || (chunks > 0 && std::fmod(rest, chunks) != 0) || (chunks == 0 && rest != 0)))
     return in.contradict(first ? "first_stage_layers" : "last_stage_layers",
                          "the stages between do not divide the layers",
-                         {fmt::format("{} layers - {} = {} for {} stages", layers, layers - rest, rest, chunks), said},
+                         {fmt::format("{} layers - {} = {} for {} stages", layers, layers - rest, rest, chunks),
+                          in.said("first_stage_layers") + (first && last ? ", " : "") + in.said("last_stage_layers")},
                          "change the layers of the first or last stage");
-  std::vector<double> split(static_cast<std::size_t>(pp), chunks > 0 ? rest / chunks : 0);
-  if (first) split.front() = *first;
-  if (last) split.back() = *last;
-  in.set("train.pipeline_split", fmt::format("[{}]", fmt::join(split, ", ")), said,
-         in.where(first ? "first_stage_layers" : "last_stage_layers"));
+  for (const auto& [role, key, held] :
+       {std::tuple("first_stage_layers", "train.num_layers_in_first_pipeline_stage", first),
+        std::tuple("last_stage_layers", "train.num_layers_in_last_pipeline_stage", last)})
+    if (held) in.set(key, *held, in.said(role), in.where(role));
 }
 
 void write_layout(RuleOutput& out) {
@@ -167,15 +161,17 @@ void write_layout(RuleOutput& out) {
     out.give("engine_dp_attention", true);
     out.give("engine_attention_dp", static_cast<double>(r.attention_dp));
   }
-  if (const std::int64_t chunk = out.scenario.model.layers / t.pp / t.vpp; t.vpp > 1)
-    out.give("layers_per_virtual_stage", static_cast<double>(chunk));
   const TrainSpec& train = out.scenario.train;
-  const std::vector<std::int64_t> split = split_layers(out.scenario);
-  // With the embedding or the loss counted it follows from keys of their own.
-  if (split.size() < 2 || train.account_for_embedding || train.account_for_loss) return;
-  const bool even_between =
-      split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1, [&](auto n) { return n == split[1]; });
-  if (!even_between || t.vpp > 1) return;  // the first and the last stage alone have keys
+  const std::int64_t counted =
+      out.scenario.model.layers + (train.account_for_embedding ? 1 : 0) + (train.account_for_loss ? 1 : 0);
+  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(counted / t.pp / t.vpp));
+  if (train.first_stage_layers > 0) out.give("first_stage_layers", static_cast<double>(train.first_stage_layers));
+  if (train.last_stage_layers > 0) out.give("last_stage_layers", static_cast<double>(train.last_stage_layers));
+  // Of a list the first and the last stage alone have keys, where the stages between them are alike.
+  const std::vector<std::int64_t>& split = train.pipeline_split;
+  const bool even_between = split.size() < 4 || std::all_of(split.begin() + 1, split.end() - 1,
+                                                            [&](auto layers) { return layers == split[1]; });
+  if (split.size() < 2 || t.vpp > 1 || !even_between) return;
   out.give("first_stage_layers", static_cast<double>(split.front()));
   out.give("last_stage_layers", static_cast<double>(split.back()));
 }

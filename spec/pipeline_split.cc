@@ -16,7 +16,7 @@ auto refuse_split(std::string message, std::string note, std::string help) {
   return fail(Diagnostic{"E244", std::move(message), {}, {std::move(note)}, std::move(help)});
 }
 
-constexpr const char* help_custom = "give the layers of every stage as a list";
+constexpr const char* help_custom = "give the layers of every stage as a list: train.pipeline_split";
 
 Result<Counts> custom_counts(const PipelineSplit& split) {
   const std::int64_t wanted = split.stages * split.chunks;
@@ -80,9 +80,11 @@ Result<Counts> counts_of(const PipelineSplit& split) {
                         fmt::format("{} layers, {} stages, {} chunks", split.layers, split.stages, split.chunks), "");
   }
   if ((uneven ? 1 : 0) + (accounted ? 1 : 0) + (split.custom.empty() ? 0 : 1) > 1) {
-    return refuse_split("the pipeline split is asked for in two ways",
-                        "first/last, account_for_embedding/loss and a list of layers exclude one another",
-                        "keep one of them");
+    return refuse_split(
+        "the pipeline split is asked for in two ways",
+        "train.num_layers_in_first/last_pipeline_stage, train.account_for_embedding/loss_in_pipeline_split and "
+        "train.pipeline_split exclude one another",
+        "keep one of them");
   }
   if (!split.custom.empty()) return custom_counts(split);
   return uneven ? uneven_counts(split) : balanced_counts(split);

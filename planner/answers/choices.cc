@@ -169,6 +169,8 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   TrainLayout& t = s.train.layout;
   if (t.pp * t.vpp != p.train.pp * p.train.vpp || is_even(s.train))
     set_split(s.train, split_of(s.model.layers, p.train.pp, p.train.vpp));
+  else if (t.pp != p.train.pp)  // layers of the first and the last stage mean others there
+    set_split(s.train, split_layers(s));
   t.dp = p.train.dp, t.cp = p.train.cp, t.ulysses = p.train.ulysses, t.tp = p.train.tp;
   t.pp = p.train.pp, t.vpp = p.train.vpp, t.ep = p.train.ep, t.etp = p.train.etp;
   t.sp = p.train.sp;

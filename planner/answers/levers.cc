@@ -11,6 +11,7 @@
 #include "planner/search/lacking.h"
 #include "planner/train/layer_kinds.h"
 #include "spec/names.h"
+#include "spec/router_loss.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -64,6 +65,12 @@ std::vector<std::string> without_effect(const Scenario& s, bool lowered) {
         fmt::format("train.expert_capacity = {} changes nothing of this estimate, which keeps all rows that balanced "
                     "routers send to a rank's experts: rounds are counted where there is a plan",
                     s.train.expert_capacity));
+  if (s.train.layout.pp == 1 && (s.train.account_for_embedding || s.train.account_for_loss))
+    out.push_back(fmt::format("train.account_for_{}_in_pipeline_split changes nothing: one stage has all layers",
+                              s.train.account_for_embedding ? "embedding" : "loss"));
+  if (!lowered && router_losses(s).any())
+    out.emplace_back(
+        "losses of routers change nothing of this estimate: their counts and passes stand where there is a plan");
   if (!lowered && s.train.expert_dispatch != ExpertDispatch::per_expert)
     out.push_back(fmt::format(
         "train.expert_dispatch = {} changes nothing of this estimate: whether a token goes once to each rank "

@@ -11,6 +11,7 @@
 
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/pipeline_split.h"
 #include "tests/interop/launches.h"
 
 namespace hotbunk {
@@ -58,8 +59,19 @@ std::vector<Base> bases() {
 /// Values to try of a key beside what the base has, with what must change with them.
 std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Scenario& base) {
   if (key.path == "train.pipeline_split") return {{"train.pipeline_split=[22, 26]"}};
-  if (key.path.starts_with("train.account_for_"))
-    return {{"train.account_for_embedding_in_pipeline_split=true", "train.account_for_loss_in_pipeline_split=true"}};
+  if (key.path == "train.num_layers_in_first_pipeline_stage" || key.path == "train.num_layers_in_last_pipeline_stage")
+    return {{key.path + "=4"}};
+  if (key.path.starts_with("train.account_for_")) {
+    const std::vector<std::string> both = {"train.account_for_embedding_in_pipeline_split=true",
+                                           "train.account_for_loss_in_pipeline_split=true"};
+    const std::int64_t of_stage = (base.model.layers + 2) / base.train.layout.pp;
+    std::int64_t chunks = 2;
+    while (of_stage % chunks != 0) ++chunks;
+    std::vector<std::string> virtual_stages = both;
+    virtual_stages.push_back(fmt::format("train.layout.vpp={}", chunks));
+    virtual_stages.emplace_back("train.pipeline_schedule=interleaved");
+    return {both, virtual_stages};
+  }
   if (key.path == "train.pipeline_schedule" || key.path == "train.layout.vpp")
     return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
   if (key.path == "placement")
@@ -169,13 +181,22 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
         if (!scenario) continue;  // the rules refuse it
         const ExportedLaunch launch = export_launch(table, *scenario);
         INFO(name << ": " << sets[0] << "\n" << launch.text);
+        // What the value is tried beside may be more than the system has.
+        if (std::ranges::any_of(sets, [&](const std::string& set) {
+              const std::string other = set.substr(0, set.find('='));
+              return other != path && !exported_keys(table).contains(other) && names(launch.unsaid, other);
+            }))
+          continue;
         const bool lacks = names(launch.unsaid, path);
         CHECK((!lacks || may_lack.contains(path)));
         if (lacks) continue;
         const Scenario back = read_back(base.system, launch);
         for (const std::string& key : exported_keys(table)) {
           INFO(key);
-          CHECK(value_of(back, key) == value_of(*scenario, key));
+          // Layers of the ends and a list are two ways to say one split.
+          if (key == "train.pipeline_split" || key.ends_with("_pipeline_stage"))
+            CHECK(split_layers(back) == split_layers(*scenario));
+          else CHECK(value_of(back, key) == value_of(*scenario, key));
         }
         // The same model, by the name that the system can load it by.
         ModelSpec model = back.model;

@@ -114,7 +114,9 @@ TEST_CASE("Splits that cannot be say why") {
   s.first = 4, s.last = 5;
   CHECK(note(s) == "10 layers - 4 first - 5 last = 1 for 0 stages of 1 chunks");
   s.account_for_loss = true;
-  CHECK(note(s) == "first/last, account_for_embedding/loss and a list of layers exclude one another");
+  CHECK(note(s) ==
+        "train.num_layers_in_first/last_pipeline_stage, train.account_for_embedding/loss_in_pipeline_split and "
+        "train.pipeline_split exclude one another");
   CHECK(note(split(4, 0)) == "4 layers, 0 stages, 1 chunks");
 }
 

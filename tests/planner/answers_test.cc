@@ -11,6 +11,7 @@
 #include "planner/rl/reshard_volume.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/pipeline_split.h"
 #include "tests/json.h"
 
 namespace hotbunk {
@@ -324,6 +325,18 @@ TEST_CASE("SFT is explained under every engine's key: no engine is there to pric
     REQUIRE_FALSE(e.links.empty());
     for (const LinkUse& u : e.links) CHECK(u.phase == RlPhase::train);
   }
+}
+
+TEST_CASE("layers of a pipeline's ends stay what they are where as many stages are other chunks") {
+  const Scenario s =
+      scenario_of({"train.engine=zero1", "train.layout={dp: 2, pp: 4}", "train.num_layers_in_first_pipeline_stage=1",
+                   "train.pipeline_schedule=1f1b"});  // [1, 9, 9, 9]: in halves they would not divide
+  RlPoint p = rl_point_of(s);
+  CHECK(with_point(s, p) == s);
+  p.train.pp = 2, p.train.vpp = 2;
+  const Scenario there = with_point(s, p);
+  CHECK(split_layers(there) == std::vector<std::int64_t>{1, 9, 9, 9});
+  CHECK(there.train.layout.vpp == 2);
 }
 
 TEST_CASE("SFT is priced for the samples that simulation draws, and tells of no rollout") {

@@ -145,6 +145,7 @@ TEST_CASE("every key changes a price, or the documentation says why it does not"
   for (const ScenarioKey& key : scenario_keys()) {
     if (key.path == "rollout.layout.pp") continue;  // an engine in stages has a price or a reason why not
     if (key.path == "placement") continue;  // moves with the ranks of both sides only: rollout_test.cc, trees_test.cc
+    if (key.path.starts_with("train.account_for_")) continue;  // with the number of layers only: the next case
     const bool changes = changes_a_price(key, all);
     if (!changes && !silent.contains(key.path)) missing += key.path + " ";
     if (changes && silent.contains(key.path)) stale += key.path + " ";
@@ -153,6 +154,26 @@ TEST_CASE("every key changes a price, or the documentation says why it does not"
   CHECK(missing.empty());
   CHECK(stale.empty());
   CHECK(silent.size() > 10);
+}
+
+TEST_CASE("an embedding or a loss that counts as a layer is priced as the split that it comes to") {
+  const auto priced = [](const std::string& split) {
+    const auto s =
+        load_scenario(file_of("qwen2.5-32b-megatron"),
+                      Sets{"model={base: qwen2.5-32b, num_hidden_layers: 63}", "train.layout.pp=2", "train." + split});
+    if (!s) FAIL(render(s.error()));
+    const auto pricer = ScenarioPricer::make(*s, catalog_root());
+    REQUIRE(pricer.has_value());
+    return (*pricer)->train().price((*pricer)->point().train);
+  };
+  const TrainPrice embedding = priced("account_for_embedding_in_pipeline_split=true"),
+                   loss = priced("account_for_loss_in_pipeline_split=true"), first = priced("pipeline_split=[31, 32]"),
+                   last = priced("pipeline_split=[32, 31]");
+  CHECK(embedding.seconds == first.seconds);
+  CHECK(embedding.peak_bytes == first.peak_bytes);
+  CHECK(loss.seconds == last.seconds);
+  CHECK(loss.peak_bytes == last.peak_bytes);
+  CHECK(embedding.seconds != loss.seconds);
 }
 
 TEST_CASE("units that are not prefetched are gathered in the open, and one fewer is whole") {
@@ -207,6 +228,10 @@ TEST_CASE("what has no effect beside the other keys is said") {
   const std::string rounds = "train.expert_capacity = 0.5 changes nothing of this estimate";
   CHECK_THAT(notes_of("qwen3-30b-a3b-megatron", {"train.expert_capacity=0.5"}), Catch::Contains(rounds));
   CHECK_THAT(notes_of("expert-rounds-cpu", {}), !Catch::Contains("changes nothing"));
+  CHECK_THAT(notes_of("deepseek-v3-megatron", {"train.router_z_loss_coef=0.001"}),
+             Catch::Contains("losses of routers change nothing of this estimate"));
+  CHECK_THAT(notes({"train.account_for_loss_in_pipeline_split=true"}),
+             Catch::Contains("train.account_for_loss_in_pipeline_split changes nothing"));
   const std::string copies = "train.expert_dispatch = per-rank changes nothing of this estimate";
   CHECK_THAT(notes_of("qwen3-30b-a3b-megatron", {"train.expert_dispatch=per-rank"}), Catch::Contains(copies));
   CHECK_THAT(notes_of("expert-copies-cpu", {}), !Catch::Contains("changes nothing"));

@@ -307,8 +307,8 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   const auto pricer = pricer_for(s);
   RlSpace space = default_rl_space(s);
   keep_what_executes(space, s, pricer->point().sync);
-  space.train.micro_batch = {3};
-  space.memory_fraction = {0.5, 0.8};
+  space.train.micro_batch = {3, 6};
+  space.memory_fraction = {0.8};
   // Each point is lowered whole: two values of a knob at most, so that it takes seconds.
   const auto two = [](auto& values) { values.resize(std::min<std::size_t>(values.size(), 2)); };
   two(space.train.cp), two(space.train.ulysses), two(space.train.tp), two(space.train.recompute);
