@@ -289,6 +289,20 @@ TEST_CASE("stated errors are the means of their rows, by constants found without
   CHECK(left_out({"rl_iterations"}) == stated(iteration_error("nemo-megatron")));
   CHECK(left_out({"megatron_readme_h100", "llama3_405b"}) == of_training("h100-sxm-80gb"));
   CHECK(left_out({"simumax_b200"}) == of_training("b200-sxm-180gb"));
+  const auto updates = std::ranges::find(v->tables, "weight_sync", &ValidationTable::name);
+  REQUIRE(updates != v->tables.end());
+  const auto mean_of = [](const std::vector<PredictedRow>& rows, const std::string& system) {
+    double sum = 0.0, count = 0.0;
+    for (const PredictedRow& r : rows)
+      if (r.label.starts_with(system)) sum += std::abs(r.error()), ++count;
+    return sum / count;
+  };
+  const auto of_sync = [&](SyncMechanism mechanism) {
+    return stated(phase_error(RlPhase::sync, "h100-sxm-80gb", "megatron", mechanism));
+  };
+  CHECK(mean_of(updates->left_out.rows, "NeMo-RL nccl_reshard") == of_sync(SyncMechanism::shard_to_shard));
+  CHECK(mean_of(updates->left_out.rows, "slime flattened") == of_sync(SyncMechanism::flattened_buckets));
+  CHECK(mean_of(updates->rows, "checkpoint-engine broadcast") == of_sync(SyncMechanism::broadcast));
 }
 
 TEST_CASE("a left-out prediction whose fit is another by now is stale, and is not shown as an error") {
