@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/format.h"
 #include "base/json.h"
@@ -12,6 +13,7 @@
 #include "planner/answers/answers.h"
 #include "planner/answers/lowered_space.h"
 #include "planner/train/optimizer_cost.h"
+#include "spec/pipeline_split.h"
 
 namespace hotbunk {
 namespace {
@@ -115,12 +117,27 @@ class ResizedSearch {
 
  private:
   /// The scenario's own training takes as many ranks as there are: plans of its engine's parts are written for all of
-  /// its ranks, and an engine of fewer has no seat for the others.
+  /// its ranks, and an engine of fewer has no seat for the others. Degrees that the ranks do not divide into are given
+  /// up, with what only they had: a pipeline's split and schedule, experts over more ranks than a stage has left.
   static void cover(Scenario& s) {
     TrainLayout& t = s.train.layout;
     const std::int64_t ranks = s.cluster.ranks(), others = t.tp * t.pp * t.cp * t.ulysses;
-    if (ranks % others == 0) t.dp = ranks / others;
-    else t = {.dp = ranks, .order = t.order};
+    if (ranks % others == 0) {
+      t.dp = ranks / others;
+    } else {
+      t = {.dp = ranks, .ep = t.ep, .etp = 1, .order = t.order};
+      set_split(s.train, {});
+      s.train.pipeline_schedule = TrainSpec().pipeline_schedule;
+    }
+    // Of a stage the mesh of experts, ep x etp x copies, lies over the same ranks (E213).
+    const std::int64_t stage = ranks / t.pp;
+    if (stage % t.etp != 0) t.etp = 1;
+    const bool spread = t.ep > 1;
+    t.ep = std::gcd(t.ep, stage / t.etp);
+    if (spread && t.ep == 1) {  // nothing travels between experts (E235)
+      s.train.expert_capacity = TrainSpec().expert_capacity;
+      s.train.expert_dispatch = TrainSpec().expert_dispatch;
+    }
     if (t.fsdp > 0 && t.dp % t.fsdp != 0) t.fsdp = -1;
   }
 

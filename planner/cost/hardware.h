@@ -103,7 +103,8 @@ Result<ClusterSpec> catalogue_cluster(const std::string& gpu);
 
 /// The profile that a cluster names (`calibration`: catalogue name or path), else the catalogue's profile of its GPU,
 /// else the efficiencies of a sibling of the same architecture on this GPU's own rates, else the datasheet. Only the
-/// first two are calibrated. `catalogue` is the folder scenarios/catalog.
+/// first two are calibrated, and of these none that says otherwise itself (`calibrated: false`). `catalogue` is the
+/// folder scenarios/catalog.
 Result<Hardware> hardware_for(const ClusterSpec&, const std::filesystem::path& catalogue);
 
 /// The same for a scenario's cluster, whole: E260 where the scenario asks for products in a format that the device does

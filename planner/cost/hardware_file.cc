@@ -168,6 +168,8 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
     h.source = entry.value.text;
   } else if (key == "shared_transport" && (entry.value.text == "true" || entry.value.text == "false")) {
     h.shared_transport = entry.value.text == "true";
+  } else if (key == "calibrated" && (entry.value.text == "true" || entry.value.text == "false")) {
+    h.calibrated = entry.value.text == "true";
   } else if (key == "measured_ranks_per_device" && number_of(entry.value, number) && number >= 1 && number <= 4096) {
     h.measured_ranks_per_device = static_cast<std::int64_t>(number);
   } else if ((key == "siblings" || key == "gpus") && entry.value.kind == YamlNode::Kind::sequence) {
@@ -175,9 +177,9 @@ void read_entry(const YamlEntry& entry, const std::string& prefix, Hardware& h, 
   } else if (key == "measurements" && entry.value.kind == YamlNode::Kind::sequence) {
     for (const YamlNode& node : entry.value.items) read_measurement(node, h, errors);
   } else {
-    std::vector<std::string> names = {
-        "schema",      "name", "source", "gpus", "siblings", "shared_transport", "measured_ranks_per_device",
-        "measurements"};
+    std::vector<std::string> names = {"schema",      "name",       "source",           "gpus",
+                                      "siblings",    "calibrated", "shared_transport", "measured_ranks_per_device",
+                                      "measurements"};
     for (const Field& field : fields_of(h)) names.emplace_back(field.key);
     const std::string near = nearest_name(key, names);
     errors.push_back(profile_mistake(entry.value,

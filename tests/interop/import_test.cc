@@ -187,6 +187,42 @@ TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
     REQUIRE(!sharded);
     CHECK(sharded.error()[0].code == "E152");
   }
+  const std::string nemo = launch_file(
+      "nemo/fsdp.yaml",
+      "grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16}\npolicy:\n  model_name: Qwen/Qwen2.5-7B\n"
+      "  train_global_batch_size: 512\n  train_micro_batch_size: 1\n  max_total_sequence_length: 4096\n"
+      "  megatron_cfg: {enabled: true}\n  sequence_packing: {enabled: false}\n"
+      "cluster: {num_nodes: 1, gpus_per_node: 8}\n");
+  const std::string ddp = "policy.megatron_cfg.distributed_data_parallel_config.",
+                    of_verl = "megatron.override_ddp_config.", megatron = "actor_rollout_ref.actor.strategy=megatron ";
+  const struct {
+    std::string system, file, launch, on, off;  // off: what says no, and is no news
+  } others[] = {
+      {"nemo-rl", nemo, "", ddp + "use_custom_fsdp=true", ddp + "use_custom_fsdp=false"},
+      {"nemo-rl", nemo, "", ddp + "use_megatron_fsdp=true", ddp + "use_megatron_fsdp=false"},
+      {"verl", "", verl + dynamic + megatron, "+actor_rollout_ref.actor." + of_verl + "use_megatron_fsdp=True",
+       "+actor_rollout_ref.actor." + of_verl + "use_megatron_fsdp=False"},
+      {"verl", "", verl + dynamic + megatron, "+actor_rollout_ref.actor." + of_verl + "use_custom_fsdp=True",
+       "+actor_rollout_ref.actor." + of_verl + "use_custom_fsdp=False"},
+      {"verl", "", verl + dynamic + megatron, "+actor_rollout_ref.ref." + of_verl + "use_megatron_fsdp=True",
+       "+actor_rollout_ref.ref." + of_verl + "use_megatron_fsdp=False"},
+      {"verl", "", verl + dynamic + megatron, "+actor_rollout_ref.ref." + of_verl + "use_custom_fsdp=True",
+       "+actor_rollout_ref.ref." + of_verl + "use_custom_fsdp=False"},
+      {"slime", "", slime, "--use-megatron-fsdp", ""},
+      {"slime", "", slime, "--use-custom-fsdp", ""},
+  };
+  for (const auto& [system, file, given, on, off] : others) {
+    INFO(system << " " << on);
+    const auto with = [&](const std::string& more) {
+      return LaunchSource{.file = file,
+                          .words = given.empty() ? std::vector<std::string>{more} : words_of(given + more),
+                          .variables = {}};
+    };
+    CHECK(import_of(system, with(off)).scenario.train.engine == TrainEngine::megatron);
+    const auto sharded = imported(system, with(on));
+    REQUIRE(!sharded);
+    CHECK(sharded.error()[0].code == "E152");
+  }
 }
 
 TEST_CASE("an array that nothing sets is no flag's value") {

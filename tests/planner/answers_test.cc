@@ -221,6 +221,7 @@ TEST_CASE("calibrated is said where the rates are") {
   };
   for (const std::vector<std::string>& sets : {std::vector<std::string>{},
                                                {"cluster.gpu=h200-sxm-141gb"},
+                                               {"cluster.gpu=h20-sxm-96gb"},
                                                {"cluster.gpu=b200-sxm-180gb", "train.precision.gemm=fp8"}}) {
     const Explanation e = at(sets);
     INFO(e.hardware);
@@ -228,6 +229,8 @@ TEST_CASE("calibrated is said where the rates are") {
   }
   CHECK(at({}).calibrated);
   CHECK_FALSE(at({"cluster.gpu=h200-sxm-141gb"}).calibrated);
+  CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb"}).calibrated);  // microbenchmarks of its own, and no step
+  CHECK_FALSE(at({"cluster.gpu=h20-sxm-96gb", "cluster.calibration=h20-sxm-96gb"}).calibrated);
   // What was fitted on other chips calibrates none.
   const Explanation other = at({"cluster.calibration=blackwell-te"});
   CHECK_FALSE(other.calibrated);

@@ -136,4 +136,34 @@ TEST_CASE("the smallest cluster is the first of all counts, powers of two or not
   CHECK((answers.contains(6) && answers.contains(10) && answers.contains(0)));
 }
 
+TEST_CASE("smaller clusters take the scenario's training with degrees that fit them") {
+  // Experts over more ranks than a stage has left (4 of 2 x 4 GPUs, on 4 and on 2), or over some that do not divide
+  // them (2 of 3 on 6 GPUs); stages with an own split and schedule that are given up (an odd number of GPUs).
+  const struct {
+    std::int64_t per_node, dp, ep, gpus;
+    double memory_gib;
+  } cases[] = {{4, 4, 4, 4, 16.0}, {6, 6, 2, 6, 14.0}};
+  for (const auto& c : cases) {
+    const auto smallest = [&](std::int64_t ep) {
+      const Scenario s =
+          scenario_of("{base: qwen3-30b-a3b, num_hidden_layers: 4}", c.per_node,
+                      fmt::format("engine: megatron, layout: {{dp: {}, pp: 2, ep: {}}}, pipeline_split: [1, 3], "
+                                  "pipeline_schedule: zero-bubble, micro_batch_tokens: 256",
+                                  c.dp, ep),
+                      fmt::format("engine: sglang, layout: {{tp: 4, dp: {}}}", c.per_node / 2),
+                      {"cluster.nodes=2", fmt::format("cluster.device_memory_gib={}", c.memory_gib)});
+      const auto found = smallest_cluster(s, catalog_root(), {.keep = 1}, 2, 60.0);
+      if (!found) FAIL(render(found.error()));
+      return *found;
+    };
+    INFO(c.per_node << " GPUs a node, ep " << c.ep);
+    // Which layouts there are on a cluster is no matter of the scenario's own.
+    const SmallestCluster spread = smallest(c.ep), whole = smallest(1);
+    CHECK(spread.gpus == c.gpus);
+    CHECK(whole.gpus == c.gpus);
+    REQUIRE((!spread.search.best.empty() && !whole.search.best.empty()));
+    CHECK(spread.search.best[0].price.iteration_seconds == whole.search.best[0].price.iteration_seconds);
+  }
+}
+
 }  // namespace hotbunk

@@ -68,6 +68,7 @@ TEST_CASE("a sweep over GPUs says whose efficiencies were fitted") {
   CHECK(standing_note(rows("h800-sxm-80gb")).empty());
   CHECK_THAT(standing_note(rows("h100-sxm-80gb,h800-sxm-80gb")),
              Catch::Contains("h100-sxm-80gb: calibrated") && Catch::Contains("sibling h100-sxm-80gb, uncalibrated"));
+  CHECK_THAT(standing_note(rows("h100-sxm-80gb,h20-sxm-96gb")), Catch::Contains("on H20, uncalibrated"));
   const auto twice = sweep(worked_file(small), {}, {*parse_axis("seed=1,2"), *parse_axis("seed=3")}, catalog_root());
   REQUIRE(!twice.has_value());
   CHECK(twice.error()[0].code == "E261");
