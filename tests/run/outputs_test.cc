@@ -320,7 +320,7 @@ std::int64_t peak_resident(pid_t pid) {
 }  // namespace
 
 TEST_CASE("the memory of a run's ranks does not grow with its steps") {
-  constexpr std::int64_t from = 400, until = 1600;
+  constexpr std::int64_t from = 300, until = 900;
   constexpr std::int64_t most_bytes_per_step = 2000;  // it was 7,600; an allocator may take a page here and there
   const std::string path = scenario("soak", 2, 2, "steps: 1000000").string();
   const fs::path out = work_folder() / "soak";
