@@ -315,17 +315,17 @@ TEST_CASE("subgroups, in an order of their own", "[comm]") {
 }
 
 TEST_CASE("texts of any length come whole to all, or to the first rank alone", "[comm]") {
-  const auto text_of = [](int rank) {  // of 3 MiB and some, of none, and of a piece to the byte
-    const std::size_t sizes[] = {3'500'000, 0, 1 << 20};
+  const auto text_of = [](int rank) {  // the longest, none, a piece to the byte, and one that ends within a piece
+    const std::size_t sizes[] = {3'500'000, 0, 1 << 20, 1'500'000};
     std::string text(sizes[rank], '\0');
     for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31 + i / 1000 + rank);
     return text;
   };
-  const auto result = with_ranks(3, [&](CpuWorld& world) {
+  const auto result = with_ranks(4, [&](CpuWorld& world) {
     const std::string mine = text_of(world.rank());
     const auto all = gather_strings(world, "all", mine);
-    RANK_REQUIRE(all.size() == 3);
-    for (int r = 0; r < 3; ++r) RANK_REQUIRE(all[static_cast<std::size_t>(r)] == text_of(r));
+    RANK_REQUIRE(all.size() == 4);
+    for (int r = 0; r < 4; ++r) RANK_REQUIRE(all[static_cast<std::size_t>(r)] == text_of(r));
     const auto first = gather_strings_at_first(world, "first", mine);
     RANK_REQUIRE(world.rank() == 0 ? first == all : first.empty());
   });
