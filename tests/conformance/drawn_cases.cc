@@ -221,8 +221,8 @@ class Drawn {
     };
     const auto lengths = [&] { return listed({S}, {first_ + before, T - first_ + before}); };
     const auto slots = [&] {  // one token goes nowhere
-      return integers({T}, [this, blocks, block](std::int64_t i) {
-        return i == first_ ? -1.0 : static_cast<double>(blocks * block - 1 - i);
+      return integers({T}, [first = first_, blocks, block](std::int64_t i) {
+        return i == first ? -1.0 : static_cast<double>(blocks * block - 1 - i);
       });
     };
     add(OpKind::kv_write, {in({T, Q}), slots()}, {in({blocks, 2 * block, k * d})}, heads(pool));
