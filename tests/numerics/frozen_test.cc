@@ -5,43 +5,10 @@
 #include "rl/adapter.h"
 #include "spec/stored_parameter.h"
 #include "tests/numerics/drawn_layout.h"
-#include "tests/numerics/training_run.h"
+#include "tests/numerics/golden_checks.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
-
-namespace {
-
-// P3's bounds (training_test.cc).
-constexpr double frozen_gradient_bound = 1e-4, frozen_update_bound = 1e-3, frozen_scalar_bound = 2e-5;
-
-void check_values(const Golden& g, const TrainingResult& r) {
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const std::string name = stored(g.model, p).tensor;
-    CAPTURE(name, p.frozen);
-    if (p.frozen) CHECK(r.after5.at(name) == g.initial(name));
-    else CHECK(update_error(r.after5.at(name), g.tensor("after5." + name), g.initial(name)) <= frozen_update_bound);
-  }
-}
-
-void check_frozen(const Golden& g, const TrainingResult& r) {
-  REQUIRE(r.losses.size() == g.losses.size() + 1);
-  for (std::size_t i = 0; i < g.losses.size(); ++i) {
-    CAPTURE(i);
-    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(frozen_scalar_bound));
-    CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(frozen_scalar_bound));
-  }
-  CHECK(r.losses.back() == Approx(g.final_loss).epsilon(frozen_scalar_bound));
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const std::string name = "grad." + stored(g.model, p).tensor;
-    CAPTURE(name, p.frozen);
-    CHECK(r.probes.contains(name) == !p.frozen);
-    if (!p.frozen) CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= frozen_gradient_bound);
-  }
-  check_values(g, r);
-}
-
-}  // namespace
 
 TEST_CASE("frozen: gradients and five AdamW steps of what trains agree with torch, the rest stays") {
   for (const std::string& name : golden_frozen()) {
@@ -52,7 +19,7 @@ TEST_CASE("frozen: gradients and five AdamW steps of what trains agree with torc
       s.train.recompute = recompute;
       if (recompute != Recompute::none) s.train.loss_chunk_tokens = 7;
       if (recompute == Recompute::full) s.train.micro_batch_tokens = g.longest_sequence();
-      check_frozen(g, train(g, s));
+      check_training(g, train(g, s));
     }
   }
 }
@@ -87,7 +54,7 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
     s.train.micro_batch_tokens = way.layout.share_of(g.num_tokens());
     if (g.model.moe) s.train.layout.etp = way.layout.tp;
     if (way.layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
-    check_frozen(g, train(g, s));
+    check_training(g, train(g, s));
   }
 }
 
@@ -101,8 +68,8 @@ TEST_CASE("frozen: a last stage of whose root only the tied table trains, which 
     const TrainingResult r = train(g, s, Against::reference_and_plan);
     REQUIRE(r.losses.size() == one.losses.size());
     for (std::size_t i = 0; i < r.losses.size(); ++i) {
-      CHECK(r.losses[i] == Approx(one.losses[i]).epsilon(frozen_scalar_bound));
-      CHECK(r.grad_norms[i] == Approx(one.grad_norms[i]).epsilon(frozen_scalar_bound));
+      CHECK(r.losses[i] == Approx(one.losses[i]).epsilon(scalar_bound));
+      CHECK(r.grad_norms[i] == Approx(one.grad_norms[i]).epsilon(scalar_bound));
     }
     CHECK(r.unlike_plan == "");
   }
@@ -110,7 +77,7 @@ TEST_CASE("frozen: a last stage of whose root only the tied table trains, which 
 
 TEST_CASE("frozen: layouts drawn at random compute what torch does") {
   for_drawn_layouts(golden_frozen(), 16, 13'000'027,
-                    [](const Golden& g, const Scenario& s) { check_frozen(g, train(g, s)); });
+                    [](const Golden& g, const Scenario& s) { check_training(g, train(g, s)); });
 }
 
 TEST_CASE("frozen: a checkpoint of one layout goes on in another") {
@@ -119,7 +86,7 @@ TEST_CASE("frozen: a checkpoint of one layout goes on in another") {
     const TrainingResult r = train_on(g, first, then, 2);
     REQUIRE(r.losses.size() + 2 == g.losses.size());
     for (std::size_t at = 0; at < r.losses.size(); ++at)
-      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(frozen_scalar_bound));
-    check_values(g, r);
+      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(scalar_bound));
+    check_after(g, r);
   });
 }

@@ -3,29 +3,19 @@
 
 #include "rl/adapter.h"
 #include "tests/numerics/drawn_layout.h"
-#include "tests/numerics/training_run.h"
+#include "tests/numerics/golden_checks.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
 
 namespace {
 
-// P3's bounds (training_test.cc).
-constexpr double lora_logit_bound = 1e-5, lora_gradient_bound = 1e-4, lora_update_bound = 1e-3,
-                 lora_scalar_bound = 2e-5;
-
 void check_adapters(const Golden& g, const TrainingResult& r) {
-  REQUIRE(r.losses.size() == g.losses.size() + 1);
-  for (std::size_t i = 0; i < g.losses.size(); ++i) {
-    CAPTURE(i);
-    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(lora_scalar_bound));
-    CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(lora_scalar_bound));
-  }
-  CHECK(r.losses.back() == Approx(g.final_loss).epsilon(lora_scalar_bound));
+  check_steps(g, r);
   CHECK(r.after5.size() == adapters_of(g.model).size());
   for (const auto& [name, value] : r.after5) {
     CAPTURE(name);
-    CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= lora_update_bound);
+    CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
   }
 }
 
@@ -46,12 +36,12 @@ TEST_CASE("adapters: logits, gradients and five AdamW steps agree with PEFT") {
     const Golden g = Golden::load(name);
     const TrainingResult r = train(g, golden_scenario(g, 1));
     CHECK(r.losses.at(0) == Approx(g.loss).epsilon(1e-6));
-    CHECK(relative_error(r.probes.at("logits"), g.tensor("logits")) <= lora_logit_bound);
-    CHECK(relative_error(r.probes.at("logps"), g.tensor("logprobs")) <= lora_logit_bound);
+    CHECK(relative_error(r.probes.at("logits"), g.tensor("logits")) <= logit_bound);
+    CHECK(relative_error(r.probes.at("logps"), g.tensor("logprobs")) <= logit_bound);
     for (const ParamSpec& p : adapters_of(g.model)) {
       const std::string tensor = "grad." + adapter_tensor(p.name);
       CAPTURE(tensor);
-      CHECK(relative_error(r.probes.at(tensor), g.tensor(tensor)) <= lora_gradient_bound);
+      CHECK(relative_error(r.probes.at(tensor), g.tensor(tensor)) <= gradient_bound);
     }
     check_adapters(g, r);
   }
@@ -118,17 +108,17 @@ TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the mode
     const TrainingResult r = train_on(g, first, then, 2);
     REQUIRE(r.losses.size() + 2 == g.losses.size());
     for (std::size_t at = 0; at < r.losses.size(); ++at)
-      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(lora_scalar_bound));
+      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(scalar_bound));
     for (const auto& [name, value] : r.after5) {
       CAPTURE(name);
-      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= lora_update_bound);
+      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
     }
     const Checkpoint base = Checkpoint::open(g.model.weights_path).value();
     for (const ParamSpec& p : parameters_of(g.model)) {
       CAPTURE(p.name);
       const std::vector<float> before = base.load_parameter(g.model, p).value();
       if (!g.model.adapts(p.role)) CHECK(r.merged.at(p.name) == before);
-      else CHECK(update_error(r.merged.at(p.name), g.tensor("merged." + p.name), before) <= lora_update_bound);
+      else CHECK(update_error(r.merged.at(p.name), g.tensor("merged." + p.name), before) <= update_bound);
     }
   });
 }

@@ -18,61 +18,10 @@
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "tests/numerics/drawn_layout.h"
-#include "tests/numerics/training_run.h"
+#include "tests/numerics/golden_checks.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
-
-namespace {
-
-// The bounds that P3 states. The goldens' own rounding (golden.json: floors) lies 5 to 20 times below each.
-constexpr double logit_bound = 1e-5, gradient_bound = 1e-4, update_bound = 1e-3;
-// Sums of squares and means over at most 70 tokens in another order: some ulps of fp32 (6e-8 each), times what five
-// optimizer steps make of them. The first loss, before any step, is held to what P3 says.
-constexpr double scalar_bound = 2e-5, loss_bound = 1e-5;
-
-/// After five steps, as far as transformers moved it; what no optimizer steps is what it was, to the bit.
-void check_after(const Golden& g, const TrainingResult& r) {
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const std::string name = stored(g.model, p).tensor;
-    CAPTURE(name);
-    const std::vector<float>& value = r.after5.at(name);
-    if (p.role == ParamRole::router_bias) CHECK(value == g.initial(name));
-    else CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
-  }
-}
-
-void check_gradients(const Golden& g, const TrainingResult& r) {
-  for (const ParamSpec& p : parameters_of(g.model)) {
-    const std::string name = "grad." + stored(g.model, p).tensor;
-    CAPTURE(p.name, name);
-    if (p.role == ParamRole::router_bias) {
-      CHECK(r.probes.at(name) == std::vector<float>(static_cast<std::size_t>(p.numel()), 0.0f));
-      continue;
-    }
-    CHECK(relative_error(r.probes.at(name), g.tensor(name)) <= gradient_bound);
-  }
-}
-
-void check_training(const Golden& g, const TrainingResult& r) {
-  REQUIRE(r.losses.size() == g.losses.size() + 1);
-  check_gradients(g, r);
-  for (std::size_t i = 0; i < g.losses.size(); ++i) {
-    CAPTURE(i);
-    CHECK(r.losses[i] == Approx(g.losses[i]).epsilon(i == 0 ? loss_bound : scalar_bound));
-    CHECK(r.grad_norms[i] == Approx(g.grad_norms[i]).epsilon(scalar_bound));
-  }
-  CHECK(r.losses.back() == Approx(g.final_loss).epsilon(scalar_bound));
-  check_after(g, r);
-}
-
-/// Log-probs are differences of logits and their log-sum: their error is the logits', whose size is the measure.
-void check_forward(const Golden& g, const TrainingResult& r) {
-  CHECK(relative_error(r.probes.at("logits"), g.tensor("logits")) <= logit_bound);
-  CHECK(relative_error(r.probes.at("logps"), g.tensor("logprobs")) <= logit_bound);
-}
-
-}  // namespace
 
 TEST_CASE("logits, log-probs, loss, gradients and five AdamW steps agree with transformers") {
   for (const std::string& name : golden_models()) {
