@@ -181,6 +181,19 @@ TEST_CASE("what a rank has of a model decides its parts: ranks with other expert
   CHECK(sleeps[0] > sleeps[2]);
 }
 
+TEST_CASE("micro-batches that sequence parallelism does not divide are no rows, and end no search") {
+  // Samples of at most 11 tokens, 66 of them to a micro-batch: half of the candidates are odd.
+  const Scenario s = shifting("tensor-parallel-cpu.yaml",
+                              {"algorithm.samples_per_prompt=3", "algorithm.prompts=6", "train.micro_batch_tokens=66"});
+  const auto choices = choose(*pricer_for(s), {.top = 8});
+  REQUIRE(choices.has_value());
+  REQUIRE(choices->rows.size() > 4);
+  for (const ChoiceRow& r : choices->rows) {
+    const TrainSpec train = with_point(s, r.point).train;
+    CHECK((!train.layout.sp || train.micro_batch_tokens % train.layout.tp == 0));
+  }
+}
+
 TEST_CASE(
     "an engine in stages is lowered whole: yours takes what explain says, and what executes is not called priced") {
   const Scenario s = shifting("expert-mesh-cpu.yaml");
