@@ -300,6 +300,13 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(capped.workload.response_tokens.max == 7168);
   const Scenario dynamic = import_of("openrlhf", words(now + " --train.dynamic_batch_enable")).scenario;
   CHECK(dynamic.train.logprob_micro_batch_sequences == 0);
+  // ZeRO's optimizer on the host, of the stages whose parameters are whole.
+  CHECK(a.optimizer.cpu_fraction == 0);
+  for (const char* flag : {" --ds.adam_offload", " --adam_offload"}) {
+    CHECK(import_of("openrlhf", words(now + " --ds.zero_stage 2" + flag)).scenario.optimizer.cpu_fraction == 1);
+    const ImportedScenario third = import_of("openrlhf", words(now + flag));
+    CHECK(third.scenario.optimizer.cpu_fraction == 0);
+  }
   const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
   REQUIRE(!uncovered);
   CHECK(uncovered.error()[0].code == "E151");
