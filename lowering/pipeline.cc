@@ -159,6 +159,7 @@ StageTraining::StageTraining(const Scenario& s, ProgramBuilder& b, const TrainSt
       passes_(s, b, state, metrics, feeds_.tokens),
       messages_(s, b, state, passes_.model().sharding(), "train.", PipelinePasses::both_ways) {
   for (const std::int64_t slots : messages_.room().slots) slots_.emplace_back(static_cast<std::size_t>(slots));
+  if (!s.train.reshard_after_forward) passes_.hold(state.hold_layers(b, "train.held.", allocated_));
 }
 
 /// In the order in which a full mini-batch comes to them first: so each reads what those before have left, and as many

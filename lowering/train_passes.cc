@@ -178,6 +178,13 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
 PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept) {
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers), kept.parts.resize(layers);
+  if (!held_.empty()) {
+    for (std::size_t i = 0; i < layers; ++i) {
+      kept.whole[i] = held_[first + i];
+      stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
+    }
+    return stream;
+  }
   Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false), root,
                   s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
   for (std::size_t i = 0; i < layers; ++i) {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lowering/packed_model.h"
@@ -63,6 +64,8 @@ class TrainPasses {
   TrainPasses(const Scenario&, ProgramBuilder&, const TrainState&, const Tensor& metrics, const TokenFeeds&);
 
   PackedModel& model() { return model_; }
+  /// Layers that are whole in all passes, by their place in the stage; else each pass gathers its own.
+  void hold(std::vector<WholeUnit> layers) { held_ = std::move(layers); }
 
   /// What a forward pass leaves for its backward pass.
   struct Kept {
@@ -96,6 +99,7 @@ class TrainPasses {
   /// Layers for their backward: from all shards, or from what few ranks kept.
   Gathers gathers_again(const Kept&, Range layers, const WholeUnit& root) const;
   SlotLimitId layers_, gradients_;
+  std::vector<WholeUnit> held_;
 };
 
 /// Norm over all shards of all ranks, clip, AdamW, metrics: what a step ends with.

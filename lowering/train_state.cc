@@ -380,7 +380,7 @@ std::int64_t TrainState::whole_elements(const ShardedUnit& unit) {
 }
 
 WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
-                                   std::vector<BufferId>& made, BufferId source) const {
+                                   std::vector<BufferId>& made, BufferId source, bool stays) const {
   const UnitState& state = units_[u];
   const DType compute = scenario_.train.precision.params;
   const bool copied = which == Weights::reference && state.reference >= 0;
@@ -389,8 +389,16 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
   const bool is_below = b.is_on_host(source), as_computed = shards() == 1 && held.dtype == compute;
   if (whole_params_ || (as_computed && !is_below)) return {&state.unit, source, compute};
   const std::string name = prefix + state.unit.name;
+  std::vector<Input> inputs = {source};
+  BufferId stayed = -1;
+  if (stays) {
+    stayed = b.managed(name + ".params", compute, whole_elements(state.unit), Category::params, sections::transient);
+    inputs.emplace_back(stayed);
+  }
   const auto write = [&] {
-    const Tensor whole = b.whole(b.transient(name + ".params", compute, whole_elements(state.unit), Category::params));
+    if (stays) b.alloc(stayed, streams::gather);
+    const Tensor whole =
+        b.whole(stays ? stayed : b.transient(name + ".params", compute, whole_elements(state.unit), Category::params));
     Tensor shard = held;
     if (is_below) {
       if (!as_computed)
@@ -402,7 +410,8 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
     if (buffers.empty()) return std::array{whole, whole, whole, shard};
     return std::array{shard.dtype == compute ? shard : b.whole(buffers.front()), b.whole(buffers.back()), whole, shard};
   };
-  const auto [send, gathered, whole, come_up] = b.call(prefix + "gather", state.unit.kind, name + ".", {source}, write);
+  const auto [send, gathered, whole, come_up] =
+      b.call(prefix + "gather", state.unit.kind, name + ".", std::move(inputs), write);
   made.insert(made.end(), {send.buffer, gathered.buffer, whole.buffer, come_up.buffer});
   return {&state.unit, whole.buffer, compute};
 }
@@ -476,6 +485,22 @@ WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights whi
   }
   if (layer.is_shared) out.parts.insert(out.parts.end(), outer.parts.begin(), outer.parts.end());
   if (limit && !made.empty()) b.take_turn(*limit, made);
+  return out;
+}
+
+std::vector<WholeUnit> TrainState::hold_layers(ProgramBuilder& b, const std::string& prefix,
+                                               std::vector<BufferId>& held) const {
+  std::vector<WholeUnit> out;
+  std::vector<BufferId> made;
+  for (const Layer& layer : layers_) {
+    HB_CHECK(!layer.is_shared, "layer {} has parameters in units of no layer", layer.number);
+    WholeUnit& whole = out.emplace_back(WholeUnit{.parts = {}, .layer = layer.number, .kind = layer.kind});
+    for (const std::size_t u : layer.units) {
+      made.clear();
+      whole.parts.push_back(gather(b, u, Weights::trained, prefix, made, -1, true));
+      if (!made.empty()) held.push_back(whole.parts.back().buffer);
+    }
+  }
   return out;
 }
 

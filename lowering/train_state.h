@@ -163,6 +163,10 @@ class TrainState {
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
 
+  /// All layers of the stage, whole until the buffers that are added to `held` are freed: a pipeline's micro-batches
+  /// share them (train.reshard_after_forward: false).
+  std::vector<WholeUnit> hold_layers(ProgramBuilder&, const std::string& prefix, std::vector<BufferId>& held) const;
+
   /// FSDP2's reshard to a smaller mesh: of units that are whole, flat parts of equal size, one for each rank of the
   /// family reshard. keep_parts() copies this rank's, gather_kept() makes the units whole again from those of all.
   bool keeps_parts() const { return scenario_.train.reshard_ranks > 0; }
@@ -223,8 +227,9 @@ class TrainState {
   /// Where its part on the host is cast for its way up; -1: it is as it is computed with.
   BufferId cast_below(const UnitState&) const;
   /// Of unit `u` what its compute takes; buffers on the way are added to `made`. `source`: -1: where it trains.
+  /// `stays`: the whole unit is allocated here, and freed by who asked.
   WholeUnit::Part gather(ProgramBuilder&, std::size_t u, Weights, const std::string& prefix,
-                         std::vector<BufferId>& made, BufferId source = -1) const;
+                         std::vector<BufferId>& made, BufferId source = -1, bool stays = false) const;
   /// Nothing of a unit that is frozen.
   void add_gradients(ProgramBuilder&, std::size_t u, const std::string& prefix, WholeUnit& out) const;
   void reduce(ProgramBuilder&, const std::vector<std::size_t>& units, const WholeUnit& gradients,

@@ -139,7 +139,7 @@ inline std::string draw_scenario() {
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   // Units that few ranks keep among them from forward to backward.
   const std::int64_t group = one_of(shard_groups), shared = group == -1 ? data : group;
-  std::vector<std::string> reshards{yaml_bool(true), yaml_bool(pp > 1)};
+  std::vector<std::string> reshards{yaml_bool(true), yaml_bool(false)};
   for (std::int64_t few = 2; few < shared && engine == "fsdp2" && pp == 1 && spread == 1; ++few)
     if (shared % few == 0) reshards.push_back(std::to_string(few));
   const std::string params = dtype(), grads = params == "bf16" && coin() ? "bf16" : state(), master = state(),

@@ -52,6 +52,9 @@ struct TrainPoint {
   std::int64_t replicas() const { return data_ranks() / shard_ranks(); }
   /// Gathers of a layer among all ranks that share it, in a micro-batch both ways; for backward few may have it.
   double full_gathers() const { return reshard_after_forward && reshard_ranks == 0 ? 2.0 : 1.0; }
+  /// Layers stay gathered for all micro-batches of a step: in a pipeline there are others between a micro-batch's
+  /// forward and its backward.
+  bool holds_units() const { return gathers_units() && pp > 1 && !reshard_after_forward; }
   /// Parameters are gathered unit by unit around each pass.
   bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
   /// And their shards, with gradients and optimizer state, live on the host.

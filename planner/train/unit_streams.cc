@@ -81,9 +81,11 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   const auto beside = [&](double taken, double stream, double compute) { return std::max(taken, stream - compute); };
   const double forward_layer = std::max(0.0, forward - share * (l.embedding.forward + l.head.forward)) / layers;
   PassStreams out;
+  const bool held = backward > 0.0 && p.holds_units();
   // A pass begins with the root and a layer, before there is anything to compute.
-  out.forward = root_gather + gather + later * (ahead ? beside(kernels, gather, forward_layer) : gather);
-  out.all = root_gather + layers * gather;
+  out.forward = root_gather;
+  if (!held) out.forward += gather + later * (ahead ? beside(kernels, gather, forward_layer) : gather);
+  out.all = root_gather + (held ? 0.0 : layers * gather);
   if (backward <= 0.0) return out;
   const double backward_layer = std::max(0.0, backward - share * (l.embedding.backward + l.head.backward)) / layers;
   // Gradients of one layer are reduced while the next one computes; the last ones and the root's find nothing beside.

@@ -96,7 +96,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
   if (g.model.moe && s.train.engine != TrainEngine::fsdp1) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
-  s.train.reshard_after_forward = one_of({0, 1}) == 1 || l.pp > 1;
+  s.train.reshard_after_forward = one_of({0, 1}) == 1;
   const std::int64_t shared = l.fsdp > 0 ? l.fsdp : l.dp * l.cp * l.ulysses;
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)

@@ -121,6 +121,19 @@ std::string by_experts(const Outcome& o) {
   return unequal("rows of experts", of_all(o, Family::experts, OpKind::all_to_all).payload, expected);
 }
 
+/// FSDP2 in a pipeline whose layers stay whole: those are gathered once a step, what is of no layer once a micro-batch.
+std::string held_layers(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  double layers = 0, root = 0;
+  for (const ParamSpec& p : parameters_of(s.model))
+    (p.layer < 0 ? root : layers) += 4.0 * static_cast<double>(p.numel());
+  const double copies = static_cast<double>(s.train.layout.dp), steps = static_cast<double>(s.steps);
+  const double micro = of_all(o, Family::fsdp, OpKind::reduce_scatter).payload / (layers + root);  // of all copies
+  if (micro < 2 * copies * steps || micro != std::floor(micro)) return fmt::format("{} micro-batches", micro);
+  return unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload,
+                 copies * steps * layers + micro * root);
+}
+
 double activations(const Outcome& o, Rank rank) {
   const auto& peaks = o.measured.memory[static_cast<std::size_t>(rank)].device.phase_peaks;
   return static_cast<double>(
@@ -135,6 +148,18 @@ TEST_CASE("what data ranks sent is what section A says of DDP, ZeRO and FSDP, on
     cases.push_back(
         {engine, tiny_scenario(4, 2, {fmt::format("train.engine={}", engine), "train.micro_batch_tokens=24"}), {}, {}});
   CHECK(run_cases(4, cases, data_parallel) == "");
+}
+
+TEST_CASE("layers of a pipeline that nothing reshards are gathered once a step, whatever its micro-batches") {
+  std::vector<Case> cases;
+  for (const char* layout : {"{dp: 2, pp: 2}", "{dp: 2, pp: 2, vpp: 2}"})
+    cases.push_back({layout,
+                     tiny_scenario(4, 2,
+                                   {fmt::format("train.layout={}", layout), "model.num_hidden_layers=4",
+                                    "train.micro_batch_tokens=24", "train.reshard_after_forward=false"}),
+                     {},
+                     {}});
+  CHECK(run_cases(4, cases, held_layers) == "");
 }
 
 TEST_CASE("what all-to-alls sent are closed forms of tokens, heads and choices") {
