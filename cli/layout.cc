@@ -256,7 +256,7 @@ Json dispatch_of(const Scenario& s) {
   const DispatchSeconds cost = dispatch_seconds(s);
   return {{"chosen", name_of(chosen_dispatch(s))},
           {"rows_of_token", s.model.moe->experts_per_token},
-          {"copies_of_token", expected_parts(*s.model.moe, shard_mesh(s.train).expert_data)},
+          {"copies_of_token", expected_parts(*s.model.moe, expert_mesh(s).spread)},
           {"per_expert_s", cost.per_expert},
           {"per_rank_s", cost.per_rank}};
 }

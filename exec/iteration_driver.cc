@@ -320,7 +320,7 @@ std::optional<Args> IterationDriver::stage_decision(Iteration& it, Rank rank, st
 }
 
 Sizes IterationDriver::packed(const Sizes& micro) const {
-  return has_parts() ? filled_up(micro, scenario_.train.layout, rows_sent_of_token(scenario_),
+  return has_parts() ? filled_up(micro, scenario_.train.layout, expert_mesh(scenario_), rows_sent_of_token(scenario_),
                                  expert_copies(scenario_).of_token)
                      : micro;
 }

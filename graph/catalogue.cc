@@ -303,7 +303,8 @@ std::string check_routed(const Op& op) {
     case OpKind::expert_sort:
       fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
              op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0) &&
-             op.integer(Attr::groups, 1) > 0 && (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0;
+             op.integer(Attr::groups, 1) > 0 && op.integer(Attr::ranks, 1) > 0 &&
+             (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0;
       break;
     case OpKind::all_to_all:
       fits = !is_routed(op) || check_routed_exchange(op);
@@ -612,7 +613,7 @@ Range bias_columns(const Op& op, const Places& places) {
   const ExpertMatrices m = expert_matrices(op);
   const Tensor& bias = op.kind == OpKind::grouped_linear ? op.inputs[3] : op.outputs[1];
   const std::int64_t share = bias.shape[0].size / m.experts;
-  const std::int64_t place = share == m.n ? 0 : places.at(static_cast<std::size_t>(op.group));
+  const std::int64_t place = share == m.n ? 0 : places.at(static_cast<std::size_t>(op.group)) % (m.n / share);
   return {place * share, (place + 1) * share};
 }
 
@@ -645,7 +646,8 @@ bool is_idle_round(const Op& op, const Sizes& s) {
 
 OwnPart own_experts(const Op& op, const Places& places) {
   const std::int64_t own = op.outputs[1].shape[0].size - 1, groups = op.integer(Attr::groups, 1);
-  const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) : 0;
+  const std::int64_t columns = op.integer(Attr::ranks, 1);
+  const std::int64_t place = op.has(Attr::tp) ? places.at(static_cast<std::size_t>(op.group)) / columns : 0;
   return {place * (own / groups), own, groups};
 }
 

@@ -63,13 +63,13 @@
 //   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
 //                                                where each expert's rows begin   tp: ranks of the group share the
 //                                                experts, E each, by place; choices of others have row -1. groups: they
-//                                                share each of so many equal groups of experts
+//                                                share each of so many equal groups. ranks: so many neighbours have the same
 //   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
 //                                                and in what follows
 //   dispatch_backward  dy[T,c,H] or [R,H], rows[T,c] -> dx[T,H]   sums over j                   accumulate
 //   grouped_linear     x[T,c,K], w[E N,K], offsets[E+1], (b[E n]) -> y[T,c,N]   rows offsets[e] … offsets[e+1] - 1 by rows e N … of w   tp: as expert_sort
 //                                                b: added to n columns, all, or those at the rank's place in op.group,
-//                                                which shares N
+//                                                whose first N / n share N, as the next ones do
 //                                                of x[R,K] with several offsets for each expert, one for each rank that
 //                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "layout/train_mesh.h"
+#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 
 namespace hotbunk {
@@ -17,14 +18,14 @@ double choose(double n, double k) {
   return out;
 }
 
-/// Whether every group of `ranks` neighbours among the data ranks lies on one node.
-bool on_one_node(const Scenario& s, std::int64_t ranks) {
+/// Whether every group of ranks with other experts each lies on one node.
+bool on_one_node(const Scenario& s, const ExpertMesh& mesh) {
   const std::int64_t of_node = std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   for (std::int64_t stage = 0; stage < s.train.layout.pp; ++stage)
-    for (const std::vector<std::int64_t>& data : data_ranks(s.train.layout, stage))
-      for (std::size_t d = 0; d < data.size(); ++d) {
-        const std::size_t first = d / static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks);
-        if (data[d] / of_node != data[first] / of_node) return false;
+    for (const std::vector<std::int64_t>& blocks : block_ranks(s.train.layout, mesh, stage))
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        const std::size_t first = b - b % static_cast<std::size_t>(mesh.spread);
+        if (blocks[b] / of_node != blocks[first] / of_node) return false;
       }
   return true;
 }
@@ -52,15 +53,16 @@ double expected_parts(const MoeSpec& m, std::int64_t parts) {
 
 DispatchSeconds dispatch_seconds(const Scenario& s) {
   const ClusterSpec& c = s.cluster;
-  const std::int64_t ranks = shard_mesh(s.train).expert_data;
-  const bool near = on_one_node(s, ranks);
+  const ExpertMesh mesh = expert_mesh(s);
+  const std::int64_t ranks = mesh.spread;
+  const bool near = on_one_node(s, mesh);
   const double inside = c.gpu.nvlink_bandwidth.value > 0.0 ? c.gpu.nvlink_bandwidth.value
                         : c.gpu.is_cpu                     ? c.gpu.memory_bandwidth.value
                                                            : c.gpu.pcie_bandwidth.value;
   const double bandwidth = near ? inside : c.network_bandwidth.value,
                latency = near ? c.nvlink_latency.value : c.network_latency.value;
   if (bandwidth <= 0.0) return {};
-  const auto tokens = static_cast<double>(s.train.micro_batch_tokens), w = static_cast<double>(ranks),
+  const auto tokens = static_cast<double>(s.train.micro_batch_tokens / mesh.blocks), w = static_cast<double>(ranks),
              choices = static_cast<double>(s.model.moe->experts_per_token);
   const double row = static_cast<double>(s.model.hidden) * static_cast<double>(size_of(s.train.precision.params)),
                number = static_cast<double>(size_of(DType::i32));
@@ -73,14 +75,15 @@ DispatchSeconds dispatch_seconds(const Scenario& s) {
 ExpertDispatch chosen_dispatch(const Scenario& s) {
   if (s.train.expert_dispatch != ExpertDispatch::automatic) return s.train.expert_dispatch;
   const ExpertRounds rows = expert_rounds(s);
-  if (rows.most == 0 || rows.rounds > 1 || s.train.layout.expert_tensor_ranks() > 1) return ExpertDispatch::per_expert;
+  if (rows.most == 0 || rows.rounds > 1 || !expert_mesh(s).may_send_copies()) return ExpertDispatch::per_expert;
   const DispatchSeconds cost = dispatch_seconds(s);
   return cost.per_rank < cost.per_expert ? ExpertDispatch::per_rank : ExpertDispatch::per_expert;
 }
 
 ExpertCopies expert_copies(const Scenario& s) {
   if (expert_rounds(s).most == 0 || chosen_dispatch(s) != ExpertDispatch::per_rank) return {};
-  const std::int64_t ranks = shard_mesh(s.train).expert_data, tokens = s.train.micro_batch_tokens;
+  const ExpertMesh mesh = expert_mesh(s);
+  const std::int64_t ranks = mesh.spread, tokens = s.train.micro_batch_tokens / mesh.blocks;
   return {tokens * std::min(ranks, s.model.moe->experts_per_token), ranks * tokens,
           expected_parts(*s.model.moe, ranks)};
 }

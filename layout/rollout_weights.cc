@@ -240,7 +240,8 @@ HeadRanges heads_of_rank(const ModelSpec& model, std::int64_t tp, std::int64_t t
   return {query, {head, head + 1}};
 }
 
-std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts, bool whole_attention) {
+std::string why_not_tensor_parallel(const ModelSpec& model, std::int64_t tp, std::int64_t expert_columns,
+                                    bool whole_attention) {
   if (tp < 1) return fmt::format("tensor parallelism of {} ranks", tp);
   if (model.mlp_bias && (model.gated_mlp || model.moe)) return fmt::format("{} has biases in a gated MLP", model.name);
   if (!whole_attention && model.heads % tp)
@@ -248,16 +249,21 @@ std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool who
   if (!whole_attention && !model.mla && model.kv_heads % tp && tp % model.kv_heads) {
     return fmt::format("{} key/value heads neither divide over tp {} nor divide it", model.kv_heads, tp);
   }
-  if (model.moe && whole_experts && model.moe->experts % tp)
-    return fmt::format("{} experts do not divide over tp {}", model.moe->experts, tp);
-  if (model.moe && !whole_experts && model.moe->expert_intermediate % tp)
-    return fmt::format("expert intermediate size {} does not divide over tp {}", model.moe->expert_intermediate, tp);
-  if (model.moe && model.moe->biases && !whole_experts && model.hidden % tp)
-    return fmt::format("the hidden size {}, and with it the biases behind experts, does not divide over tp {}",
-                       model.hidden, tp);
+  const std::string over = expert_columns == tp ? fmt::format("tp {}", tp) : fmt::format("etp {}", expert_columns);
+  if (model.moe && model.moe->expert_intermediate % expert_columns)
+    return fmt::format("expert intermediate size {} does not divide over {}", model.moe->expert_intermediate, over);
+  if (model.moe && model.moe->biases && model.hidden % expert_columns)
+    return fmt::format("the hidden size {}, and with it the biases behind experts, does not divide over {}",
+                       model.hidden, over);
   if ((!model.moe || model.moe->first_dense_layers > 0) && model.intermediate % tp)
     return fmt::format("intermediate size {} does not divide over tp {}", model.intermediate, tp);
   return "";
+}
+
+std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts, bool whole_attention) {
+  if (model.moe && whole_experts && tp > 0 && model.moe->experts % tp)
+    return fmt::format("{} experts do not divide over tp {}", model.moe->experts, tp);
+  return why_not_tensor_parallel(model, tp, whole_experts ? 1 : tp, whole_attention);
 }
 
 std::vector<LocalWeight> rollout_weights(const ModelSpec& model, const EngineCut& cut, std::int64_t tp_rank) {

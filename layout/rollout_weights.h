@@ -91,6 +91,9 @@ struct EngineCut {
 ///   `whole_attention`.
 std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false,
                                bool whole_attention = false);
+/// The same where so many of the ranks share each expert, however these are spread.
+std::string why_not_tensor_parallel(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns,
+                                    bool whole_attention = false);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
 /// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are

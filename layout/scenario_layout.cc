@@ -41,12 +41,16 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
     expert = Mesh(std::move(axes));
   }
   if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
-  const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s.train).shards : 1;
+  const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s).shards : 1;
   return TrainHoldings(s, {dense, expert, std::move(*stages), 1}, shards);
 }
 
 TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
-    : model_(s.model), layout_(std::move(layout)), shards_(shards), parameters_(parameters_of(s.model)) {
+    : model_(s.model),
+      layout_(std::move(layout)),
+      shards_(shards),
+      experts_(expert_mesh(s)),
+      parameters_(parameters_of(s.model)) {
   const TrainLayout& l = s.train.layout;
   if (s.train.engine != TrainEngine::fsdp1 || std::max({shards == 1 ? 2 : std::int64_t{1}, l.tp, l.pp, l.ep}) > 1)
     return;
@@ -97,15 +101,15 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
     return out;
   }
   // All tensor-parallel places shard as many rows: of a vocabulary that does not divide, the last has padding.
-  // An expert's ranks are others than those of the first place.
-  const std::int64_t first = parameter.expert >= 0 ? rank : layout_.dense.group_of(rank, {"tp"}).front();
-  // Data ranks that spread experts share each of them with so many fewer.
-  const std::int64_t holders =
-      parameter.expert < 0 ? 1
-                           : std::max<std::int64_t>(1, layout_.expert.extent("ep") * layout_.expert.extent("etp") /
-                                                           layout_.dense.extent("tp"));
-  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(),
-                                 std::max<std::int64_t>(1, shards_ / holders), shard_of(rank) / holders);
+  // An expert's ranks are others than those of the first place, and it is cut over the blocks that have it.
+  const bool expert = parameter.expert >= 0;
+  const std::int64_t first = expert ? rank : layout_.dense.group_of(rank, {"tp"}).front();
+  std::int64_t parts = shards_, mine = shard_of(rank);
+  if (expert) {
+    parts = std::max<std::int64_t>(1, parts * experts_.blocks / experts_.spread);
+    mine = (mine * experts_.blocks + layout_.dense.coordinate(rank, "tp") / experts_.places) / experts_.spread;
+  }
+  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), parts, mine);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   if (box.elements() == 0) return {};
   return {box};

@@ -7,6 +7,7 @@
 
 #include "layout/layout.h"
 #include "layout/rollout_weights.h"
+#include "spec/expert_mesh.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -42,6 +43,7 @@ class TrainHoldings {
   ModelSpec model_;
   Layout layout_;
   std::int64_t shards_ = 1;
+  ExpertMesh experts_;
   std::vector<ParamSpec> parameters_;
   struct InUnit {
     std::int64_t offset = 0, shard_elements = 0;

@@ -16,18 +16,18 @@ Mesh train_mesh(const TrainLayout& l) {
   return std::move(*mesh);
 }
 
-ShardMesh shard_mesh(const TrainSpec& train) {
+ShardMesh shard_mesh(const Scenario& s) {
+  const TrainSpec& train = s.train;
   const TrainLayout& l = train.layout;
   const std::int64_t data = l.dp * l.cp * l.ulysses, shards = train.engine == TrainEngine::ddp ? 1
                                                               : l.fsdp > 0                     ? l.fsdp
                                                                                                : data;
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
-  const std::int64_t tensor = l.expert_tensor_ranks();  // and the rest over data ranks
-  return {shards, data / shards, l.tp, tensor, std::max<std::int64_t>(1, l.ep / tensor), l.pp};
+  return {shards, data / shards, l.tp, expert_mesh(s), l.pp};
 }
 
 std::int64_t rows_sent_of_token(const Scenario& s) {
-  return s.model.moe && shard_mesh(s.train).expert_data > 1 ? s.model.moe->experts_per_token : 0;
+  return s.model.moe && expert_mesh(s).spread > 1 ? s.model.moe->experts_per_token : 0;
 }
 
 std::int64_t most_rows_received(const Scenario& s) { return expert_rounds(s).most; }
@@ -38,6 +38,14 @@ std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int
   for (std::int64_t rank = 0; rank < mesh.size(); ++rank)
     if (mesh.coordinate(rank, "pp") == stage)
       out[static_cast<std::size_t>(mesh.coordinate(rank, "tp"))].push_back(rank);
+  return out;
+}
+
+std::vector<std::vector<std::int64_t>> block_ranks(const TrainLayout& l, const ExpertMesh& mesh, std::int64_t stage) {
+  const std::vector<std::vector<std::int64_t>> by_place = data_ranks(l, stage);
+  std::vector<std::vector<std::int64_t>> out(static_cast<std::size_t>(mesh.places));
+  for (std::size_t d = 0; d < by_place.front().size(); ++d)
+    for (std::size_t t = 0; t < by_place.size(); ++t) out[t % out.size()].push_back(by_place[t][d]);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include "layout/mesh.h"
 #include "layout/pipeline.h"
 #include "layout/train_weights.h"
+#include "spec/expert_mesh.h"
 #include "spec/scenario.h"
 
 namespace hotbunk {
@@ -16,26 +17,27 @@ Mesh train_mesh(const TrainLayout&);
 
 /// How the data ranks share what the engine shards: groups of neighbours hold one copy together, one shard each (HSDP
 /// where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that have a part of
-/// every layer: of experts either a part of each, or, spread over `experts` ranks, which are all of them, whole ones.
-/// `expert_data`: neighbours among the data ranks over which whole experts are spread as well: each holds others, or
-/// its tensor-parallel places parts of others; with both, data rank d's place t has those from (d·experts + t)·E/ep on.
-/// Then of an expert there are that many times fewer shards, or, where
-/// nothing is sharded, copies.
+/// every layer; of experts, places of blocks do (spec/expert_mesh.h), and place p of the k-th of `experts.spread`
+/// blocks that follow one another has part p % columns of the experts from (k wholes + p / columns) E / ep on. Blocks
+/// are numbered by data rank, and there by tensor-parallel place. What is cut into shards has of an expert as many as
+/// it has blocks with the same experts among its ranks; where nothing is sharded, each of them has a copy.
 struct ShardMesh {
-  std::int64_t shards = 1, replicas = 1, tensor = 1, experts = 1, expert_data = 1;
+  std::int64_t shards = 1, replicas = 1, tensor = 1;
+  ExpertMesh experts = {};
   std::int64_t stages = 1;  // of a pipeline, each with a mesh of its own
   std::int64_t data() const { return shards * replicas; }
   std::int64_t ranks() const { return data() * tensor * stages; }
-  ExpertSpread spread() const { return {experts, expert_data}; }
   /// Ranks that hold one copy of all parameters of a stage in so many shards.
-  std::int64_t holders(std::int64_t in_shards) const { return (in_shards == 1 ? expert_data : in_shards) * tensor; }
+  std::int64_t holders(std::int64_t in_shards) const { return (in_shards == 1 ? experts.spread : in_shards) * tensor; }
   std::int64_t holders() const { return holders(shards); }
   /// Of parameters in so many shards: into how many an expert is cut, and how many copies of them there are.
-  std::int64_t expert_shards(std::int64_t in_shards) const { return in_shards == 1 ? 1 : in_shards / expert_data; }
-  std::int64_t expert_replicas() const { return data() / expert_data / expert_shards(shards); }
+  std::int64_t expert_shards(std::int64_t in_shards) const {
+    return in_shards == 1 ? 1 : in_shards * experts.blocks / experts.spread;
+  }
+  std::int64_t expert_replicas() const { return data() * experts.blocks / experts.spread / expert_shards(shards); }
 };
 /// Of a layout whose fsdp divides its data ranks.
-ShardMesh shard_mesh(const TrainSpec&);
+ShardMesh shard_mesh(const Scenario&);
 
 /// Rows that a token of a micro-batch sends to the data ranks that have its experts; 0: they are where it is.
 std::int64_t rows_sent_of_token(const Scenario&);
@@ -46,6 +48,9 @@ std::int64_t most_rows_received(const Scenario&);
 
 /// The ranks of a pipeline stage by tensor-parallel place, and there by place among the data ranks.
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&, std::int64_t stage = 0);
+
+/// The ranks of a stage by place in their block (spec/expert_mesh.h), and there block by block.
+std::vector<std::vector<std::int64_t>> block_ranks(const TrainLayout&, const ExpertMesh&, std::int64_t stage = 0);
 
 /// The stages' chunks of the model, in model order. Errors: E244 (layout/pipeline.h).
 Result<std::vector<StageChunk>> train_stages(const Scenario&);

@@ -26,18 +26,29 @@ bool stands_before(const ParamSpec& a, const ParamSpec& b) {
   return place(a) < place(b);
 }
 
-/// Experts are cut by the same ranks as all else, where they are cut: etp = tp (spec/executable.cc). Learned positions
-/// are cut as the vocabulary is (Megatron, whose placement this is otherwise, repeats them): their rows are summands of
-/// the same sum over the ranks.
+/// Learned positions are cut as the vocabulary is (Megatron, whose placement this is otherwise, repeats them): their
+/// rows are summands of the same sum over the ranks.
 TensorPlacement tensor_cut(const ParamSpec& spec, const ModelSpec& model) {
   if (spec.role == R::position_embedding) return {{"tp", Placement::shard(0)}};
-  TensorPlacement cut = tensor_parallel(spec, model);
-  for (AxisPlacement& axis : cut)
-    if (axis.axis == "etp") axis.axis = "tp";
-  return cut;
+  return tensor_parallel(spec, model);
 }
 
-UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, const ExpertSpread& ep,
+/// An expert's: what a rank has of it, and where in the tensor that all ranks' experts make of those that share its
+/// place. There the parts of all places of a block follow one another in one direction, and then the next block's do.
+void lay_expert(UnitParam& param, const ParamSpec& spec, const ModelSpec& model, const ExpertMesh& mesh) {
+  const Rectangle all = whole(spec), first = place(all, tensor_cut(spec, model), Mesh({{"etp", mesh.columns()}}), 0);
+  param.rows = first.rows.size(), param.cols = first.cols.size();
+  param.apart = mesh.lies_apart();
+  param.spread = mesh.wholes * mesh.spread;
+  HB_CHECK(mesh.columns() == 1 || !(first == all), "experts over {} ranks that share each have {} whole",
+           mesh.columns(), spec.name);
+  const std::int64_t holder = spec.expert / (model.moe->experts / param.spread);
+  if (param.cols < param.whole_cols) param.step.cols = param.cols, param.base.col = holder * param.whole_cols;
+  else if (param.spread * mesh.columns() > 1) param.step.rows = param.rows, param.base.row = holder * param.whole_rows;
+}
+
+/// `tensor`: axis tp.
+UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, const ExpertMesh& mesh,
                    std::int64_t world, std::int64_t rank) {
   UnitParam param;
   param.parameter = spec.name;
@@ -47,32 +58,24 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   const Rectangle all = whole(spec);
   param.whole_rows = all.rows.size(), param.whole_cols = all.cols.size();
   const std::int64_t tp = tensor.size();
-  const bool spread = spec.expert >= 0 && ep.tensor > 1;
-  param.over_data = spec.expert >= 0 && ep.data > 1;
-  const TensorPlacement cut = tp > 1 && !spread ? tensor_cut(spec, model) : TensorPlacement{};
-  const Rectangle first = place(all, cut, tensor, 0);
-  param.rows = first.rows.size(), param.cols = first.cols.size();
-  if (spread) {
-    param.spread = ep.tensor * ep.data, param.step.rows = param.whole_rows;
-    param.base.row = spec.expert / (model.moe->experts / param.spread) * param.whole_rows;
-  } else if (param.over_data) {
-    // Those of all ranks lie where the parts of all tensor-parallel places follow one another in one direction.
-    param.spread = ep.data;
-    const std::int64_t holder = spec.expert / (model.moe->experts / ep.data);
-    if (spec.role == R::expert_down) param.step.cols = param.cols, param.base.col = holder * param.whole_cols;
-    else param.step.rows = param.rows, param.base.row = holder * param.whole_rows;
-  } else if (tp > 1 && first == all) {
-    param.step.repeat = tp;
+  std::int64_t shards = world;
+  if (spec.expert >= 0) {
+    lay_expert(param, spec, model, mesh);
+    if (world > 1) shards = world * mesh.blocks / mesh.spread, rank = rank * mesh.blocks / mesh.spread;
+  } else {
+    const TensorPlacement cut = tp > 1 ? tensor_cut(spec, model) : TensorPlacement{};
+    const Rectangle first = place(all, cut, tensor, 0);
+    param.rows = first.rows.size(), param.cols = first.cols.size();
+    if (tp > 1 && first == all) param.step.repeat = tp;
+    for (std::int64_t t = 1; t < tp && first != all; ++t) {
+      const Rectangle next = place(all, cut, tensor, t);
+      if (next == first) continue;  // a KV head that neighbours share
+      param.step = {next.rows.begin - first.rows.begin, next.cols.begin - first.cols.begin, t};
+      break;
+    }
   }
-  for (std::int64_t t = 1; t < tp && first != all && !param.over_data; ++t) {
-    const Rectangle next = place(all, cut, tensor, t);
-    if (next == first) continue;  // a KV head that neighbours share
-    param.step = {next.rows.begin - first.rows.begin, next.cols.begin - first.cols.begin, t};
-    break;
-  }
-  const std::int64_t ranks_of_shard = param.over_data && world > 1 ? ep.data : 1;
-  param.shard = chunk_range(param.rows, world / ranks_of_shard, rank / ranks_of_shard);
-  param.padded_rows = ceil_div(param.rows, world / ranks_of_shard);
+  param.shard = chunk_range(param.rows, shards, rank);
+  param.padded_rows = ceil_div(param.rows, shards);
   return param;
 }
 
@@ -94,8 +97,8 @@ void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
   param.full_offset = unit.full_elements;
   unit.shard_elements += param.padded_elements();
   unit.full_elements += param.elements();
-  UnitRegion& region = param.over_data ? unit.experts : unit.shared;
-  HB_CHECK(param.over_data || unit.experts.full_elements == 0, "{} lies behind experts", param.parameter);
+  UnitRegion& region = param.apart ? unit.experts : unit.shared;
+  HB_CHECK(param.apart || unit.experts.full_elements == 0, "{} lies behind experts", param.parameter);
   region.shard_elements += param.padded_elements();
   region.full_elements += param.elements();
   unit.params.push_back(std::move(param));
@@ -105,8 +108,7 @@ void append(ShardedUnit& unit, UnitParam param, std::int64_t experts) {
 bool alike(const UnitParam& a, const UnitParam& b) {
   const auto all_but_name = [](const UnitParam& p) {
     return std::tuple(p.whole_rows, p.whole_cols, p.rows, p.cols, p.step.rows, p.step.cols, p.step.repeat, p.shard,
-                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base.row, p.base.col,
-                      p.over_data);
+                      p.padded_rows, p.shard_offset, p.full_offset, p.role, p.spread, p.base.row, p.base.col, p.apart);
   };
   return all_but_name(a) == all_but_name(b);
 }
@@ -124,24 +126,28 @@ void number_kinds(std::vector<ShardedUnit>& units) {
   }
 }
 
-std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts) {
+std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp, std::int64_t expert_columns) {
   if (tp == 1) return "";
-  return why_not_rollout_tp(model, tp, whole_experts);
+  return why_not_tensor_parallel(model, tp, expert_columns > 0 ? expert_columns : tp);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, std::int64_t tp, std::int64_t world, std::int64_t rank,
-                                     ExpertSpread ep) {
-  return train_units(model, {.layers = {{0, model.layers}}}, tp, world, rank, ep);
+                                     const std::optional<ExpertMesh>& experts) {
+  return train_units(model, {.layers = {{0, model.layers}}}, tp, world, rank, experts);
 }
 
 std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& stage, std::int64_t tp,
-                                     std::int64_t world, std::int64_t rank, ExpertSpread ep) {
+                                     std::int64_t world, std::int64_t rank,
+                                     const std::optional<ExpertMesh>& of_experts) {
   HB_CHECK(world > 0 && rank >= 0 && rank < world, "rank {} of {}", rank, world);
-  const std::string why_not = why_not_train_tp(model, tp, ep.tensor > 1);
+  const ExpertMesh mesh = of_experts.value_or(ExpertMesh{.places = tp});
+  const std::string why_not = why_not_train_tp(model, tp, mesh.columns());
   HB_CHECK(why_not.empty(), "{}", why_not);
-  const std::int64_t holders = ep.tensor * ep.data;  // of other experts
-  HB_CHECK((ep.tensor == 1 || ep.tensor == tp) && (world == 1 || world % ep.data == 0),
-           "experts over {} of {} tensor-parallel ranks and {} of {} others", ep.tensor, tp, ep.data, world);
+  const std::int64_t holders = mesh.wholes * mesh.spread;  // of other experts
+  HB_CHECK(mesh.places * mesh.blocks == tp && mesh.places % mesh.wholes == 0 &&
+               (world == 1 || world * mesh.blocks % mesh.spread == 0),
+           "experts over {} of {} places of {} blocks of {} tensor-parallel ranks, and {} of those of {} data ranks",
+           mesh.wholes, mesh.places, mesh.blocks, tp, mesh.spread, world);
   HB_CHECK(holders == 1 || (model.moe && model.moe->experts % holders == 0), "experts over {} ranks", holders);
   const Mesh tensor({{"tp", tp}});
   // Adapters have units of their own, behind the others.
@@ -163,10 +169,11 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
       unit.layer = parameter.layer, unit.adapters = adapts, unit.frozen = frozen;
       units.push_back(std::move(unit));
     }
-    append(units.back(), shard_of(parameter, model, tensor, ep, world, rank),
+    append(units.back(), shard_of(parameter, model, tensor, mesh, world, rank),
            model.moe ? model.moe->experts / holders : 0);
   }
-  for (ShardedUnit& unit : units) unit.shared.shards = world, unit.experts.shards = world > 1 ? world / ep.data : 1;
+  for (ShardedUnit& unit : units)
+    unit.shared.shards = world, unit.experts.shards = world > 1 ? world * mesh.blocks / mesh.spread : 1;
   number_kinds(units);
   return units;
 }

@@ -2,11 +2,13 @@
 // parallelism cuts parameters first (layout/placement.h: tensor_parallel), and of what it leaves FSDP cuts the rows.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "layout/pipeline.h"
 #include "layout/shard.h"
+#include "spec/expert_mesh.h"
 #include "spec/model.h"
 
 namespace hotbunk {
@@ -31,7 +33,7 @@ struct UnitParam {
   struct {
     std::int64_t row = 0, col = 0;
   } base;
-  bool over_data = false;  // over data ranks, of which each has a part of it or, its tensor-parallel places, parts
+  bool apart = false;  // an expert's, of which other ranks have copies than of what else this rank has
 
   bool has_place() const { return base.row == 0 && base.col == 0; }
   std::int64_t rows_of_all() const { return step.cols > 0 ? whole_rows : spread * whole_rows; }
@@ -64,7 +66,8 @@ struct ShardedUnit {
   bool flat = false;
   std::int64_t shard_elements = 0;  // what one rank contributes to the all-gather: sum of padded shards
   std::int64_t full_elements = 0;   // sum of rows * cols
-  /// Of that, in front, what all data ranks share; behind it the experts that are spread over them, in fewer shards.
+  /// Of that, in front, what all data ranks share; behind it the experts, where others have copies of these and they
+  /// are in another number of shards.
   UnitRegion shared, experts;
   std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
 };
@@ -72,25 +75,20 @@ struct ShardedUnit {
 /// Gives units that differ in the names of their parameters only one kind.
 void number_kinds(std::vector<ShardedUnit>&);
 
-/// Ranks over which whole experts are spread: all tensor-parallel ones (1: these have a part of each), and so many
-/// neighbours of the `world`, which they divide if it is not 1. With both, the first of these neighbours has those in
-/// front, the first of its tensor-parallel ones again.
-struct ExpertSpread {
-  std::int64_t tensor = 1, data = 1;
-  friend auto operator<=>(const ExpertSpread&, const ExpertSpread&) = default;
-};
-
-/// Whether training can cut the model over so many tensor-parallel ranks: "" or the reason, ready for a note.
-std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false);
+/// Whether training can cut the model over so many tensor-parallel ranks, and each expert over so many of these (0:
+/// over all): "" or the reason, ready for a note.
+std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns = 0);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
 /// beside the first tensor-parallel rank: root, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …
+/// Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1; by default the
+/// tensor-parallel ranks share each.
 /// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
 /// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,
-                                     ExpertSpread = {});
+                                     const std::optional<ExpertMesh>& = {});
 /// Those of a stage, in the same order; a stage with neither end of the model has no root.
 std::vector<ShardedUnit> train_units(const ModelSpec&, const StagePart&, std::int64_t tp, std::int64_t world,
-                                     std::int64_t rank, ExpertSpread = {});
+                                     std::int64_t rank, const std::optional<ExpertMesh>& = {});
 
 }  // namespace hotbunk

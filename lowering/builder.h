@@ -17,6 +17,7 @@
 #include "graph/slots.h"
 #include "lowering/phases.h"
 #include "lowering/places.h"
+#include "spec/expert_mesh.h"
 
 namespace hotbunk {
 
@@ -40,9 +41,9 @@ namespace hotbunk {
 /// and with context parallelism:
 ///   context     the ranks of a stage that have each two chunks of every one of the same sequences, in the order of the
 ///               first chunks; with Ulysses those of one part
-/// and with experts over data ranks:
-///   experts          neighbours among the data ranks of one tensor-parallel place that have other experts each
-///   expert_places    these of all tensor-parallel places, which come first: who together have every expert
+/// and with experts over data ranks, or over several blocks of those of train_tp (spec/expert_mesh.h):
+///   experts          neighbouring blocks that have other experts each, of each the rank at one place
+///   expert_places    these blocks, place by place: who together have every expert
 ///   expert_shards    of those that share one copy of what is sharded, the ones with the same experts
 ///   expert_replicas  the ranks that hold the same shard of the same experts
 /// and where engines have a pipeline:
@@ -52,6 +53,10 @@ namespace hotbunk {
 ///   reshard          neighbours among the ranks of fsdp that keep a unit among them until its backward
 /// and where engines have context parallelism:
 ///   engine_context   the ranks of one tensor-parallel place of a stage, of which each holds its part of every sequence
+/// and with several blocks:
+///   expert_block     the ranks of one
+///   expert_holders   who together have everything where nothing is sharded and blocks have other experts each
+///   expert_peers     of those of train_tp one of each block, at the same place
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -74,8 +79,12 @@ enum class Family : GroupId {
   engines = 18,
   reshard = 19,
   engine_context = 20,
-  expert_copies = 21  // of the same ranks as `experts`: where copies of tokens go
+  expert_copies = 21,  // of the same ranks as `experts`: where copies of tokens go
+  expert_block = 22,
+  expert_holders = 23,
+  expert_peers = 24
 };
+inline constexpr std::size_t num_families = 25;
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }
@@ -95,21 +104,26 @@ inline constexpr ExtentId gathered_extent{4};
 inline constexpr ExtentId routed_extent{5};
 /// And the copies of tokens that go to ranks, and that come from them, where these travel.
 inline constexpr ExtentId copies_sent_extent{6}, copies_came_extent{7};
+/// And where none do and experts are computed by several blocks of a tensor-parallel rank's neighbours, each of more
+/// than one: the tokens of a micro-batch that a block has.
+inline constexpr ExtentId block_extent{6};
 
 /// A rank's part of a micro-batch of padded sequences, which is filled up so that all that share it have as much
 /// (TrainLayout::token_multiple); samples and pairs are those of all. `rows_sent`: of a token, to the ranks that have
 /// its experts; 0: they are here. `copies`: expected of a token, to ranks; 0: none travel.
-inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, std::int64_t rows_sent = 0, double copies = 0.0) {
+inline Sizes filled_up(const Sizes& micro, const TrainLayout& l, const ExpertMesh& experts = {},
+                       std::int64_t rows_sent = 0, double copies = 0.0) {
   Sizes out = micro;
   const std::int64_t all = round_up(micro.tokens, l.token_multiple()), filling = all - micro.tokens;
   out.tokens = all / l.sharers();
   if (filling > 0) ++out.seqs, out.attention_pairs += filling * (filling + 1) / 2;
   out[sequence_extent] = out.tokens / (l.sp ? l.tp : 1);
   if (l.ulysses > 1) out[gathered_extent] = out.tokens * l.ulysses;
-  // Of whole experts a tensor-parallel rank gets its share.
-  if (rows_sent > 0) out[routed_extent] = rows_sent * out.tokens / l.expert_tensor_ranks();
+  const std::int64_t of_block = out.tokens / experts.blocks;
+  if (experts.counts_tokens()) out[block_extent] = of_block;
+  if (rows_sent > 0) out[routed_extent] = rows_sent * of_block / experts.wholes;  // a place gets its share
   if (copies > 0.0)
-    out[copies_sent_extent] = out[copies_came_extent] = std::llround(copies * static_cast<double>(out.tokens));
+    out[copies_sent_extent] = out[copies_came_extent] = std::llround(copies * static_cast<double>(of_block));
   return out;
 }
 

@@ -75,7 +75,7 @@ class Load {
       const Tensor place = unit.flat ? b_.whole(id) : b_.view(id, dtype, {fixed(rows), fixed(p.cols)}, at);
       Side mine = shards_of(unit, p, whole ? 1 : state_.shards(), state_.mesh(), Holds::mine);
       if (whole) mine.piece.row_end = rows, mine.parts.rows = rows;
-      if (whole && state_.mesh().tensor == 1 && !p.over_data) mine.parts = {};
+      if (whole && state_.mesh().tensor == 1 && !p.apart) mine.parts = {};
       mine.piece.offset = 0;  // of the view
       if (state_.first_rank_reads()) {
         const Tensor heard = say(p, slot);
@@ -177,7 +177,7 @@ void fetch_parameters(ProgramBuilder& b, const TrainState& state, const ShardedU
     for (const UnitParam& p : unit.params) {
       if (state.stage() > 0 && p.role == ParamRole::embedding) continue;  // the first stage's, tied
       Side held = shards_of(unit, p, shards, state.mesh(), Holds::mine);
-      if (shards < state.shards() && state.mesh().tensor == 1 && !p.over_data) held.parts = {};  // every rank has it
+      if (shards < state.shards() && state.mesh().tensor == 1 && !p.apart) held.parts = {};  // every rank has it
       Tensor place = shard;
       if (!unit.flat) {
         place = b.view(shard.buffer, shard.dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);

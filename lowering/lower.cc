@@ -52,32 +52,44 @@ std::vector<Rank> members(std::int64_t count, Member&& member) {
 }
 
 /// The families within a pipeline stage, by Family; without groups where the plan does without.
-using Families = std::array<GroupFamily, static_cast<std::size_t>(Family::expert_copies) + 1>;
+using Families = std::array<GroupFamily, num_families>;
 GroupFamily& at(Families& all, Family f) { return all[static_cast<std::size_t>(f)]; }
 
-/// Of a stage whose data ranks, by tensor-parallel place, spread experts: neighbours have other ones.
-void add_expert_groups(Families& all, const std::vector<std::vector<std::int64_t>>& data, const ShardMesh& mesh) {
-  const std::int64_t holders = mesh.expert_data, copies = mesh.data() / holders,
+/// Of a stage whose blocks (spec/expert_mesh.h) spread experts, or are several of a tensor-parallel group; its ranks by
+/// place and block.
+void add_expert_groups(Families& all, const std::vector<std::vector<std::int64_t>>& ranks, const ShardMesh& mesh) {
+  const std::int64_t places = mesh.experts.places, blocks = mesh.experts.blocks, holders = mesh.experts.spread,
+                     of_stage = mesh.data() * blocks, copies = of_stage / holders,
                      shards = mesh.expert_shards(mesh.shards);
+  const auto in_block = [&](std::int64_t place, std::int64_t block) {
+    return static_cast<Rank>(ranks[static_cast<std::size_t>(place)][static_cast<std::size_t>(block)]);
+  };
   const auto rank = [&](std::int64_t place, std::int64_t holder, std::int64_t copy) {
-    return static_cast<Rank>(data[static_cast<std::size_t>(place)][static_cast<std::size_t>(copy * holders + holder)]);
+    return in_block(place, copy * holders + holder);
   };
   const auto add = [&](Family f, std::int64_t count, auto&& member) {
     at(all, f).groups.push_back(members(count, member));
   };
   for (std::int64_t copy = 0; copy < copies; ++copy)
-    add(Family::expert_places, holders * mesh.tensor,
-        [&](auto m) { return rank(m % mesh.tensor, m / mesh.tensor, copy); });
-  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+    add(Family::expert_places, holders * places, [&](auto m) { return rank(m % places, m / places, copy); });
+  for (std::int64_t p = 0; p < places; ++p) {
     for (std::int64_t copy = 0; copy < copies; ++copy)
-      add(Family::experts, holders, [&](auto h) { return rank(t, h, copy); });
+      add(Family::experts, holders, [&](auto h) { return rank(p, h, copy); });
     for (std::int64_t h = 0; h < holders; ++h) {
       for (std::int64_t first = 0; first < copies; first += shards)
-        add(Family::expert_shards, shards, [&](auto i) { return rank(t, h, first + i); });
+        add(Family::expert_shards, shards, [&](auto i) { return rank(p, h, first + i); });
       for (std::int64_t i = 0; i < shards; ++i)
-        add(Family::expert_replicas, copies / shards, [&](auto g) { return rank(t, h, g * shards + i); });
+        add(Family::expert_replicas, copies / shards, [&](auto g) { return rank(p, h, g * shards + i); });
     }
   }
+  if (blocks == 1) return;
+  for (std::int64_t b = 0; b < of_stage; ++b) add(Family::expert_block, places, [&](auto p) { return in_block(p, b); });
+  for (std::int64_t first = 0; first < of_stage; first += holders * blocks)
+    add(Family::expert_holders, holders * mesh.tensor,
+        [&](auto m) { return in_block(m % places, first + m / places); });
+  for (std::int64_t first = 0; first < of_stage; first += blocks)
+    for (std::int64_t p = 0; p < places; ++p)
+      add(Family::expert_peers, blocks, [&](auto b) { return in_block(p, first + b); });
 }
 
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
@@ -102,7 +114,7 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   for (std::int64_t g = 0; g < mesh.replicas; ++g)
     add(Family::holders, mesh.shards * mesh.tensor,
         [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
-  if (mesh.expert_data > 1) add_expert_groups(all, data, mesh);
+  if (mesh.experts.lies_apart()) add_expert_groups(all, block_ranks(s.train.layout, mesh.experts, stage), mesh);
   const std::int64_t heads = s.model.kv_heads;
   if (heads >= mesh.tensor) return;
   const std::int64_t repeat = mesh.tensor / heads;
@@ -154,7 +166,10 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "engines",
                                 "reshard",
                                 "engine_context",
-                                "expert_copies"};
+                                "expert_copies",
+                                "expert_block",
+                                "expert_holders",
+                                "expert_peers"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
@@ -175,11 +190,12 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = copies                               ? Family::expert_copies
+  const Family last = mesh.experts.blocks > 1              ? Family::expert_peers
+                      : copies                             ? Family::expert_copies
                       : engines && s.rollout.layout.cp > 1 ? Family::engine_context
                       : s.train.reshard_ranks > 0          ? Family::reshard
                       : engines && s.rollout.layout.pp > 1 ? Family::engines
-                      : mesh.expert_data > 1               ? Family::expert_replicas
+                      : mesh.experts.spread > 1            ? Family::expert_replicas
                       : s.train.layout.cp > 1              ? Family::context
                       : s.train.layout.ulysses > 1         ? Family::ulysses
                       : mesh.stages > 1                    ? Family::tied
@@ -215,7 +231,7 @@ Draft draft_of(const Scenario& s, const Plan& plan, Purpose purpose, Stages stag
   const auto on = [&](std::string_view name, auto&& emit) {
     if (const std::int32_t phase = plan.phase_index(name); phase >= 0) emit(phase);
   };
-  const ShardMesh mesh = shard_mesh(s.train);
+  const ShardMesh mesh = shard_mesh(s);
   const TrainState train(s, b, mesh, shapes, stages.train, purpose == Purpose::job);
   on("load", [&](auto p) { lower_load(b, train, p); });
   on("train", [&](auto p) { lower_train(s, b, train, p); });
@@ -348,20 +364,24 @@ Result<Written> write(const Scenario& scenario, Purpose purpose, const PhaseFilt
   plan.device_capacity_bytes = s.cluster.device_memory_bytes;
   plan.host_capacity_bytes = s.cluster.host_memory_bytes / std::max<std::int64_t>(1, s.cluster.ranks_per_node());
   const bool engines = rolls_out(s, purpose);
-  const ShardMesh mesh = shard_mesh(s.train);
+  const ShardMesh mesh = shard_mesh(s);
   plan.streams = plan_streams(mesh.replicas > 1 || mesh.expert_replicas() > 1, mesh.stages > 1, s.train.layout.cp > 1);
   plan.groups = group_families(s, mesh, engines);
   // All up to the last that the plan may use.
-  const bool experts = mesh.expert_data > 1, ulysses = s.train.layout.ulysses > 1 || experts;
+  const bool experts = mesh.experts.spread > 1 || mesh.experts.counts_tokens(),
+             ulysses = s.train.layout.ulysses > 1 || experts;
   const bool apart = engines && attention_groups(s) > 1;
   if (s.train.layout.sp || mesh.stages > 1 || ulysses || s.train.layout.sharers() > 1 || apart)
     plan.extents.push_back({"sequence"});
   if (mesh.stages > 1 || ulysses) plan.extents.push_back({"returned"});
   if (ulysses) plan.extents.push_back({"gathered"});
-  if (experts) plan.extents.push_back({"routed", most_rows_received(s), CountedBy::device});
+  if (mesh.experts.spread > 1) plan.extents.push_back({"routed", most_rows_received(s), CountedBy::device});
+  else if (experts) plan.extents.push_back({"routed"});
   if (const ExpertCopies copies = expert_copies(s); copies.sent_most > 0) {
     plan.extents.push_back({"copies_sent", copies.sent_most, CountedBy::device});
     plan.extents.push_back({"copies_came", copies.came_most, CountedBy::device});
+  } else if (mesh.experts.counts_tokens()) {
+    plan.extents.push_back({"block"});
   }
   plan.phases = phases_of(s, purpose, wanted);
   const bool serves = engines && std::ranges::any_of(plan.phases, [](const PhaseInfo& p) { return serves_in(p.name); });

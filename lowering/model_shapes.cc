@@ -2,10 +2,12 @@
 
 namespace hotbunk {
 
-ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, std::int64_t world, ExpertSpread ep) {
+ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, std::int64_t world,
+                                      const ExpertMesh& experts) {
   const std::scoped_lock lock(mutex_);
-  Units& known = units_[{stage, tp, world, ep}];
-  if (!known) known = std::make_shared<const std::vector<ShardedUnit>>(train_units(model_, stage, tp, world, 0, ep));
+  Units& known = units_[{stage, tp, world, experts}];
+  if (!known)
+    known = std::make_shared<const std::vector<ShardedUnit>>(train_units(model_, stage, tp, world, 0, experts));
   return known;
 }
 

@@ -21,9 +21,9 @@ class ModelShapes {
   explicit ModelShapes(const ModelSpec& model) : model_(model) {}
   using Units = std::shared_ptr<const std::vector<ShardedUnit>>;
   using Weights = std::shared_ptr<const std::vector<LocalWeight>>;
-  /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them, experts spread so
+  /// Of a pipeline stage, as the first rank of `world` and of `tp` tensor-parallel ones has them, experts lying so
   /// (layout/train_weights.h).
-  Units units(const StagePart&, std::int64_t tp, std::int64_t world, ExpertSpread ep = {});
+  Units units(const StagePart&, std::int64_t tp, std::int64_t world, const ExpertMesh&);
   /// Of FSDP1 (layout/flat_units.h).
   Units flat_units(const WrapSpec&, std::int64_t world);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
@@ -32,7 +32,7 @@ class ModelShapes {
  private:
   const ModelSpec& model_;
   std::mutex mutex_;
-  std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertSpread>, Units> units_;
+  std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertMesh>, Units> units_;
   std::map<std::pair<WrapSpec, std::int64_t>, Units> flat_units_;
   std::map<EngineCut, Weights> weights_;
 };

@@ -91,8 +91,9 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   const auto host_sum = [&](std::int64_t i) { return b.view(state.host_sums(), DType::f32, {fixed(1)}, i); };
   Tensor sum = below ? host_sum(0) : total;
   Tensor common = sum, shared = sum;  // of what all of them have, and of KV heads that several have
-  // Of experts that are spread over data ranks which have all else whole.
-  const bool spreads = state.mesh().expert_data > 1 && state.shards() == 1;
+  // Of experts that lie apart on ranks which have all else whole.
+  const ExpertMesh& experts = state.mesh().experts;
+  const bool spreads = experts.lies_apart() && state.shards() == 1;
   Tensor spread = sum;
   if (below) {
     b.begin_call("train.sum_squares.zero_below", "train.");
@@ -118,7 +119,7 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
   const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
     if (is_tied_copy(p, state)) return nullptr;
-    if (spreads && p.over_data) return &spread;
+    if (spreads && p.apart) return &spread;
     return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
   };
   bool shares = false;
@@ -178,11 +179,13 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     if (among) b.communicate(OpKind::all_reduce, streams::control, *among, name + ".all_reduce", {t}, {t});
     if (t.buffer != sum.buffer) b.emit(OpKind::add, streams::compute, name + ".add", {sum, t}, {sum});
   };
-  if (spreads) add_all(spread, Family::experts);
+  if (spreads && experts.blocks == 1) add_all(spread, Family::experts);
   if (tensor == 1) return;
   add_all(sum, Family::train_tp);
   if (shares) add_all(shared, Family::kv_parts);
   add_all(common, std::nullopt);
+  // Several blocks of these ranks have copies of the same experts: each counts once.
+  if (spreads && experts.blocks > 1) add_all(spread, Family::expert_places);
 }
 
 /// The largest gaps are maxima, the other metrics are sums.

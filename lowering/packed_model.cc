@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "layout/expert_copies.h"
 #include "shard/context_parallel.h"
+#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 
 namespace hotbunk {
@@ -97,7 +98,7 @@ class PackedModel::Emits : public BackwardEmitter {
 namespace {
 
 ExpertParallel expert_parallel(const Scenario& s) {
-  const std::int64_t ranks = shard_mesh(s.train).expert_data;
+  const std::int64_t ranks = expert_mesh(s).spread;
   if (ranks == 1) return {};
   const ExpertRounds r = expert_rounds(s);
   const ExpertCopies copies = expert_copies(s);
@@ -126,11 +127,13 @@ PackedModel::PackedModel(const Scenario& s, ProgramBuilder& b, std::string prefi
                 s.train.precision.params,
                 tokens(s.train.micro_batch_tokens),
                 {s.train.layout.tp, static_cast<GroupId>(Family::train_tp), streams::tensor,
-                 s.train.layout.sp ? sequence_extent : fixed_extent, shard_mesh(s.train).experts},
+                 s.train.layout.sp ? sequence_extent : fixed_extent, expert_mesh(s).wholes},
                 {s.train.layout.ulysses, static_cast<GroupId>(Family::ulysses), streams::tensor, gathered_extent},
                 {s.train.layout.cp, static_cast<GroupId>(Family::context), streams::context,
                  s.train.context_exchange == ContextExchange::all_gather},
-                expert_parallel(s)},
+                expert_parallel(s),
+                {expert_mesh(s).blocks, static_cast<GroupId>(Family::expert_block),
+                 static_cast<GroupId>(Family::expert_peers), block_extent}},
       embedding_(decoder_embedding(model_)),
       layers_(model_),
       end_(decoder_end(model_)),

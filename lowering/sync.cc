@@ -54,8 +54,8 @@ struct Bucket {
                std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin);
         continue;
       }
-      const std::int64_t cut_into = e.param->over_data ? mesh.expert_shards(shards) : shards;
-      const std::int64_t pieces = mesh.tensor * (e.param->over_data ? mesh.expert_data : 1);
+      const std::int64_t cut_into = e.param->apart ? mesh.expert_shards(shards) : shards;
+      const std::int64_t pieces = e.param->apart ? mesh.experts.spread * mesh.experts.places : mesh.tensor;
       for (std::int64_t w = 0; w < cut_into; ++w) {
         const std::int64_t real =
             std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);

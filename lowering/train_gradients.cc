@@ -127,7 +127,7 @@ void TrainState::reduce_layer(ProgramBuilder& b, std::size_t i, const WholeUnit&
 
 BufferId TrainState::reduced(ProgramBuilder& b, std::size_t u, const std::string& prefix) const {
   const UnitState& state = units_[u];
-  if (!whole_grads_ || mesh_.data() == 1) return state.grad;
+  if (!whole_grads_ || !sums_gradients()) return state.grad;
   const std::string name = prefix + state.unit.name;
   const Tensor sum = b.call(prefix + "reduce", state.unit.kind, name + ".", {state.grad}, [&] {
     const Tensor out = sum_of_ranks(b, state, b.whole(state.grad), Category::grads, name).first;

@@ -69,16 +69,17 @@ Side logical(const UnitParam& p) {
 }
 
 Family holders_of(std::int64_t shards, const ShardMesh& mesh) {
-  if (shards == 1 && mesh.expert_data > 1) return Family::expert_places;
+  if (shards == 1 && mesh.experts.spread > 1)
+    return mesh.experts.blocks > 1 ? Family::expert_holders : Family::expert_places;
   return mesh.tensor == 1 ? Family::fsdp : shards == 1 ? Family::train_tp : Family::holders;
 }
 
 namespace {
 
-/// The same of an expert that is spread over data ranks: of its pieces, those of all tensor-parallel places of one rank
-/// follow one another, and then come the next rank's.
+/// The same of an expert that lies apart: of its pieces, those of all places of one block follow one another, and then
+/// come the next block's.
 Parts parts_of_expert(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
-  const auto pieces = static_cast<std::int32_t>(mesh.expert_data * mesh.tensor);
+  const auto pieces = static_cast<std::int32_t>(mesh.experts.spread * mesh.experts.places);
   Parts parts{.who = who,
               .family = static_cast<GroupId>(who != Holds::mine ? holders_of(shards, mesh)
                                              : shards == 1      ? Family::expert_places
@@ -92,14 +93,15 @@ Parts parts_of_expert(const UnitParam& p, std::int64_t shards, const ShardMesh& 
                          .rows = p.step.rows,
                          .cols = p.step.cols,
                          .last_row = p.rows_of_all()}};
-  if (shards == 1 && who == Holds::mine) parts.repeat = pieces;
+  // Among who together has everything, as many blocks as a tensor-parallel group has have copies of an expert.
+  if (shards == 1) parts.repeat = who == Holds::mine ? pieces : static_cast<std::int32_t>(mesh.experts.blocks);
   return parts;
 }
 
 }  // namespace
 
 Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
-  if (p.over_data) return parts_of_expert(p, shards, mesh, who, pitch);
+  if (p.apart) return parts_of_expert(p, shards, mesh, who, pitch);
   Parts parts{.who = who,
               .family = static_cast<GroupId>(Family::fsdp),
               .count = static_cast<std::int32_t>(shards),
@@ -108,8 +110,8 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
               .last_row = p.rows,
               .within = {}};
   // Who spreads experts has all else whole, as its neighbours do: the first of them counts.
-  const bool repeats = shards == 1 && mesh.expert_data > 1;
-  if (repeats) parts.repeat = static_cast<std::int32_t>(mesh.expert_data);
+  const bool repeats = shards == 1 && mesh.experts.spread > 1;
+  if (repeats) parts.repeat = static_cast<std::int32_t>(mesh.experts.spread);
   if (repeats || (mesh.tensor > 1 && (shards == 1 || who != Holds::mine)))
     parts.family = static_cast<GroupId>(holders_of(shards, mesh));
   if (mesh.tensor == 1) return parts;
@@ -141,8 +143,8 @@ Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards,
 }
 
 std::int64_t padding_bytes(const ShardedUnit& unit, const ShardMesh& mesh, DType dtype) {
-  const std::int64_t of_experts = mesh.expert_data * unit.experts.padding_elements();
-  return mesh.tensor * (unit.shared.padding_elements() + of_experts) * size_of(dtype);
+  const std::int64_t of_experts = mesh.experts.spread * mesh.experts.places * unit.experts.padding_elements();
+  return (mesh.tensor * unit.shared.padding_elements() + of_experts) * size_of(dtype);
 }
 
 Tensor WholeUnit::tensor(const ProgramBuilder& b, ParamRole first, ParamRole last) const {
@@ -172,8 +174,8 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   streams_ = trains && s.train.offload == Offload::layerwise;
   for (const StagePart& part : parts_) {
     cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
-                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.spread()));
-    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.spread()));
+                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
+    if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
   }
   // Parameters that the optimizer can step in place need no copy.
   const bool in_place = mesh.shards == 1 && precision.params == precision.master;
@@ -305,8 +307,8 @@ std::vector<Move> TrainState::shard_moves(const ShardedUnit& unit, bool to_whole
   for (const Region& region : regions(unit)) {
     if (region.size.shards == 1) continue;
     for (const UnitParam& p : unit.params) {
-      if (!p.has_place() || p.over_data != region.is_experts) continue;
-      // Of what a tensor-parallel rank has of it, and of experts a data rank.
+      if (!p.has_place() || p.apart != region.is_experts) continue;
+      // Of what a tensor-parallel rank has of it, and of experts a place of a block.
       const Side gathered{.piece = {.row_end = p.padded_rows,
                                     .col_end = p.cols,
                                     .offset = region.gathered_offset + p.shard_offset - region.shard_offset,

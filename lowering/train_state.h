@@ -190,7 +190,7 @@ class TrainState {
                             std::optional<SlotLimitId> = {}) const;
   bool accumulates() const {
     const bool one_dtype = scenario_.train.precision.grads == scenario_.train.summed_grads();
-    return whole_grads_ || (mesh_.data() == 1 && !streams_ && one_dtype);
+    return whole_grads_ || (!sums_gradients() && !streams_ && one_dtype);
   }
   /// After each backward of units that do not accumulate, of no layer or layer i's: sums their gradients (sum_of_ranks)
   /// and adds them to the persistent shards.
@@ -218,6 +218,8 @@ class TrainState {
     bool is_shared = false;
     std::int64_t kind = 0;
   };
+  /// Whether several ranks find gradients of the same parameters.
+  bool sums_gradients() const { return mesh_.data() > 1 || mesh_.experts.blocks > 1; }
   void find_layers();
   /// Where the optimizer state of a unit that is trained lies, in buffers that it makes.
   void make_parts(ProgramBuilder&, UnitState&, std::int64_t on_host, const std::string& name) const;
@@ -236,14 +238,14 @@ class TrainState {
               const std::string& prefix) const;
   /// Elements of a buffer in which a unit is whole.
   static std::int64_t whole_elements(const ShardedUnit&);
-  /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes. Experts that are
-  /// spread over data ranks are gathered apart, of those ranks that have them.
+  /// [cast ->] all-gather -> copy-out of a unit's shards into `whole`; the buffers that it makes. Experts that lie
+  /// apart are gathered apart, of those ranks that have them.
   std::vector<BufferId> fill(ProgramBuilder&, const UnitState&, const Tensor& shard, const Tensor& whole,
                              const std::string& name) const;
   /// What the parts of a split unit have, in what is computed in: those of the host are cast there and copied up.
   void publish_parts(ProgramBuilder&, const UnitState&, const Tensor& to, const std::string& name) const;
   /// Copy-in -> reduce-scatter over the shards -> all-reduce over the replicas: a tensor as long as the shard, and the
-  /// stream that it comes from; of experts that are spread over data ranks among those that have them. The all-reduce
+  /// stream that it comes from; of experts that lie apart among those that have them. The all-reduce
   /// has a stream of its own, beside the next unit's reduce-scatter. Source: PyTorch FSDP2 with a 2-D mesh
   /// (foreach_reduce).
   std::pair<Tensor, StreamId> sum_of_ranks(ProgramBuilder&, const UnitState&, const Tensor& whole, Category,

@@ -120,6 +120,12 @@ Op& with_count_of_rows(Op& op, const Forward& f, const TensorSharding& s, const 
   return op;
 }
 
+Op& with_own_experts(Op& sort, const TensorSharding& s) {
+  sort.group = s.tp.group;
+  with(sort, Attr::tp, s.tp.expert_ranks);
+  return s.tp.expert_columns() > 1 ? with(sort, Attr::ranks, s.tp.expert_columns()) : sort;
+}
+
 void sort_of_all_ranks(Emitter& to, const Forward& f, const TensorSharding& s, const ForwardOp& op,
                        const Tensor& choices, Values& values) {
   const ForwardValue &rows = f.value(op.outputs[0]), &offsets = f.value(op.outputs[1]);
@@ -128,10 +134,8 @@ void sort_of_all_ranks(Emitter& to, const Forward& f, const TensorSharding& s, c
   const Tensor sent = to.make(offsets.name + ".sent", DType::i32, {width});
   Op& sort = to.emit(OpKind::expert_sort, lead_stream, op.name, {choices},
                      {set(op.outputs[0], make_value(to, s, rows, rows.name, DType::i32)), sent});
-  if (s.tp.expert_ranks > 1) {  // each of the data ranks' experts are those of all its tensor-parallel places
-    sort.group = s.tp.group;
-    with(with(sort, Attr::tp, s.tp.expert_ranks), Attr::groups, s.ep.ranks);
-  }
+  // Each of the data ranks' experts are those of all its tensor-parallel places.
+  if (s.tp.expert_ranks > 1) with(with_own_experts(sort, s), Attr::groups, s.ep.ranks);
   const Tensor all = to.make(offsets.name + ".sent_by_all", DType::i32, {{s.ep.ranks, fixed_extent, 0}, width});
   to.emit(OpKind::all_gather, s.ep.stream, op.name + ".all_gather", {sent}, {all}).group = s.ep.group;
   set(sent_by_all(f, op), all);

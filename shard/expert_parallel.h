@@ -43,6 +43,10 @@ const ForwardOp* sort_of(const Forward&);
 /// With its count among the op's inputs, where rows that came are among its tensors.
 Op& with_count_of_rows(Op&, const Forward&, const TensorSharding&, const Values&);
 
+/// Says which experts' rows an expert_sort sorts on a rank: those of its place in the tensor-parallel group, of which
+/// `expert_columns()` neighbours have the same.
+Op& with_own_experts(Op& sort, const TensorSharding&);
+
 /// An expert_sort's op, and what all ranks' come to on this one: sets its results and what is beside them.
 void sort_of_all_ranks(Emitter&, const Forward&, const TensorSharding&, const ForwardOp&, const Tensor& choices,
                        Values&);

@@ -61,14 +61,14 @@ void ForwardWriter::rounds(const ForwardOp& down) {
   const RoutedOps ops = routed_ops(f_);
   const Tensor y = make(down.outputs[0]);
   const std::string& name = f_.value(down.outputs[0]).name;
-  for (std::int64_t r = 0; r < s_.ep.rounds(); ++r) {
+  for (std::int64_t r = 0; r < e_.ep.rounds(); ++r) {
     const std::string suffix = fmt::format(".round{}", r);
-    const Round round = play_round(to_, f_, s_, ops, values_, r, suffix);
-    const Tensor found = make_routed(to_, s_, name + ".routed" + suffix, y.dtype, y.shape[2], r);
+    const Round round = play_round(to_, f_, e_, ops, values_, r, suffix);
+    const Tensor found = make_routed(to_, e_, name + ".routed" + suffix, y.dtype, y.shape[2], r);
     std::vector<Tensor> inputs = {round.activated, to_.weight(down.weights[0]), at(down.inputs[1])};
     if (down.weights.size() > 1) inputs.push_back(to_.weight(down.weights[1]));
-    with_bias_share(emit(down.kind, down.name + suffix, std::move(inputs), {found}), down, true, s_);
-    from_experts(to_, f_, s_, name + suffix, found, y, values_, r);
+    with_bias_share(emit(down.kind, down.name + suffix, std::move(inputs), {found}), down, true, e_);
+    from_experts(to_, f_, e_, name + suffix, found, y, values_, r);
   }
 }
 
@@ -77,24 +77,24 @@ void BackwardWriter::rounds(const ForwardOp& down) {
   const ForwardValue &x = f_.value(ops.dispatch.outputs[0]), &y = f_.value(down.outputs[0]);
   const Tensor dy = gradient(down.outputs[0]), offsets = value(down.inputs[1]);
   const Tensor d_choices = gradient_of(ops.dispatch.outputs[0]) =
-      make_value(to_, s_, x, "d_" + x.name + ".choices", s_.compute);
-  for (std::int64_t r = 0; r < s_.ep.rounds(); ++r) {
+      make_value(to_, e_, x, "d_" + x.name + ".choices", e_.compute);
+  for (std::int64_t r = 0; r < e_.ep.rounds(); ++r) {
     const std::string suffix = fmt::format(".round{}", r);
     const auto make_gradient = [&](const Tensor& of, const ForwardOp& op) {
-      return make_routed(to_, s_, "d_" + f_.value(op.outputs[0]).name + suffix, s_.compute, of.shape[1], r);
+      return make_routed(to_, e_, "d_" + f_.value(op.outputs[0]).name + suffix, e_.compute, of.shape[1], r);
     };
     const auto wgrad = [&](const ForwardOp& op, const Tensor& d, const Tensor& in, bool leaves) {
-      if (!s_.trains(op.weights[0].first)) return;
+      if (!e_.trains(op.weights[0].first)) return;
       std::vector<Tensor> outputs;
       for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
       Op& grad = emit(OpKind::grouped_linear_wgrad, op.name + ".wgrad" + suffix, {d, in, offsets}, std::move(outputs));
-      with_bias_share(with(grad, Attr::accumulate, r > 0 ? std::int64_t{1} : accumulate_), op, leaves, s_);
+      with_bias_share(with(grad, Attr::accumulate, r > 0 ? std::int64_t{1} : accumulate_), op, leaves, e_);
     };
     const auto dgrad = [&](const ForwardOp& op, const Tensor& d, const Tensor& to) {
       emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad" + suffix, {d, to_.weight(op.weights[0]), offsets}, {to});
     };
-    const Tensor d_found = to_experts(to_, f_, s_, "d_" + y.name + ".routed" + suffix, dy, values_, r);
-    const Round again = play_round(to_, f_, s_, ops, values_, r, ".again" + suffix);
+    const Tensor d_found = to_experts(to_, f_, e_, "d_" + y.name + ".routed" + suffix, dy, values_, r);
+    const Round again = play_round(to_, f_, e_, ops, values_, r, ".again" + suffix);
     wgrad(down, d_found, again.activated, true);
     const Tensor d_activated = make_gradient(again.activated, ops.activation);
     dgrad(down, d_found, d_activated);
@@ -105,7 +105,7 @@ void BackwardWriter::rounds(const ForwardOp& down) {
     wgrad(ops.gate_up, d_gate_up, again.x, false);
     const Tensor d_x = make_gradient(again.x, ops.dispatch);
     dgrad(ops.gate_up, d_gate_up, d_x);
-    from_experts(to_, f_, s_, "d_" + x.name + suffix, d_x, d_choices, values_, r);
+    from_experts(to_, f_, e_, "d_" + x.name + suffix, d_x, d_choices, values_, r);
   }
 }
 

@@ -5,6 +5,9 @@
 //
 //   experts [T,c] ── counts ──► [S,E] ── all-reduce over who shares sequences ──► [S,E]
 //   d_logits [T,E] ── router_loss: += ──► d_logits                           └──► metrics
+//
+// Where a tensor-parallel group routes its tokens in blocks, each of its ranks gathers all logits and choices, finds
+// its part of the whole group's gradient, and gets back what is of its block's tokens.
 #pragma once
 #include <string>
 

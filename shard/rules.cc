@@ -244,10 +244,12 @@ Tensor ForwardWriter::make(ValueId id) {
   return values_[static_cast<std::size_t>(id)] = make_value(to_, s_, v, v.name, dtype);
 }
 
-Tensor ForwardWriter::all_tokens_of(ValueId id) {
-  const auto known = gathered_.find(id);
+Tensor ForwardWriter::all_tokens_of(ValueId id, bool of_block) {
+  const auto known = gathered_.find({id, of_block});
   if (known != gathered_.end()) return known->second;
-  return gathered_[id] = all_tokens(to_, s_, f_.value(id).name, at(id));
+  const std::string& name = f_.value(id).name;
+  return gathered_[{id, of_block}] =
+             of_block ? all_tokens(to_, e_, name + ".block", at(id)) : all_tokens(to_, s_, name, at(id));
 }
 
 /// The positions' table is cut over the ranks as the vocabulary's is: what both leave is one sum over them.
@@ -291,7 +293,8 @@ void ForwardWriter::attention(const ForwardOp& op) {
 void ForwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
              leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
-  std::vector<Tensor> inputs = {takes_stream ? all_tokens_of(op.inputs[0]) : at(op.inputs[0])};
+  const bool of_block = s_.blocks.count > 1 && is_of_experts(f_.value(op.outputs[0]).width);
+  std::vector<Tensor> inputs = {takes_stream ? all_tokens_of(op.inputs[0], of_block) : at(op.inputs[0])};
   inputs.push_back(to_.weight(op.weights[0]));
   // What ranks sum gets its bias behind that, once.
   const bool has_bias = op.weights.size() > 1, bias_of_sum = has_bias && leaves_stream && s_.tp.ranks > 1;
@@ -311,11 +314,20 @@ void ForwardWriter::linear(const ForwardOp& op) {
 
 BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
                                Values& gradients, bool accumulate)
-    : f_(f), s_(s), to_(to), values_(values), gradients_(gradients), accumulate_(accumulate ? 1 : 0) {
+    : f_(f),
+      s_(s),
+      e_(s.of_experts()),
+      to_(to),
+      values_(values),
+      gradients_(gradients),
+      accumulate_(accumulate ? 1 : 0) {
   gradients_.resize(f.values().size());
-  takers_.resize(f.values().size());
   for (const ForwardOp& op : f.ops())
-    if (op.kind == OpKind::linear || op.kind == OpKind::dispatch) ++takers_[static_cast<std::size_t>(op.inputs[0])];
+    if (op.kind == OpKind::linear || op.kind == OpKind::dispatch) ++takers_[{op.inputs[0], is_of_block(op)}];
+}
+
+bool BackwardWriter::is_of_block(const ForwardOp& op) const {
+  return s_.blocks.count > 1 && is_of_experts(f_.value(op.outputs[0]).width);
 }
 
 void BackwardWriter::write(const ForwardOp& op) {
@@ -409,15 +421,31 @@ Tensor BackwardWriter::make(ValueId id) {
   return gradient_of(id) = make_value(to_, s_, v, "d_" + v.name, s_.compute);
 }
 
-BackwardWriter::Summands BackwardWriter::summands_of(ValueId id) {
-  const auto known = summands_.find(id);
+BackwardWriter::Summands BackwardWriter::summands_of(ValueId id, bool of_block) {
+  const auto known = summands_.find({id, of_block});
   if (known != summands_.end()) return {known->second, false};
-  const Tensor dx = make(id);
-  return {summands_[id] = make_summands(to_, s_, "d_" + f_.value(id).name, dx), true};
+  const std::string name = "d_" + f_.value(id).name;
+  const Tensor dx = summands_.contains({id, !of_block}) ? gradient(id) : make(id);
+  return {summands_[{id, of_block}] =
+              of_block ? make_summands(to_, e_, name + ".block", dx) : make_summands(to_, s_, name, dx),
+          true};
 }
 
-void BackwardWriter::added(ValueId id, const std::string& op) {
-  if (--takers_[static_cast<std::size_t>(id)] == 0) sum_into_stream(to_, s_, op, summands_.at(id), gradient(id));
+void BackwardWriter::added(ValueId id, const std::string& op, bool of_block) {
+  if (--takers_.at({id, of_block}) > 0) return;
+  const Tensor d = gradient(id), &summands = summands_.at({id, of_block});
+  const auto of_experts = takers_.find({id, true});
+  if (of_experts == takers_.end()) return sum_into_stream(to_, s_, op, summands, d);
+  // What experts find is summed into the gradient; what else there is stands beside it until then.
+  if (of_block) {
+    sum_into_stream(to_, e_, op, summands, d);
+  } else {
+    beside_[id] = to_.make("d_" + f_.value(id).name + ".beside", d.dtype, {d.shape[0], d.shape[1]});
+    sum_into_stream(to_, s_, op, summands, beside_[id]);
+  }
+  const auto waits = beside_.find(id);
+  if (of_experts->second == 0 && waits != beside_.end())
+    emit(OpKind::add, op + ".beside", {d, waits->second}, {d}), beside_.erase(waits);
 }
 
 void BackwardWriter::norm(const ForwardOp& op) {
@@ -450,7 +478,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
   const Tensor dy =
       leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-  const bool trains = s_.trains(op.weights[0].first);
+  const bool trains = s_.trains(op.weights[0].first), of_block = is_of_block(op);
   std::vector<Tensor> d_down;  // of what each adapter's A left
   for (const Adapter& adapter : op.adapters) {
     const Tensor b = to_.weight(adapter.b);
@@ -462,7 +490,9 @@ void BackwardWriter::linear(const ForwardOp& op) {
   const auto of_weights = [&] {
     if (!trains && op.adapters.empty()) return;
     const Tensor kept = value(op.inputs[0]);
-    const Tensor x = takes_stream ? all_tokens(to_, s_, in.name + ".again", kept) : kept;
+    const Tensor x = !takes_stream ? kept
+                     : of_block    ? all_tokens(to_, e_, in.name + ".block.again", kept)
+                                   : all_tokens(to_, s_, in.name + ".again", kept);
     for (std::size_t i = 0; i < op.adapters.size(); ++i) of_adapter(op.adapters[i], x, dy, d_down[i]);
     if (!trains) return;
     std::vector<Tensor> outputs;
@@ -470,14 +500,14 @@ void BackwardWriter::linear(const ForwardOp& op) {
     with(emit(OpKind::linear_wgrad, op.name + ".wgrad", {dy, x}, std::move(outputs)), Attr::accumulate, accumulate_);
   };
   const auto of_input = [&] {
-    const auto found = takes_stream ? summands_of(op.inputs[0]) : Summands{make(op.inputs[0])};
+    const auto found = takes_stream ? summands_of(op.inputs[0], of_block) : Summands{make(op.inputs[0])};
     Op& d = emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found.tensor});
     if (!found.first) with(d, Attr::accumulate, std::int64_t{1});
     for (std::size_t i = 0; i < op.adapters.size(); ++i)
       with(to_.emit(OpKind::linear_dgrad, lead_stream, adapter_name(op.adapters[i], "lora_down.dgrad"),
                     {d_down[i], to_.weight(op.adapters[i].a)}, {found.tensor}),
            Attr::accumulate, std::int64_t{1});
-    if (takes_stream) added(op.inputs[0], op.name + ".dgrad");
+    if (takes_stream) added(op.inputs[0], op.name + ".dgrad", of_block);
   };
   // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn
   // is computed.

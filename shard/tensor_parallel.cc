@@ -17,7 +17,34 @@ Dim TensorSharding::stream_tokens() const {
   return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens;
 }
 
+TensorSharding TensorSharding::of_experts() const {
+  TensorSharding out = *this;
+  if (blocks.count == 1) return out;
+  const Dim own = stream_tokens();
+  out.blocks = {};
+  out.tp.ranks = tp.ranks / blocks.count;
+  out.tp.group = blocks.group;
+  if (out.tp.ranks == 1) out.tokens = own, out.tp.tokens = fixed_extent;
+  else out.tokens = {tokens.size / blocks.count, blocks.tokens, 0};
+  return out;
+}
+
+bool is_of_experts(Width w) {
+  switch (w) {
+    case Width::experts:
+    case Width::choices:
+    case Width::routed:
+    case Width::expert_gate_up:
+    case Width::expert_inner:
+    case Width::expert_offsets:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::int64_t TensorSharding::width_of(Width width) const {
+  if (blocks.count > 1 && is_of_experts(width)) return of_experts().width_of(width);
   switch (width) {
     case Width::one:
     case Width::token:
@@ -79,6 +106,7 @@ Tensor make_choices(Emitter& to, const TensorSharding& s, const std::string& nam
 }  // namespace
 
 Tensor make_value(Emitter& to, const TensorSharding& s, const ForwardValue& v, const std::string& name, DType dtype) {
+  if (s.blocks.count > 1 && is_of_experts(v.width)) return make_value(to, s.of_experts(), v, name, dtype);
   const Dim rows = s.rows_of(v.width), width{s.width_of(v.width), fixed_extent, 0};
   switch (v.width) {
     case Width::one:

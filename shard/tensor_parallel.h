@@ -14,8 +14,9 @@
 // Every rank has all of what latent attention makes queries, keys and values of, for all tokens, by all of the matrices
 // that leave it; it makes its heads of that, and its gradients are summands, which add up behind these matrices, in the
 // stream. So are these matrices' own gradients.
-// Every rank routes all tokens, by all of the router, and has its columns of every expert, or all of some experts: then
-// it computes the rows of its own, and adds nothing for others. What goes back through the
+// Every rank routes all tokens, by all of the router, and has its columns of every expert, all of some experts, or
+// columns of some: it computes the rows of its own, and adds nothing for others. Where the group is several blocks, all
+// tokens are those of a rank's block there. What goes back through the
 // router is a summand too, as are the router's own gradients: a choice's weight gets its gradient from what the experts
 // left, of which a rank has summands.
 //
@@ -39,8 +40,8 @@ struct TensorParallel {
   GroupId group = -1;
   StreamId stream = lead_stream;
   ExtentId tokens = fixed_extent;  // sequence parallelism: the extent that says how many tokens one rank has
-  std::int64_t expert_ranks =
-      1;  // over which whole experts are spread, all of them; 1: each has a part of every expert
+  std::int64_t expert_ranks = 1;   // so many have other experts; of each, the ranks with the same have a part
+  std::int64_t expert_columns() const { return ranks / expert_ranks; }
   bool cuts_tokens() const { return tokens != fixed_extent; }
 };
 
@@ -79,6 +80,15 @@ struct ExpertParallel {
   Dim rows(std::int64_t round) const { return {std::min(capacity, most - round * capacity), routed, round * capacity}; }
 };
 
+/// Where a tensor-parallel group is several blocks, each with tokens of its own, of which it computes the experts' part
+/// (spec/expert_mesh.h): the group of a block, and the ranks of all blocks at one place; `tokens`: the extent that says
+/// how many a block has.
+struct ExpertBlocks {
+  std::int64_t count = 1;
+  GroupId group = -1, peers = -1;
+  ExtentId tokens = fixed_extent;
+};
+
 /// How one rank computes a piece: which part, in which dtype, over how many tokens.
 struct TensorSharding {
   const ModelSpec& model;
@@ -88,17 +98,22 @@ struct TensorSharding {
   TokenParallel ulysses = {};
   ContextParallel context = {};
   ExpertParallel ep = {};
+  ExpertBlocks blocks = {};
   std::int64_t head_parts = 1;  // of a tensor-parallel rank's heads
   FrozenRoles frozen = {};      // parameters of the layer that do not train
   bool trains(ParamRole role) const { return model.trains(role) && !frozen.test(static_cast<std::size_t>(role)); }
   std::int64_t heads() const;
   std::int64_t kv_heads() const;  // k < ranks: neighbours hold the same one
+  /// How it computes what routers and experts do: as its block does, whose tokens are all of them then.
+  TensorSharding of_experts() const;
   /// Columns of a value on one rank.
   std::int64_t width_of(Width) const;
   /// Rows of the residual stream, and of what is computed of its rows by themselves.
   Dim stream_tokens() const;
   Dim rows_of(Width w) const { return w == Width::hidden || w == Width::one ? stream_tokens() : tokens; }
 };
+/// Whether values of this width are those of routers and experts.
+bool is_of_experts(Width);
 
 /// This rank's tensor of a value, or of its gradient.
 Tensor make_value(Emitter&, const TensorSharding&, const ForwardValue&, const std::string& name, DType);

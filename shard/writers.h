@@ -25,7 +25,7 @@ Op& with_bias_share(Op&, const ForwardOp&, bool leaves, const TensorSharding&);
 class ForwardWriter {
  public:
   ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)
-      : f_(f), s_(s), to_(to), values_(values) {}
+      : f_(f), s_(s), e_(s.of_experts()), to_(to), values_(values) {}
 
   void write(const ForwardOp&);
 
@@ -52,14 +52,18 @@ class ForwardWriter {
     return values_[static_cast<std::size_t>(id)];
   }
   Tensor make(ValueId);
-  /// All tokens of a value of the residual stream; gathered once, however many ops take them.
-  Tensor all_tokens_of(ValueId);
+  /// All tokens of a value of the residual stream, or those of the rank's block; gathered once, however many ops take
+  /// them.
+  Tensor all_tokens_of(ValueId, bool of_block = false);
+  /// Beside what experts left in the stream's tensor, summands of all ranks.
+  void add_beside(const std::string& op, const Tensor& summands, const Tensor& stream);
 
   const Forward& f_;
   const TensorSharding& s_;
+  const TensorSharding e_;  // of routers and experts
   Emitter& to_;
   Values& values_;
-  std::map<ValueId, Tensor> gathered_;
+  std::map<std::pair<ValueId, bool>, Tensor> gathered_;
 };
 
 class BackwardWriter {
@@ -99,23 +103,28 @@ class BackwardWriter {
   Tensor make(ValueId);
 
   /// Where an op adds what it finds of the gradient of a value of the residual stream: summands, to which each op that
-  /// takes the value adds its own. `first`: nothing is there yet.
+  /// takes the value adds its own; where there are several blocks, those of routers and experts, whose summands are a
+  /// block's, apart from others (`of_block`). `first`: nothing is there yet.
   struct Summands {
     Tensor tensor;
     bool first = true;
   };
-  Summands summands_of(ValueId);
+  Summands summands_of(ValueId, bool of_block = false);
   /// `op` has added its own: when it was the last one, summands become the gradient.
-  void added(ValueId, const std::string& op);
+  void added(ValueId, const std::string& op, bool of_block = false);
+  /// Whether an op's tokens are those of the rank's block.
+  bool is_of_block(const ForwardOp&) const;
 
   const Forward& f_;
   const TensorSharding& s_;
+  const TensorSharding e_;  // of routers and experts
   BackwardEmitter& to_;
   const Values& values_;
   Values& gradients_;
   std::int64_t accumulate_;
-  std::map<ValueId, Tensor> summands_;
-  std::vector<int> takers_;  // by ValueId: ops that take it as the stream and have added nothing yet
+  std::map<std::pair<ValueId, bool>, Tensor> summands_;
+  std::map<ValueId, Tensor> beside_;                // of all ranks, in the stream: waits for what experts find
+  std::map<std::pair<ValueId, bool>, int> takers_;  // ops that take it as the stream and have added nothing yet
 };
 
 }  // namespace hotbunk

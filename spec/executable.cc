@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
@@ -73,27 +74,34 @@ template <class Need>
 void executable_experts(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
   if (!s.model.moe) return;
-  need(t.etp == t.tp || (t.etp == 1 && t.ep % t.tp == 0),
-       "train.layout.etp {} and ep {} with tp {}: the tensor-parallel ranks share each expert (etp = tp, ep over data "
-       "ranks) or have whole ones (etp = 1, ep a multiple of tp)",
-       t.etp, t.ep, t.tp);
-  if (t.ep == 1 || (t.etp != t.tp && t.ep % t.tp != 0)) return;
-  const std::int64_t holders = t.etp == t.tp ? t.ep : t.ep / t.tp;  // of other experts, among the data ranks
-  if (holders == 1) return;
+  const MoeSpec& moe = *s.model.moe;
+  need(
+      t.tp % t.etp == 0,
+      "train.layout.etp {} with tp {}: {} % {} = {}; ranks that share an expert have to have the same tokens, those of "
+      "one tensor-parallel group: set train.layout.etp to a divisor of {}",
+      t.etp, t.tp, t.tp, t.etp, t.tp % t.etp, t.tp);
+  if (t.tp % t.etp != 0) return;
+  need(!moe.biases || s.model.hidden % t.etp == 0,
+       "train.layout.etp {} with biases behind experts: {} of hidden size % {} = {}", t.etp, s.model.hidden, t.etp,
+       s.model.hidden % t.etp);
+  const ExpertMesh mesh = expert_mesh(s);
+  if (!mesh.lies_apart()) return;
   const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
                                                               : t.fsdp > 0                       ? t.fsdp
                                                                                                  : data;
-  need(shards == 1 || shards % holders == 0,
+  const bool over_both = t.etp < t.tp;
+  const std::string where = !over_both ? ""
+                            : mesh.blocks == 1
+                                ? fmt::format(" over tp {} and {} data ranks", t.tp, mesh.spread)
+                                : fmt::format(" x etp {} over blocks of {} of tp {}", t.etp, mesh.places, t.tp);
+  need(shards == 1 || shards % mesh.spread == 0,
        "train.layout.ep {}{} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
        "those",
-       t.ep, holders == t.ep ? "" : fmt::format(" over tp {} and {} data ranks", t.tp, holders), shards, shards,
-       holders, shards % holders);
-  need(t.etp == t.tp || t.sp,
-       "train.layout.ep {} over tp {} and {} data ranks without sequence parallelism: set train.layout.sp to true",
-       t.ep, t.tp, holders);
-  need(t.etp == t.tp || data_ranks_follow_tensor(t),
-       "train.layout.ep {} over tp {} and {} data ranks with order {}: the data ranks do not follow tp in it", t.ep,
-       t.tp, holders, t.order);
+       t.ep, where, shards, shards, mesh.spread, shards % mesh.spread);
+  need(!over_both || t.sp, "train.layout.ep {}{} without sequence parallelism: set train.layout.sp to true", t.ep,
+       where);
+  need(!over_both || data == 1 || data_ranks_follow_tensor(t),
+       "train.layout.ep {}{} with order {}: the data ranks do not follow tp in it", t.ep, where, t.order);
   need(data_ranks_follow(t),
        "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
        t.ep, t.order, t.dp, t.cp * t.ulysses);
@@ -169,7 +177,7 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.reshard_after_forward {} in a pipeline: each micro-batch under way would keep parts of its own",
        s.train.reshard_ranks);
   need(
-      s.train.reshard_ranks == 0 || t.ep <= t.expert_tensor_ranks(),
+      s.train.reshard_ranks == 0 || expert_mesh(s).spread == 1,
       "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
       "no part of one another's",
       s.train.reshard_ranks, t.ep);
@@ -183,8 +191,10 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "train.expert_dispatch per-rank with train.expert_capacity {}: a round has rows of experts, and no copies of "
        "tokens",
        s.train.expert_capacity);
-  need(!copies || t.expert_tensor_ranks() == 1,
-       "train.expert_dispatch per-rank with whole experts over tensor-parallel places (etp {} of tp {})", t.etp, t.tp);
+  const ExpertMesh experts = expert_mesh(s);
+  need(!copies || experts.may_send_copies(), "train.expert_dispatch per-rank with {} (etp {} of tp {})",
+       experts.wholes > 1 ? "whole experts over tensor-parallel places" : "blocks of several tensor-parallel ranks",
+       t.etp, t.tp);
   need(!t.sp || s.train.micro_batch_tokens % t.tp == 0,
        "train.micro_batch_tokens {} with sequence parallelism over tp {}: it has to divide", s.train.micro_batch_tokens,
        t.tp);

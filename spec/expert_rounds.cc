@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "spec/expert_mesh.h"
+
 namespace hotbunk {
 
 ExpertRounds expert_rounds(const Scenario& s) {
-  const TrainLayout& l = s.train.layout;
-  const std::int64_t places = l.expert_tensor_ranks(), ranks = std::max<std::int64_t>(1, l.ep / places);
-  if (!s.model.moe || ranks == 1) return {};
-  const std::int64_t tokens = s.train.micro_batch_tokens, choices = s.model.moe->experts_per_token,
-                     of_a_rank = s.model.moe->experts / (ranks * places);
-  ExpertRounds out{.sent = tokens * choices / places, .most = ranks * tokens * std::min(choices, of_a_rank)};
+  const ExpertMesh mesh = expert_mesh(s);
+  if (!s.model.moe || mesh.spread == 1) return {};
+  const std::int64_t tokens = std::max<std::int64_t>(1, s.train.micro_batch_tokens / mesh.blocks),
+                     choices = s.model.moe->experts_per_token,
+                     of_a_rank = std::max<std::int64_t>(1, s.model.moe->experts / (mesh.spread * mesh.wholes));
+  ExpertRounds out{.sent = tokens * choices / mesh.wholes, .most = mesh.spread * tokens * std::min(choices, of_a_rank)};
   out.capacity = out.most;
   if (const double times = s.train.expert_capacity; times > 0.0) {
     const double rows = std::ceil(times * static_cast<double>(out.sent));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,13 +101,21 @@ inline std::string draw_scenario() {
   const std::int64_t vpp = pp > 1 ? one_of<std::int64_t>({1, 1, 2, 3}) : 1, chunks = pp * vpp,
                      layers = std::max(some_layers, chunks);
   const bool experts = in(0, 3) == 0;
-  const bool whole_experts = experts && coin();  // on each rank, in place of a part of each
-  std::vector<std::int64_t> holders{1};          // of other experts each, among the data ranks
+  // Any mesh of experts (spec/expert_mesh.h): ranks that share each, and have other ones each, in a block; and blocks.
+  const auto divisor_of = [](std::int64_t n) {
+    std::vector<std::int64_t> all{n};
+    for (std::int64_t k = 1; k < n; ++k)
+      if (n % k == 0) all.push_back(k);
+    return one_of(all);
+  };
+  const std::int64_t columns = experts ? divisor_of(train_tp) : train_tp,
+                     wholes = experts ? divisor_of(train_tp / columns) : 1, blocks = train_tp / columns / wholes;
+  std::vector<std::int64_t> holders{1};  // of other experts each, among the data ranks
   for (std::int64_t k = 2; k <= data; ++k)
-    if (experts && data % k == 0) holders.push_back(k);
+    if (experts && data % k == 0 && std::gcd(k, blocks) == 1) holders.push_back(k);
   const std::int64_t spread = one_of(holders);
-  const bool over_both = whole_experts && train_tp > 1 && spread > 1;
-  const DrawnModel model = draw_model(tp, experts, (whole_experts ? train_tp : 1) * spread, layers);
+  const bool over_both = columns < train_tp && (blocks > 1 || spread > 1);
+  const DrawnModel model = draw_model(tp, experts, wholes * spread, layers);
   // An engine's stages, and whole experts on its ranks.
   std::vector<std::int64_t> engine_stages{1, 1};
   for (std::int64_t p = 2; p <= engines; ++p)
@@ -166,9 +175,8 @@ inline std::string draw_scenario() {
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
       "{}{}}}\n",
-      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, (whole_experts ? train_tp : 1) * spread,
-      experts && !whole_experts ? train_tp : 1, yaml_bool(sequence), group,
-      one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
+      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread, experts ? columns : 1,
+      yaml_bool(sequence), group, one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
       offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some);

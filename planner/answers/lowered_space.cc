@@ -395,8 +395,9 @@ PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
 
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {
   TrainSpace& t = space.train;
-  t.etp = {1};
-  // Tensor-parallel ranks share each expert, which data ranks may spread, or have whole ones.
+  // Tensor-parallel ranks share each expert, or have whole ones, or do as the scenario's own.
+  std::erase_if(t.etp, [&](std::int64_t etp) { return etp != 1 && etp != s.train.layout.etp; });
+  if (std::ranges::count(t.etp, 1) == 0) t.etp.insert(t.etp.begin(), 1);
   t.etp_as_tp = s.model.moe.has_value();
   // 1F1B has GPipe's bubble in less memory.
   const PipelineSchedule own_schedule = train_point_of(s).schedule;

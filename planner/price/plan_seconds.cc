@@ -88,7 +88,7 @@ Sizes micro_batch_sizes(const Scenario& s, double sequences) {
   const TrainLayout& l = s.train.layout;
   const std::int64_t rows_sent = rows_sent_of_token(s);
   if (!l.sp && l.pp == 1 && l.sharers() == 1 && rows_sent == 0) return sizes;
-  Sizes out = filled_up(sizes, l, rows_sent, expert_copies(s).of_token);
+  Sizes out = filled_up(sizes, l, expert_mesh(s), rows_sent, expert_copies(s).of_token);
   out[returned_extent] = out[sequence_extent];
   return out;
 }

@@ -113,7 +113,7 @@ TEST_CASE(
 
 TEST_CASE("Whole experts over two ranks: two share each place, and the parameter's rows follow from the rank's") {
   // 4 experts over 2 ranks: 0 and 2, 1 and 3.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, {.tensor = 2})[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, ExpertMesh{.places = 2, .wholes = 2})[1];
   std::int64_t elements = 0;
   for (const UnitParam& p : layer.params) {
     if (p.has_place()) elements += p.elements();
@@ -131,12 +131,12 @@ TEST_CASE("Whole experts over two ranks: two share each place, and the parameter
 
 TEST_CASE("Whole experts over data ranks: fewer shards of each, behind what all ranks share") {
   // 4 experts over 2 of 4 data ranks: 0 and 2, 1 and 3, each in 2 shards; 2 tensor-parallel ranks have half of each.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 4, 3, {.data = 2})[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 4, 3, ExpertMesh{.places = 2, .spread = 2})[1];
   std::int64_t shared = 0, experts = 0;
   for (const UnitParam& p : layer.params) {
     if (!p.has_place()) continue;
     (p.expert < 0 ? shared : experts) += p.padded_elements();
-    CHECK(p.over_data == (p.expert >= 0));
+    CHECK(p.apart == (p.expert >= 0));
     CHECK((p.expert < 2 && (p.expert < 0) == (p.shard_offset < layer.shared.shard_elements)));
     CHECK(p.padded_rows == ceil_div(p.rows, p.expert < 0 ? 4 : 2));
     if (p.expert >= 0) CHECK(p.shard == chunk_range(p.rows, 2, 1));
@@ -155,7 +155,7 @@ TEST_CASE("Whole experts over data ranks: fewer shards of each, behind what all 
     CHECK(p.rows_of_all() == (down ? 1 : 2) * p.whole_rows);
   }
   // Nothing sharded: each has its experts whole, and nothing is padded.
-  const ShardedUnit whole = train_units(test::tiny_mixtral(), 1, 1, 0, {.data = 4})[1];
+  const ShardedUnit whole = train_units(test::tiny_mixtral(), 1, 1, 0, ExpertMesh{.spread = 4})[1];
   CHECK((whole.experts.shards == 1 && whole.padding_elements() == 0));
   CHECK(whole.full_elements < train_units(test::tiny_mixtral(), 1, 1, 0)[1].full_elements);
 }

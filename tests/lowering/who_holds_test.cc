@@ -37,24 +37,30 @@ std::map<std::string, std::vector<bool>> loaded(const Plan& plan, Rank rank, con
 
 TEST_CASE("what `hotbunk layout` says a rank holds is what it loads") {
   for (const char* engine : {"fsdp2", "fsdp1", "ddp"})
-    for (const auto& [dp, tp, fsdp, ep] : {std::tuple{4, 1, -1, 0},
-                                           {2, 2, -1, 0},
-                                           {1, 4, -1, 0},
-                                           {4, 1, 2, 0},
-                                           {2, 2, 1, 0},
-                                           {2, 2, -1, 1},  // with experts, of which each rank has a part
-                                           {2, 2, -1, 2},  // and whole ones
-                                           {1, 4, -1, 4}}) {
+    for (const auto& [dp, tp, fsdp, ep, etp] : {std::tuple{4, 1, -1, 0, 1},
+                                                {2, 2, -1, 0, 1},
+                                                {1, 4, -1, 0, 1},
+                                                {4, 1, 2, 0, 1},
+                                                {2, 2, 1, 0, 1},
+                                                {2, 2, -1, 1, 2},  // with experts, of which each rank has a part
+                                                {2, 2, -1, 2, 1},  // and whole ones
+                                                {1, 4, -1, 4, 1},
+                                                {1, 4, -1, 2, 2},  // parts of some
+                                                {2, 2, -1, 1, 1},  // all, on each rank
+                                                {2, 2, 1, 1, 1},
+                                                {1, 4, -1, 1, 2},  // parts of all on every other one
+                                                {1, 4, -1, 2, 1}}) {
       if (std::string(engine) == "ddp" && fsdp != -1) continue;
       if (std::string(engine) == "fsdp1" && tp > 1) continue;
-      CAPTURE(engine, dp, tp, fsdp, ep);
+      CAPTURE(engine, dp, tp, fsdp, ep, etp);
       std::vector<std::string> sets = {fmt::format("train.engine={}", engine), fmt::format("train.layout.dp={}", dp),
                                        fmt::format("train.layout.tp={}", tp),
                                        fmt::format("train.layout.fsdp={}", fsdp)};
       if (ep > 0)
-        sets.insert(sets.end(), {fmt::format("train.layout.ep={}", ep), fmt::format("train.layout.etp={}", tp / ep),
-                                 "model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
-                                 "model.num_local_experts=4", "model.num_experts_per_tok=2"});
+        sets.insert(sets.end(), {fmt::format("train.layout.ep={}", ep), fmt::format("train.layout.etp={}", etp),
+                                 fmt::format("train.layout.sp={}", tp > 1), "model.model_type=mixtral",
+                                 "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4",
+                                 "model.num_experts_per_tok=2"});
       const Scenario s = tiny(4, 2, sets);
       const Plan plan = lower(s).value();
       const TrainHoldings holdings = TrainHoldings::of(s).value();

@@ -4,11 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <tuple>
+#include <utility>
 
 #include "layout/sequence.h"
 #include "layout/train_weights.h"
+#include "spec/expert_mesh.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
 #include "spec/validate.h"
@@ -17,27 +21,34 @@
 namespace hotbunk::test {
 namespace {
 
-/// Which ranks have other experts: data ranks wherever there may be such, or tensor-parallel ones, both, or none.
+/// A mesh of experts that lies over the dense one: as often as not one whose blocks have other experts each, or that
+/// has several of them in a tensor-parallel group, where there may be such.
 void draw_experts(Scenario& s, std::mt19937_64& random) {
   TrainLayout& l = s.train.layout;
-  const std::int64_t data = l.dp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
-                                                       : l.fsdp > 0                       ? l.fsdp
-                                                                                          : data;
-  std::vector<std::int64_t> over_data;
-  for (const std::int64_t ep : {2, 3, 4})
-    if (data % ep == 0 && (shards == 1 || shards % ep == 0) && s.model.moe->experts % ep == 0) over_data.push_back(ep);
-  const bool spreads = !over_data.empty() && random() % 4 != 0,
-             whole = !spreads && s.model.moe->experts % l.tp == 0 && random() % 2 == 0;
-  l.ep = spreads ? over_data[random() % over_data.size()] : whole ? l.tp : 1;
-  l.etp = whole ? 1 : l.tp;
-  // Over both, wherever it may be.
-  if (spreads && l.sp && s.model.moe->experts % (l.ep * l.tp) == 0) l.ep *= l.tp, l.etp = 1;
-  if (!spreads) return;
+  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
+                                                              : l.fsdp > 0                       ? l.fsdp
+                                                                                                 : data;
+  std::array<std::vector<std::pair<std::int64_t, std::int64_t>>, 3> ways;  // (etp, ep): of blocks, of rows, of neither
+  for (std::int64_t etp = 1; etp <= l.tp; ++etp)
+    for (std::int64_t ep = 1; ep <= s.model.moe->experts; ++ep) {
+      if (l.tp % etp != 0 || s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
+      l.etp = etp, l.ep = ep;
+      const ExpertMesh mesh = expert_mesh(s);
+      if (shards > 1 && shards % mesh.spread != 0) continue;
+      if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
+      ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
+    }
+  std::vector<std::size_t> kinds;
+  for (std::size_t k = 0; k < ways.size(); ++k) kinds.insert(kinds.end(), ways[k].empty() ? 0 : 3 - k, k);
+  const auto& some = ways[kinds[random() % kinds.size()]];
+  std::tie(l.etp, l.ep) = some[random() % some.size()];
+  const ExpertMesh mesh = expert_mesh(s);
+  if (mesh.spread == 1) return;
   // In rounds, or a row for each expert, or a copy of a token for each rank.
   const bool deferred = s.train.pipeline_schedule == "zero-bubble";
   const auto drawn = deferred ? static_cast<std::uint64_t>(l.dp + l.ep) : random();
   if (!deferred && drawn % 2 == 0) s.train.expert_capacity = 0.4;
-  else if (drawn / 2 % 2 == 0 && l.expert_tensor_ranks() == 1) s.train.expert_dispatch = ExpertDispatch::per_rank;
+  else if (drawn / 2 % 2 == 0 && mesh.may_send_copies()) s.train.expert_dispatch = ExpertDispatch::per_rank;
 }
 
 /// Any order of the ranks, Ulysses' behind cp or apart; what it was where that one does not execute.
@@ -101,7 +112,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)
     if (shared % k == 0) few.push_back(k);
-  if (s.train.engine == TrainEngine::fsdp2 && l.pp == 1 && l.ep <= l.expert_tensor_ranks() && !few.empty() &&
+  if (s.train.engine == TrainEngine::fsdp2 && l.pp == 1 && expert_mesh(s).spread == 1 && !few.empty() &&
       one_of({0, 1}) == 0)
     s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});

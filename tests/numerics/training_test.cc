@@ -15,6 +15,7 @@
 #include "layout/sequence.h"
 #include "layout/shard.h"
 #include "layout/train_weights.h"
+#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "tests/numerics/drawn_layout.h"
@@ -649,7 +650,8 @@ TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the 
 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
-  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0;
+  std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0,
+                in_blocks = 0;
   std::vector<std::string> goldens = golden_models();
   std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
   for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
@@ -657,7 +659,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
     shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
     flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
-    spread += l.ep > 1 && l.etp == l.tp ? 1 : 0;
+    spread += expert_mesh(s).spread > 1 ? 1 : 0, in_blocks += expert_mesh(s).blocks > 1 ? 1 : 0;
     copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
     const TrainingResult r = train(g, s, Against::reference_and_plan);
     check_training(g, r);
@@ -668,6 +670,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(4 * shared > rounds / 2);
   CHECK(4 * chunked > rounds / 2);
   CHECK(40 * spread > rounds / 2);
+  CHECK(40 * in_blocks > rounds / 2);
   CHECK(40 * copied > rounds / 2);
   CHECK(20 * flat > rounds / 2);
 }

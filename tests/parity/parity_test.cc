@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "lowering/lower.h"
+#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 #include "tests/blocks.h"
 #include "tests/parity/harness.h"
@@ -291,35 +292,41 @@ TEST_CASE("and so with experts") {
   };
   std::vector<Case> cases;
   int spread = 0, copied = 0, full = 0, staged = 0;
-  for (const Way& way : {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
-                         {mixtral, "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
-                         {mixtral, "zero1", -1, 2, 2, 4, "full", "bf16", true},
-                         {mixtral, "ddp", -1, 1, 4, 2, "selective", "fp32"},
-                         {qwen3, "fsdp2", -1, 2, 2, 2, "full", "bf16"},
-                         {qwen3, "zero2", -1, 4, 1, 4, "none", "bf16"},
-                         {qwen3, "fsdp2", -1, 2, 2, 1, "selective", "fp32", true},
-                         {mixtral, "fsdp2", -1, 2, 2, 2, "none", "bf16", true, 2},
-                         {mixtral, "fsdp2", 1, 2, 2, 4, "full", "fp32", false, 2},
-                         {mixtral, "ddp", -1, 1, 4, 1, "selective", "bf16", true, 4},
-                         {qwen3, "fsdp2", -1, 2, 1, 2, "selective", "bf16", false, 1, 2},
-                         {mixtral, "zero1", -1, 1, 2, 1, "none", "fp32", true, 2, 2},
-                         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32", false, 2, 1, 1},
-                         {mixtral, "fsdp2", -1, 4, 1, 2, "full", "bf16", false, 4, 1, 1, "collective"},
-                         {mixtral, "fsdp2", 2, 4, 1, 4, "selective", "bf16", false, 2, 1, 1},
-                         {mixtral, "fsdp2", 1, 4, 1, 2, "selective", "fp32", false, 2, 1, 1},
-                         {mixtral, "zero1", -1, 4, 1, 2, "selective", "bf16", false, 2, 1, 1},
-                         {mixtral, "zero2", -1, 4, 1, 1, "none", "fp32", false, 4, 1, 1, "collective"},
-                         {mixtral, "ddp", -1, 4, 1, 2, "full", "bf16", false, 2, 1, 1},
-                         {mixtral, "ddp", -1, 2, 2, 2, "none", "bf16", true, 2, 1, 2, "collective"},
-                         {mixtral, "fsdp2", -1, 2, 2, 4, "selective", "fp32", true, 2, 1, 2},
-                         {mixtral, "zero1", -1, 2, 2, 1, "full", "fp32", false, 2, 1, 2},
-                         {mixtral, "fsdp2", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1},
-                         {mixtral, "fsdp2", -1, 2, 2, 2, "selective", "bf16", true, 4, 1, 1, "collective", 2},
-                         {mixtral, "ddp", -1, 2, 2, 4, "none", "fp32", true, 4, 1, 1, "ipc", 4},
-                         {mixtral, "zero1", -1, 2, 2, 2, "full", "bf16", true, 2, 1, 2, "ipc", 2},
-                         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
-                         {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
-                         {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2}}) {
+  for (const Way& way :
+       {Way{mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32"},
+        {mixtral, "fsdp2", 2, 4, 1, 2, "selective", "bf16"},
+        {mixtral, "zero1", -1, 2, 2, 4, "full", "bf16", true},
+        {mixtral, "ddp", -1, 1, 4, 2, "selective", "fp32"},
+        {qwen3, "fsdp2", -1, 2, 2, 2, "full", "bf16"},
+        {qwen3, "zero2", -1, 4, 1, 4, "none", "bf16"},
+        {qwen3, "fsdp2", -1, 2, 2, 1, "selective", "fp32", true},
+        {mixtral, "fsdp2", -1, 2, 2, 2, "none", "bf16", true, 2},
+        {mixtral, "fsdp2", 1, 2, 2, 4, "full", "fp32", false, 2},
+        {mixtral, "ddp", -1, 1, 4, 1, "selective", "bf16", true, 4},
+        {qwen3, "fsdp2", -1, 2, 1, 2, "selective", "bf16", false, 1, 2},
+        {mixtral, "zero1", -1, 1, 2, 1, "none", "fp32", true, 2, 2},
+        {mixtral, "fsdp2", -1, 4, 1, 1, "none", "fp32", false, 2, 1, 1},
+        {mixtral, "fsdp2", -1, 4, 1, 2, "full", "bf16", false, 4, 1, 1, "collective"},
+        {mixtral, "fsdp2", 2, 4, 1, 4, "selective", "bf16", false, 2, 1, 1},
+        {mixtral, "fsdp2", 1, 4, 1, 2, "selective", "fp32", false, 2, 1, 1},
+        {mixtral, "zero1", -1, 4, 1, 2, "selective", "bf16", false, 2, 1, 1},
+        {mixtral, "zero2", -1, 4, 1, 1, "none", "fp32", false, 4, 1, 1, "collective"},
+        {mixtral, "ddp", -1, 4, 1, 2, "full", "bf16", false, 2, 1, 1},
+        {mixtral, "ddp", -1, 2, 2, 2, "none", "bf16", true, 2, 1, 2, "collective"},
+        {mixtral, "fsdp2", -1, 2, 2, 4, "selective", "fp32", true, 2, 1, 2},
+        {mixtral, "zero1", -1, 2, 2, 1, "full", "fp32", false, 2, 1, 2},
+        {mixtral, "fsdp2", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1},
+        {mixtral, "fsdp2", -1, 2, 2, 2, "selective", "bf16", true, 4, 1, 1, "collective", 2},
+        {mixtral, "ddp", -1, 2, 2, 4, "none", "fp32", true, 4, 1, 1, "ipc", 4},
+        {mixtral, "zero1", -1, 2, 2, 2, "full", "bf16", true, 2, 1, 2, "ipc", 2},
+        // Parts of some experts; all of them on several ranks of a tensor-parallel group, whole or not.
+        {mixtral, "fsdp2", -1, 1, 4, 2, "selective", "bf16", true, 2, 1, 2, "collective", 2},
+        {mixtral, "ddp", -1, 2, 2, 2, "none", "fp32", true, 1, 1, 1},
+        {qwen3, "fsdp2", -1, 2, 2, 4, "selective", "bf16", true, 1, 1, 1, "collective"},
+        {mixtral, "zero1", -1, 1, 4, 1, "full", "bf16", true, 2, 1, 1},
+        {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
+        {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
+        {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(
         sets.end(),
@@ -342,7 +349,8 @@ TEST_CASE("and so with experts") {
       sets.emplace_back("train.expert_dispatch=per-rank"), ++copied;
       if (way.pp > 1) sets.emplace_back("train.micro_batch_tokens=16");  // several micro-batches
       full += std::string_view(way.recompute) == "full" ? 1 : 0, staged += way.pp > 1 ? 1 : 0;
-    } else if (way.ep > 1 && way.etp > 0 && std::string_view(way.recompute) != "selective") {
+    } else if (way.etp > 0 && expert_mesh(tiny_scenario(4, way.rollout_tp, sets)).spread > 1 &&
+               std::string_view(way.recompute) != "selective") {
       sets.emplace_back("train.expert_capacity=0.3");
       CHECK(expert_rounds(tiny_scenario(4, way.rollout_tp, sets)).rounds > 3);
     }

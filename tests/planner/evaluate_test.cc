@@ -72,7 +72,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("algorithm", sft ? "sft" : "grpo");
   note("family", name_of(s.model.family)), note("tied", s.model.tie_embeddings);
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
-  const ShardMesh mesh = shard_mesh(s.train);
+  const ShardMesh mesh = shard_mesh(s);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
   note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward),
       note("few", s.train.reshard_ranks > 0);

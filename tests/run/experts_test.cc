@@ -79,8 +79,13 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
     CHECK(r.code == 2);
     CHECK_THAT(r.err, Catch::Contains(why));
   };
-  refused("--set train.layout.etp=1",
-          "the tensor-parallel ranks share each expert (etp = tp, ep over data ranks) or have whole ones");
+  refused(
+      "--set train.layout.etp=4",
+      "train.layout.etp 4 with tp 2: 2 % 4 = 2; ranks that share an expert have to have the same tokens, those of one "
+      "tensor-parallel group: set train.layout.etp to a divisor of 2");
+  refused(
+      "--set train.layout.etp=1 --set train.layout.sp=false",
+      "train.layout.ep 1 x etp 1 over blocks of 1 of tp 2 without sequence parallelism: set train.layout.sp to true");
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
           "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: set train.layout.sp to true");
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
