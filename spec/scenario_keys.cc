@@ -47,7 +47,7 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("train.context_exchange", HB_FIELD(train.context_exchange),
                         {"",
                          "how cp ranks get keys and values: passed around a ring beside attention, or all gathered "
-                         "before it; auto: as the profile's framework does (ours: ring)"}));
+                         "before it; auto: as the profile's framework does (ours: what takes less)"}));
   keys.push_back(
       integer_or_auto("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
                       {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
