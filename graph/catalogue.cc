@@ -104,7 +104,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::geglu_backward, 2, 2, 1, 1, FlopRule::per_element, 9},
     {OpKind::softcap, 1, 1, 1, 1, FlopRule::per_element, 3},
     {OpKind::layer_norm, 3, 4, 2, 3, FlopRule::per_element, 8},
-    {OpKind::layer_norm_backward, 4, 4, 3, 3, FlopRule::per_element, 14},
+    {OpKind::layer_norm_backward, 4, 4, 1, 3, FlopRule::per_element, 14},
     {OpKind::gelu, 1, 1, 1, 1, FlopRule::per_element, 8},
     {OpKind::gelu_backward, 2, 2, 1, 1, FlopRule::per_element, 8},
     {OpKind::take_kv, 1, 1, 1, 1, FlopRule::none, 0},
@@ -118,7 +118,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::lora_up_wgrad, 2, 2, 1, 1, FlopRule::lora, 0},
     {OpKind::lora_merge, 3, 3, 1, 1, FlopRule::lora, 0},
     {OpKind::latent_norm, 3, 3, 3, 3, FlopRule::per_element, 5},
-    {OpKind::latent_norm_backward, 6, 6, 2, 2, FlopRule::per_element, 10},
+    {OpKind::latent_norm_backward, 6, 6, 1, 2, FlopRule::per_element, 10},
     {OpKind::latent_heads, 3, 3, 1, 1, FlopRule::none, 0},
     {OpKind::latent_heads_backward, 1, 1, 3, 3, FlopRule::none, 0},
     {OpKind::latent_write, 3, 3, 1, 1, FlopRule::none, 0},
@@ -366,7 +366,9 @@ std::string check_layer_norm(const Op& op) {
   const auto same = [&](const Tensor& t) { return t.rank == 2 && t.shape == x.shape; };
   bool fits = x.rank == 2 && rstd.rank == 1 && rstd.shape[0] == x.shape[0] && same(op.outputs[0]);
   if (backward) {
-    fits = fits && same(op.inputs[0]) && as_wide(op.inputs[2]) && as_wide(op.outputs[1]) && as_wide(op.outputs[2]);
+    const bool frozen = op.outputs.size() == 1;  // neither weight nor bias trains
+    fits = fits && same(op.inputs[0]) && as_wide(op.inputs[2]) &&
+           (frozen || (op.outputs.size() == 3 && as_wide(op.outputs[1]) && as_wide(op.outputs[2])));
   } else {
     const bool adds = op.num_operands() > 3;
     fits = fits && as_wide(op.inputs[1]) && as_wide(op.inputs[2]) && adds == (op.outputs.size() > 2) &&
@@ -518,7 +520,8 @@ std::string check_latent(const Op& op) {
       break;
     case OpKind::latent_norm_backward:
       fits = parts(op.inputs[2], op.inputs[0], op.inputs[1], op.inputs[3]) && op.outputs[0].rank == 2 &&
-             op.outputs[0].shape == op.inputs[2].shape && op.outputs[1].shape == op.inputs[3].shape;
+             op.outputs[0].shape == op.inputs[2].shape &&
+             (op.outputs.size() == 1 || op.outputs[1].shape == op.inputs[3].shape);
       break;
     case OpKind::latent_heads:
       fits = heads(op.inputs[0], op.inputs[1], op.inputs[2], op.outputs[0]);

@@ -94,7 +94,7 @@
 //   softcap            x[T,V] -> x               c tanh(x / c)                             softcap: c
 //   layer_norm         x[T,H], w[H], b[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)   eps; mean and deviation are of
 //                                                the row that is normed
-//   layer_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], dw[H], db[H]          residual: dx +=; accumulate: dw, db +=
+//   layer_norm_backward  dy[T,H], x[T,H], w[H], rstd[T] -> dx[T,H], (dw[H], db[H])        residual: dx +=; accumulate: dw, db +=
 //   gelu               x[T,I] -> y[T,I]          by tanh
 //   gelu_backward      dy[T,I], x[T,I] -> dx[T,I]
 //   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
@@ -139,7 +139,7 @@
 //                                                rows an op has                              factor
 //   latent_norm        x[T,r+t], w[r], positions[T] -> c[T,r], s[T,t], rstd[T]   c: rms_norm of the first r columns; s: the last t,
 //                                                rotated as neighbours                   eps, rope_dim: t; rope_*
-//   latent_norm_backward  dc[T,r], ds[T,t], x[T,r+t], w[r], rstd[T], positions[T] -> dx[T,r+t], dw[r]   accumulate: dw +=; rope_dim, rope_*
+//   latent_norm_backward  dc[T,r], ds[T,t], x[T,r+t], w[r], rstd[T], positions[T] -> dx[T,r+t], (dw[r])   accumulate: dw +=; rope_dim, rope_*
 //   latent_heads       q[T,ad], kv[T,a(d-t+v)], s[T,t] -> x[T,Q]   packs: of each head d - t numbers of kv and all of s are its key, the
 //                                                other v its value; Q = a (2d + v)       heads, head_dim: d, value_dim: v, rope_dim: t
 //   latent_heads_backward  dx[T,Q] -> dq[T,ad], dkv[T,a(d-t+v)], ds[T,t]   ds: summed over heads, fp32

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -28,15 +29,21 @@ std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec
   std::vector<WrappedModule> modules = wrapped_modules(model, spec);
   for (std::size_t i = 0; i < parameters.size(); ++i) module_of.emplace(parameters[i].name, std::move(modules[i]));
 
+  std::set<std::string> part_trains;  // units of which some parameters train
+  for (const ParamSpec& p : parameters)
+    if (!p.frozen) part_trains.insert(unit_name(module_of.at(p.name)));
   std::vector<ShardedUnit> units;
   for (const ShardedUnit& whole : train_units(model, 1, 1, 0))
     for (UnitParam p : whole.params) {
-      const WrappedModule& module = module_of.at(p.parameter);
-      const std::string name = unit_name(module);
+      // Adapters stand in the layers' modules, and are units of their own: they train and these do not.
+      const WrappedModule module = whole.adapters ? WrappedModule{whole.name, whole.layer} : module_of.at(p.parameter);
+      std::string name = unit_name(module);
+      if (whole.frozen && part_trains.contains(name)) name += ".frozen";
       auto unit = std::ranges::find(units, name, &ShardedUnit::name);
       if (unit == units.end()) {
         unit = units.emplace(units.end());
         unit->name = name, unit->layer = module.layer;
+        unit->adapters = whole.adapters, unit->frozen = whole.frozen;
       }
       p.full_offset = p.shard_offset = unit->full_elements;
       unit->full_elements += p.elements();
@@ -47,7 +54,8 @@ std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec
     unit.shard_elements = ceil_div(unit.full_elements, world);
     unit.shared = {world, unit.shard_elements, unit.full_elements};
   }
-  std::ranges::stable_partition(units, [](const ShardedUnit& u) { return u.name == "root"; });
+  std::ranges::stable_partition(units,
+                                [](const ShardedUnit& u) { return u.name == "root" || u.name == "root.frozen"; });
   number_kinds(units);
   return units;
 }

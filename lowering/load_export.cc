@@ -148,21 +148,29 @@ struct SavedPart {
 Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name,
                     std::vector<BufferId>& used) {
   const UnitState& of = state.units()[u];
-  std::optional<MergedAdapters> adapters;
-  if (state.adapters_of(u)) adapters = state.gather_adapters(b, u, "export.lora.");
+  LayerAdapters adapters;
+  const auto use = [&](const GatheredUnit& g) { used.insert(used.end(), {g.parts, g.whole.parts.front().buffer}); };
+  for (const UnitParam& p : of.unit.params)
+    if (state.model().adapts(p.role) && !adapters.contains(p.layer))
+      use(adapters.emplace(p.layer, state.gather_unit(b, *state.adapters_of(p.layer), "export.lora.")).first->second);
+  if (of.unit.flat && !adapters.empty()) {
+    const GatheredUnit whole = state.gather_unit(b, u, "export.lora.");
+    use(whole);
+    b.begin_call("export.merge", name);
+    return merge_flat(b, state.model(), whole, adapters, dtype, name);
+  }
   const Tensor held = state.on_device(b, u, StateTensor::shard, name);
   used.push_back(held.buffer);
-  if (adapters) used.insert(used.end(), {adapters->parts, adapters->whole.parts.front().buffer});
   b.begin_call("export.merge", name);
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
   b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
   for (const UnitParam& p : of.unit.params) {
-    if (!adapters || !state.model().adapts(p.role)) continue;
+    if (!state.model().adapts(p.role)) continue;
     const auto view = [&](BufferId id) {
       return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
     };
-    emit_merge(b, state.model(), *adapters, p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
-               fmt::format("{}.{}", name, lora_target(p.role)->module));
+    emit_merge(b, state.model(), adapters.at(p.layer), p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
+               fmt::format("{}.{}", name, lora_target(state.model(), p.role)->op));
   }
   return merged;
 }

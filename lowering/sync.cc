@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "lowering/rollout.h"
@@ -188,18 +189,25 @@ class SyncLowering {
     Sources out;
     for (const Entry& e : bucket.entries) {
       out.of_entry.emplace_back(static_cast<std::int32_t>(out.tensors.size()), e.shard_element());
-      out.tensors.push_back(b_.whole(e.unit->buffer));
+      out.tensors.push_back(merges_flat(*e.unit) ? merged_.at(e.unit) : b_.whole(e.unit->buffer));
     }
     return out;
   }
 
   /// Up from the host, a copy for what of a unit lies together; hashed there, for the shards themselves stay below.
+  /// Merged shards of flat units are here already.
   Sources upload(const Bucket& bucket, const std::string& name) {
+    if (std::ranges::all_of(bucket.entries, [&](const Entry& e) { return merges_flat(*e.unit); }))
+      return shards(bucket);
     const DType dtype = b_.buffer(bucket.entries[0].unit->buffer).dtype;
     b_.begin_call("sync.upload", name);
     const Tensor staged = b_.transient(name + "staged", dtype, {fixed(bucket.elements)}, Category::communication);
     for (std::size_t i = 0; i < bucket.entries.size();) {
       const Entry& first = bucket.entries[i];
+      if (merges_flat(*first.unit)) {
+        ++i;
+        continue;
+      }
       std::int64_t n = 0;
       for (; i < bucket.entries.size() && bucket.entries[i].unit == first.unit &&
              bucket.entries[i].shard_element() == first.shard_element() + n;
@@ -210,17 +218,26 @@ class SyncLowering {
               {b_.view(staged.buffer, dtype, {fixed(n)}, first.offset)});
     }
     Sources out{{staged}, {}, staged.buffer};
-    for (const Entry& e : bucket.entries) out.of_entry.emplace_back(0, e.offset);
+    for (const Entry& e : bucket.entries) {
+      const bool merged = merges_flat(*e.unit);
+      out.of_entry.emplace_back(merged ? static_cast<std::int32_t>(out.tensors.size()) : 0,
+                                merged ? e.shard_element() : e.offset);
+      if (merged) out.tensors.push_back(merged_.at(e.unit));
+    }
     if (s_.sync.verify)
       for (const Entry& e : bucket.entries)
-        e.each_param([&](const UnitParam& first) {
-          if (merges(e) || (!e.param && !has(e, first))) return;
-          each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
-            hash(p.parameter, {staged}, sum(sum_of_.at(p.parameter)),
-                 {{holders_ > 1 ? rows_in_parts(e, first, Holds::mine, 0) : rows_of(e), logical(p)}});
-          });
-        });
+        if (!merges(e) && !merges_flat(*e.unit)) hash_entry(e, staged);
     return out;
+  }
+  /// What a rank has of an entry in a tensor that is laid out as its part of the bucket.
+  void hash_entry(const Entry& e, const Tensor& part) {
+    e.each_param([&](const UnitParam& first) {
+      if (!e.param && !has(e, first)) return;
+      each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
+        hash(p.parameter, {part}, sum(sum_of_.at(p.parameter)),
+             {{holders_ > 1 ? rows_in_parts(e, first, Holds::mine, 0) : rows_of(e), logical(p)}});
+      });
+    });
   }
 
   /// This rank's part of the bucket, and the transient that it came up in.
@@ -230,6 +247,7 @@ class SyncLowering {
   };
   Packed pack(const Bucket& bucket, const std::string& name) {
     if (bucket.stage != t_.stage()) return receive(bucket, name);
+    merge_flat_units(bucket);
     Sources from = from_host_ ? upload(bucket, name) : shards(bucket);
     gather_adapters(bucket);
     b_.begin_call("sync.bucket", name);
@@ -254,7 +272,7 @@ class SyncLowering {
       if (!merges(e)) continue;
       const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
       const Tensor& held = merged_from[static_cast<std::size_t>(from.of_entry[i].first)];
-      emit_merge(b_, s_.model, adapters_.at(e.unit), *e.param, {e.begin, e.end},
+      emit_merge(b_, s_.model, adapters_.at(e.param->layer), *e.param, {e.begin, e.end},
                  b_.view(held.buffer, held.dtype, {rows, cols}, from.of_entry[i].second),
                  b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
     }
@@ -265,23 +283,50 @@ class SyncLowering {
   /// Of matrices that came up from the host, what was made of them.
   void hash_part(const Bucket& bucket, const std::string& name, const Tensor& part) {
     for (const Entry& e : bucket.entries)
-      if (merges(e))
-        hash(e.param->parameter, {part}, sum(sum_of_.at(e.param->parameter)),
-             {{holders_ > 1 ? rows_in_parts(e, *e.param, Holds::mine, 0) : rows_of(e), logical(*e.param)}});
+      if (merges(e) || merges_flat(*e.unit)) hash_entry(e, part);
     b_.begin_call("sync.bucket", name);
   }
   /// Whether a matrix is sent with its adapter in it.
   bool merges(const Entry& e) const { return e.param && s_.model.adapts(e.param->role); }
+  /// Whether matrices of a flat unit are: then its shard is made anew (merge_flat).
+  bool merges_flat(const SyncedUnit& u) const {
+    return u.unit->flat &&
+           std::ranges::any_of(u.unit->params, [&](const UnitParam& p) { return s_.model.adapts(p.role); });
+  }
+  /// Of the flat units that the bucket has and none before it had.
+  void merge_flat_units(const Bucket& bucket) {
+    for (const Entry& e : bucket.entries)
+      if (merges_flat(*e.unit) && !merged_.contains(e.unit)) merged_.emplace(e.unit, merged_shard(*e.unit, "sync."));
+  }
+  /// One unit's gathered parameters at a time: these are given back before the next one's come.
+  Tensor merged_shard(const SyncedUnit& u, const std::string& prefix) {
+    if (!whole_) whole_ = b_.limit_slots("sync.whole", 1);
+    LayerAdapters adapters;
+    std::vector<BufferId> used;
+    const auto use = [&](const GatheredUnit& g) { used.insert(used.end(), {g.parts, g.whole.parts.front().buffer}); };
+    for (const UnitParam& p : u.unit->params)
+      if (s_.model.adapts(p.role) && !adapters.contains(p.layer))
+        use(adapters.emplace(p.layer, gathered(*t_.adapters_of(p.layer), prefix)).first->second);
+    const GatheredUnit whole = gathered(u.number, prefix);
+    use(whole);
+    b_.take_turn(*whole_, used);
+    const std::string name = prefix + "merge." + u.unit->name;
+    b_.begin_call("sync.merge", name);
+    return merge_flat(b_, s_.model, whole, adapters, s_.rollout.dtype, name);
+  }
   /// Adapters of the layers that the bucket has and none before it had.
   void gather_adapters(const Bucket& bucket) {
-    const bool wakes = from_host_ && !t_.streams_from_host();  // else they come up as they do to train
     for (const Entry& e : bucket.entries)
-      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.unit))
-        adapters_.emplace(e.unit, t_.gather_adapters(b_, e.unit->number, "sync.", wakes ? wake_adapters(e) : -1));
+      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.param->layer))
+        adapters_.emplace(e.param->layer, gathered(*t_.adapters_of(e.param->layer), "sync."));
   }
-  /// A layer's adapters, up from their host copy.
-  BufferId wake_adapters(const Entry& e) {
-    const UnitState& of = t_.units()[*t_.adapters_of(e.unit->number)];
+  GatheredUnit gathered(std::size_t u, const std::string& prefix) {
+    const bool wakes = from_host_ && !t_.streams_from_host();  // else it comes up as it does to train
+    return t_.gather_unit(b_, u, prefix, wakes ? wake(u) : -1);
+  }
+  /// A unit's parameters, up from their host copy.
+  BufferId wake(std::size_t u) {
+    const UnitState& of = t_.units()[u];
     const BufferId asleep = of.whole >= 0 ? of.host_whole : of.host_shard;
     const Buffer like = b_.buffer(asleep);  // a buffer that is made moves the others
     const std::string name = "sync." + of.unit.name + ".";
@@ -502,13 +547,17 @@ class SyncLowering {
 
   void verify() {
     if (!from_host_) make_sums();
-    for (const SyncedUnit& u : units_)
+    for (const SyncedUnit& u : units_) {
+      std::optional<Tensor> again;  // a flat unit's shard with adapters in its matrices, made once more
+      if (!from_host_ && merges_flat(u)) again = merged_shard(u, "sync.verify.");
       for (const UnitParam& p : u.unit->params) {
         const std::int64_t i = sum_of_.at(p.parameter);
-        if (!from_host_) hash_trained(u, p, sum(i));
+        if (again) hash(p.parameter, {*again}, sum(i), {{held(u, p), logical(p)}});
+        else if (!from_host_) hash_trained(u, p, sum(i));
         if (p.role == ParamRole::embedding && u.stage > 0) continue;  // the first stage's, tied
         hash_rollout(p, sum(num_sums() + i));
       }
+    }
     b_.begin_call("sync.hashes", "sync.");
     Tensor all = sums_;
     const std::int64_t ranks = t_.mesh().ranks();
@@ -549,7 +598,7 @@ class SyncLowering {
     b_.begin_call("sync.merge", name);
     const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
     const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
-    emit_merge(b_, s_.model, adapters_.at(&u), p, {0, p.padded_rows},
+    emit_merge(b_, s_.model, adapters_.at(p.layer), p, {0, p.padded_rows},
                b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
     Side own = held(u, p);
     own.piece.offset = 0;
@@ -578,7 +627,9 @@ class SyncLowering {
   std::vector<SyncedUnit> units_;
   std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
-  std::map<const SyncedUnit*, MergedAdapters> adapters_;
+  LayerAdapters adapters_;
+  std::optional<SlotLimitId> whole_;            // gathered flat units
+  std::map<const SyncedUnit*, Tensor> merged_;  // shards of flat units with adapters in them, in what is sent
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side
   Tensor sums_;
 };

@@ -423,34 +423,55 @@ const ShardedUnit& TrainState::exported_unit(std::int64_t stage, std::size_t u) 
   return whole_params_ && !trains(cut) ? (*uncut_[static_cast<std::size_t>(stage)])[u] : cut;
 }
 
-std::optional<std::size_t> TrainState::adapters_of(std::size_t unit) const {
-  const ShardedUnit& of = units_[unit].unit;
-  if (of.adapters || of.layer < 0) return std::nullopt;
+std::optional<std::size_t> TrainState::adapters_of(int layer) const {
   for (std::size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].unit.adapters && units_[u].unit.layer == of.layer) return u;
+    if (units_[u].unit.adapters && units_[u].unit.layer == layer) return u;
   return std::nullopt;
 }
 
-MergedAdapters TrainState::gather_adapters(ProgramBuilder& b, std::size_t u, const std::string& prefix,
-                                           BufferId awake) const {
+GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std::string& prefix,
+                                     BufferId awake) const {
   std::vector<BufferId> made;
-  const WholeUnit::Part adapters = gather(b, *adapters_of(u), Weights::trained, prefix, made, awake);
-  MergedAdapters out;
-  out.whole = {.parts = {adapters}, .layer = units_[u].unit.layer, .kind = adapters.unit->kind};
+  const WholeUnit::Part part = gather(b, u, Weights::trained, prefix, made, awake);
+  GatheredUnit out;
+  out.whole = {.parts = {part}, .layer = units_[u].unit.layer, .kind = part.unit->kind};
   out.parts_are_whole = whole_params_ || shards() == 1;
-  out.parts = out.parts_are_whole ? adapters.buffer : made.front();
+  // A flat unit is sent from where it lies, or came up to.
+  out.parts = out.parts_are_whole ? part.buffer : part.unit->flat ? made.back() : made.front();
   return out;
 }
 
-void emit_merge(ProgramBuilder& b, const ModelSpec& model, const MergedAdapters& adapters, const UnitParam& p,
-                Range rows, const Tensor& from, const Tensor& to, const std::string& name) {
-  const LoraTarget& target = *lora_target(p.role);
+Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
+                  const LayerAdapters& adapters, DType dtype, const std::string& name) {
+  const WholeUnit::Part& whole = gathered.whole.parts.front();
+  const ShardedUnit& unit = *whole.unit;
+  const Tensor held = b.whole(gathered.parts);
+  const Tensor merged = b.transient(name + ".merged", dtype, {fixed(unit.shard_elements)}, Category::communication);
+  b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
+  for (const UnitParam& p : unit.params) {
+    if (!model.adapts(p.role)) continue;
+    const std::string of = fmt::format("{}.{}.{}", name, p.layer, lora_target(model, p.role)->op);
+    const Dim rows = fixed(p.rows), cols = fixed(p.cols);
+    const Tensor matrix = b.transient(of, dtype, {rows, cols}, Category::communication);
+    emit_merge(b, model, adapters.at(p.layer), p, {0, p.rows},
+               b.view(whole.buffer, whole.dtype, {rows, cols}, p.full_offset), matrix, of + ".merge");
+    const Side own = runs_of(unit, p, Holds::mine, {0, unit.shard_elements}, unit.shard_elements);
+    b.emit(OpKind::copy_boxes, streams::compute, of + ".take", {matrix}, {merged}).moves = {{local(p), own}};
+  }
+  return merged;
+}
+
+void emit_merge(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& adapters, const UnitParam& p, Range rows,
+                const Tensor& from, const Tensor& to, const std::string& name) {
+  const LoraTarget& target = *lora_target(model, p.role);
   const WholeUnit::Part& part = adapters.whole.parts.front();
   const auto& params = part.unit->params;
   const UnitParam& of_b = *std::ranges::find(params, target.b, &UnitParam::role);
-  const std::int64_t first = adapters.parts_are_whole ? of_b.full_offset : of_b.shard_offset;
-  const Tensor rows_of_b =
-      b.view(adapters.parts, part.dtype, {fixed(rows.size()), fixed(of_b.cols)}, first + rows.begin * of_b.cols);
+  // Of a flat unit's shard no row is said to be a rank's.
+  const bool whole = adapters.parts_are_whole || part.unit->flat;
+  const std::int64_t first = whole ? of_b.full_offset : of_b.shard_offset;
+  const Tensor rows_of_b = b.view(whole ? part.buffer : adapters.parts, part.dtype,
+                                  {fixed(rows.size()), fixed(of_b.cols)}, first + rows.begin * of_b.cols);
   with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, adapters.whole.tensor(b, target.a)}, {to}),
        Attr::factor, model.lora.factor());
 }

@@ -19,6 +19,7 @@
 // some parameters are frozen (train.frozen); under fsdp2 these are kept as the others are, in the master's dtype.
 #pragma once
 #include <array>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,13 +90,15 @@ struct WholeUnit {
   Tensor tensor(const ProgramBuilder& b, ParamRole role) const { return tensor(b, role, role); }
 };
 
-/// A layer's adapters where matrices get theirs: A of all rows, of B the rows that stand beside a rank's own of the
-/// matrix. Both in what is computed in.
-struct MergedAdapters {
+/// A unit whole, in what is computed in, and what of it is a rank's own. Of a layer's adapters, where matrices get
+/// theirs, A is read of all rows, and of B the rows that stand beside a rank's own of the matrix.
+struct GatheredUnit {
   WholeUnit whole;
-  BufferId parts = -1;           // B's rows
+  BufferId parts = -1;           // in what is computed in, or (a flat unit's) as the shard is
   bool parts_are_whole = false;  // as `whole` lies, else as the unit's shard
 };
+/// Of some layers, their adapters.
+using LayerAdapters = std::map<int, GatheredUnit>;
 
 /// The ranks that together hold a copy in `shards` shards, of each of which a tensor-parallel rank has a part.
 Family holders_of(std::int64_t shards, const ShardMesh&);
@@ -122,8 +125,8 @@ class TrainState {
   Range layers_of(std::int64_t chunk) const;
   /// A layer so counted: its number in the model.
   int layer(std::size_t i) const { return layers_[i].number; }
-  /// Of a unit that has adapters, theirs.
-  std::optional<std::size_t> adapters_of(std::size_t unit) const;
+  /// The unit of a layer's adapters; of no layer: nullopt.
+  std::optional<std::size_t> adapters_of(int layer) const;
   /// The units that are trained, as numbers of units().
   std::vector<std::size_t> trained() const;
   const ShardMesh& mesh() const { return mesh_; }
@@ -174,8 +177,8 @@ class TrainState {
   WholeUnit gather_kept(ProgramBuilder&, const WholeUnit&, const std::vector<Tensor>& parts, const std::string& prefix,
                         SlotLimitId) const;
 
-  /// Of unit `u`; `awake`: where its adapters are, if not where they train.
-  MergedAdapters gather_adapters(ProgramBuilder&, std::size_t u, const std::string& prefix, BufferId awake = -1) const;
+  /// Unit `u` as it trains; `awake`: where its shard is, if not where it trains.
+  GatheredUnit gather_unit(ProgramBuilder&, std::size_t u, const std::string& prefix, BufferId awake = -1) const;
 
   /// Brings what every rank has whole up to date with the shards: [cast ->] all-gather -> copy-out on the gather
   /// stream; nothing under FSDP.
@@ -299,8 +302,13 @@ Side on_first_rank(const UnitParam&, std::int64_t ranks);
 
 /// Rows [begin, end) of a rank's part of a matrix, with its adapter in it where it has one (in fp32, rounded once),
 /// from a tensor [rows, cols] into another.
-void emit_merge(ProgramBuilder&, const ModelSpec&, const MergedAdapters&, const UnitParam&, Range rows,
+void emit_merge(ProgramBuilder&, const ModelSpec&, const GatheredUnit& adapters, const UnitParam&, Range rows,
                 const Tensor& from, const Tensor& to, const std::string& name);
+/// A rank's shard of a flat unit whose matrices get their adapters, in `dtype`. A row may begin in one rank's shard and
+/// end in the next one's, so every rank makes each matrix whole, one after another, and takes its own elements.
+/// Source: verl and PEFT merge so under FSDP1 (summon_full_params around merge_adapter).
+Tensor merge_flat(ProgramBuilder&, const ModelSpec&, const GatheredUnit& unit, const LayerAdapters&, DType,
+                  const std::string& name);
 
 /// What the names of a unit's parameters begin with: "model.layers.3.".
 std::string parameters_prefix(const ShardedUnit&);

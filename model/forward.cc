@@ -61,12 +61,20 @@ ValueId Forward::linear(std::string op, ValueId x, std::string out, Width width,
   return y;
 }
 
+void Forward::add_adapters(const ModelSpec& model, ForwardOp& op) {
+  if (!model.lora.on()) return;
+  std::vector<Adapter>& adapters = op.adapters;
+  for (const LoraTarget& t : lora_targets_of(model)) {
+    if (!op.weights[0].has(t.base) || !model.adapts(t.base)) continue;
+    if (!adapters.empty() && adapters.back().a.first == t.a) adapters.back().b.last = t.b;  // one module's
+    else adapters.push_back({t.base, t.a, t.b, model.lora.factor(), t.op});
+  }
+}
+
 ValueId Forward::adapted(const ModelSpec& model, std::string op, ValueId x, std::string out, Width width, Weight matrix,
                          std::optional<Weight> bias) {
   const ValueId y = linear(std::move(op), x, std::move(out), width, matrix, bias);
-  for (const LoraTarget& t : lora_targets)
-    if (matrix.has(t.base) && model.adapts(t.base))
-      ops_.back().adapters.push_back({t.base, t.a, t.b, model.lora.factor()});
+  add_adapters(model, ops_.back());
   return y;
 }
 
@@ -103,13 +111,14 @@ Forward::Latent Forward::latent_norm(std::string op, ValueId x, Weight weight, d
   return {latent, key};
 }
 
-ValueId Forward::latent_attention(std::string op, ValueId queries, const Latent& kept, std::string out,
-                                  Weight expansion, const AttentionScores& scores) {
+ValueId Forward::latent_attention(const ModelSpec& model, std::string op, ValueId queries, const Latent& kept,
+                                  std::string out, Weight expansion, const AttentionScores& scores) {
   const ValueId lse = make(out + ".lse", Width::heads, Content::statistic), qkv = make(op + ".qkv", Width::qkv),
                 y = make(std::move(out), Width::attended);
   ForwardOp attention{
       OpKind::latent_attention, std::move(op), {queries, kept.latent, kept.key}, {expansion}, {y, lse, qkv}};
   if (scores.scale > 0.0) attention.attrs.emplace_back(Attr::scale, scores.scale);
+  add_adapters(model, attention);
   ops_.push_back(std::move(attention));
   return y;
 }

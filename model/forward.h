@@ -67,9 +67,10 @@ struct Weight {
 /// An adapter beside a linear's matrix (spec/model.h: LoraSpec): y += factor (x A^T) B^T. Of matrices that lie side by
 /// side one may have an adapter and another none.
 struct Adapter {
-  ParamRole base{};  // whose columns of y it adds to
+  ParamRole base{};  // whose columns of y it adds to, and those behind it of which B has rows
   Weight a, b;
   double factor = 1.0;
+  std::string_view op;  // what its ops are called
 };
 
 /// What kind an op is of says what its values are, as in the op catalogue, parameters and the caller's feeds aside:
@@ -139,8 +140,9 @@ class Forward {
     ValueId latent, key;
   };
   Latent latent_norm(std::string op, ValueId x, Weight, double eps);
-  ValueId latent_attention(std::string op, ValueId queries, const Latent&, std::string out, Weight expansion,
-                           const AttentionScores& = {});
+  /// Its expansion with an adapter where the model has one.
+  ValueId latent_attention(const ModelSpec&, std::string op, ValueId queries, const Latent&, std::string out,
+                           Weight expansion, const AttentionScores& = {});
   ValueId swiglu(std::string op, ValueId x, std::string out) {
     return activation(OpKind::swiglu, std::move(op), x, std::move(out));
   }
@@ -171,6 +173,7 @@ class Forward {
   const std::vector<ForwardOp>& ops() const { return ops_; }
 
  private:
+  static void add_adapters(const ModelSpec&, ForwardOp&);
   ValueId make(std::string name, Width, Content = Content::computed);
   Normed norm(ForwardOp, std::optional<ValueId> residual, std::string normed, std::string sum);
   ValueId activation(OpKind, std::string op, ValueId x, std::string out);

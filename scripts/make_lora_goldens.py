@@ -52,6 +52,9 @@ CASES = [
     Case("mha-one-kv", 3, 3, ("k_proj", "v_proj", "o_proj", "down_proj")),  # KV heads that ranks share
     Case("gemma2-tiny", 3, 4, ("q_proj", "o_proj", "up_proj")),
     Case("mixtral-tiny", 3, 6, ("q_proj", "k_proj", "v_proj", "o_proj")),
+    Case("deepseek-v3-tiny", 3, 6, ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")),
+    Case("deepseek-v2-tiny", 5, 4, ("q_proj", "kv_b_proj")),  # queries of no latent; a latent whose matrix has none
+    Case("gpt2-tiny", 3, 6, ("c_attn", "c_proj", "c_fc")),  # one adapter of q, k and v; c_proj twice in a layer
 ]
 
 
@@ -74,7 +77,7 @@ def in_file(name):
 def compute(case, model, tokens, cu_seqlens, optimizer):
     sequences = base.split(tokens, cu_seqlens)
     inner = model.get_base_model()
-    rotary, config = inner.model.rotary_emb, inner.config
+    rotary, config = base.rotary_of(inner), inner.config
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     start = {n: p.detach().clone() for n, p in parameters.items()}
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -91,11 +94,14 @@ def compute(case, model, tokens, cu_seqlens, optimizer):
         for name, w in frozen.items():
             module = name.removesuffix(".base_layer.weight")
             if module + ".lora_A.default.weight" in wide:
-                w = w.double() + case.alpha / case.rank * wide[module + ".lora_B.default.weight"] @ wide[module + ".lora_A.default.weight"]
+                change = wide[module + ".lora_B.default.weight"] @ wide[module + ".lora_A.default.weight"]
+                w = w.double() + case.alpha / case.rank * (change if rotary else change.T)  # GPT-2's are (in, out)
             weights[name.removeprefix(prefix).replace(".base_layer.", ".")] = w.double()
         return weights
 
-    plain = lambda s: base.plain_logits(merged(), config, rotary, s, margins)
+    fixed = {name: buffer.double() for name, buffer in base.stored_buffers(inner).items()}
+    plain = lambda s: (base.plain_logits(merged() | fixed, config, rotary, s, margins)
+                       if rotary else base.plain_gpt2_logits(merged(), config, s))
     with torch.no_grad():
         logits_f64 = plain(sequences)
     base.train(wide, plain, tokens, cu_seqlens, optimizer)

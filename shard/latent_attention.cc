@@ -1,5 +1,7 @@
 // The rules of latent attention. Training makes keys and values of all of a rank's heads from the latents and attends
 // as it does otherwise, with one KV head for each query head; an engine attends to the latents that it keeps.
+#include <utility>
+
 #include "shard/ulysses.h"
 #include "shard/writers.h"
 
@@ -34,6 +36,7 @@ void ForwardWriter::latent_attention(const ForwardOp& op) {
   if (to_.attend_latents(s_, op, in, y)) return;
   const Tensor kv = make_expanded(to_, s_, op.name + ".kv");
   emit(OpKind::linear, op.name + ".kv_b_proj", {in.latent, to_.weight(op.weights[0])}, {kv});
+  add_adapters(op, in.latent, kv);
   const Tensor packed = make(op.outputs[2]);
   with_heads(emit(OpKind::latent_heads, op.name + ".heads", {in.queries, kv, in.shared_key}, {packed}), s_);
   const std::string &whole = f_.value(op.outputs[2]).name, &out = f_.value(op.outputs[0]).name;
@@ -47,10 +50,12 @@ void ForwardWriter::latent_attention(const ForwardOp& op) {
 
 void BackwardWriter::latent_norm(const ForwardOp& op) {
   const Tensor dx = make(op.inputs[0]);
+  std::vector<Tensor> outputs = {dx};
+  if (s_.trains(op.weights[0].first)) outputs.push_back(to_.gradient(op.weights[0]));
   Op& norm = emit(OpKind::latent_norm_backward, op.name + ".backward",
                   {gradient(op.outputs[0]), gradient(op.outputs[1]), value(op.inputs[0]), to_.weight(op.weights[0]),
                    value(op.outputs[2]), to_.positions()},
-                  {dx, to_.gradient(op.weights[0])});
+                  std::move(outputs));
   with_shared_rope(with(norm, Attr::accumulate, accumulate_), s_.model);
 }
 
@@ -66,10 +71,15 @@ void BackwardWriter::latent_attention(const ForwardOp& op) {
   const Tensor d_q = make(op.inputs[0]), d_kv = make_expanded(to_, s_, "d_" + op.name + ".kv"),
                d_key = make(op.inputs[2]);
   with_heads(emit(OpKind::latent_heads_backward, op.name + ".heads.backward", {d_qkv}, {d_q, d_kv, d_key}), s_);
-  with(emit(OpKind::linear_wgrad, op.name + ".kv_b_proj.wgrad", {d_kv, value(op.inputs[1])},
-            {to_.gradient(op.weights[0])}),
-       Attr::accumulate, accumulate_);
-  emit(OpKind::linear_dgrad, op.name + ".kv_b_proj.dgrad", {d_kv, to_.weight(op.weights[0])}, {make(op.inputs[1])});
+  const std::vector<Tensor> d_down = through_adapters(op, d_kv);
+  for (std::size_t i = 0; i < op.adapters.size(); ++i) of_adapter(op.adapters[i], value(op.inputs[1]), d_kv, d_down[i]);
+  if (s_.trains(op.weights[0].first))
+    with(emit(OpKind::linear_wgrad, op.name + ".kv_b_proj.wgrad", {d_kv, value(op.inputs[1])},
+              {to_.gradient(op.weights[0])}),
+         Attr::accumulate, accumulate_);
+  const Tensor d_latent = make(op.inputs[1]);
+  emit(OpKind::linear_dgrad, op.name + ".kv_b_proj.dgrad", {d_kv, to_.weight(op.weights[0])}, {d_latent});
+  add_of_adapters(op, d_down, d_latent);
 }
 
 }  // namespace hotbunk

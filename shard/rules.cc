@@ -83,8 +83,11 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       return {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0]), op.outputs[1]};
     case OpKind::latent_norm:
       return {op.inputs[0], op.outputs[2]};
-    case OpKind::latent_attention:
-      return {op.inputs[1], in_attention(f, s, op.outputs[0]), op.outputs[1], in_attention(f, s, op.outputs[2])};
+    case OpKind::latent_attention: {
+      std::vector<ValueId> out = {in_attention(f, s, op.outputs[0]), op.outputs[1], in_attention(f, s, op.outputs[2])};
+      if (s.trains(op.weights[0].first) || !op.adapters.empty()) out.insert(out.begin(), op.inputs[1]);
+      return out;
+    }
     case OpKind::route:
       return {op.inputs[0], op.outputs[1]};
     case OpKind::dispatch:
@@ -114,9 +117,7 @@ std::int64_t column_of(const TensorSharding& s, ParamRole base) {
   return base == ParamRole::up_proj && s.model.gated_mlp ? s.width_of(Width::inner) : 0;
 }
 
-std::string adapter_name(const Adapter& adapter, const char* what) {
-  return fmt::format("{}.{}", lora_target(adapter.base)->module, what);
-}
+std::string adapter_name(const Adapter& adapter, const char* what) { return fmt::format("{}.{}", adapter.op, what); }
 
 /// What an adapter's A makes of x [T,K]: [T,r]. Where a matrix is cut by rows each rank has a summand of it, which is
 /// as good: B is not cut there, and what it leaves are summands of y.
@@ -303,13 +304,17 @@ void ForwardWriter::linear(const ForwardOp& op) {
   const Tensor found = leaves_stream ? make_summands(to_, s_, f_.value(op.outputs[0]).name, y) : y;
   const Tensor x = inputs.front();
   emit(op.kind, op.name, std::move(inputs), {found});
+  add_adapters(op, x, found);
+  if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
+  if (bias_of_sum) emit(OpKind::add_bias, op.name + ".bias", {y, to_.weight(op.weights[1])}, {y});
+}
+
+void ForwardWriter::add_adapters(const ForwardOp& op, const Tensor& x, const Tensor& found) {
   for (const Adapter& adapter : op.adapters) {
     const Tensor u = adapter_down(to_, s_, adapter, x, "lora_down");
     with(to_.emit(OpKind::lora_up, lead_stream, adapter_name(adapter, "lora_up"), {u, to_.weight(adapter.b)}, {found}),
          Attr::column, column_of(s_, adapter.base));
   }
-  if (leaves_stream) sum_into_stream(to_, s_, op.name, found, y);
-  if (bias_of_sum) emit(OpKind::add_bias, op.name + ".bias", {y, to_.weight(op.weights[1])}, {y});
 }
 
 BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
@@ -473,13 +478,8 @@ void BackwardWriter::of_adapter(const Adapter& adapter, const Tensor& x, const T
        Attr::accumulate, accumulate_);
 }
 
-void BackwardWriter::linear(const ForwardOp& op) {
-  const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
-  const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
-  const Tensor dy =
-      leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-  const bool trains = s_.trains(op.weights[0].first), of_block = is_of_block(op);
-  std::vector<Tensor> d_down;  // of what each adapter's A left
+std::vector<Tensor> BackwardWriter::through_adapters(const ForwardOp& op, const Tensor& dy) {
+  std::vector<Tensor> d_down;
   for (const Adapter& adapter : op.adapters) {
     const Tensor b = to_.weight(adapter.b);
     d_down.push_back(to_.make(adapter_name(adapter, "d_lora_down"), s_.compute, {dy.shape[0], b.shape[1]}));
@@ -487,6 +487,23 @@ void BackwardWriter::linear(const ForwardOp& op) {
         to_.emit(OpKind::lora_up_dgrad, lead_stream, adapter_name(adapter, "lora_up.dgrad"), {dy, b}, {d_down.back()});
     with(with(d, Attr::column, column_of(s_, adapter.base)), Attr::factor, adapter.factor);
   }
+  return d_down;
+}
+
+void BackwardWriter::add_of_adapters(const ForwardOp& op, const std::vector<Tensor>& d_down, const Tensor& dx) {
+  for (std::size_t i = 0; i < op.adapters.size(); ++i)
+    with(to_.emit(OpKind::linear_dgrad, lead_stream, adapter_name(op.adapters[i], "lora_down.dgrad"),
+                  {d_down[i], to_.weight(op.adapters[i].a)}, {dx}),
+         Attr::accumulate, std::int64_t{1});
+}
+
+void BackwardWriter::linear(const ForwardOp& op) {
+  const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
+  const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
+  const Tensor dy =
+      leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
+  const bool trains = s_.trains(op.weights[0].first), of_block = is_of_block(op);
+  const std::vector<Tensor> d_down = through_adapters(op, dy);
   const auto of_weights = [&] {
     if (!trains && op.adapters.empty()) return;
     const Tensor kept = value(op.inputs[0]);
@@ -503,10 +520,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
     const auto found = takes_stream ? summands_of(op.inputs[0], of_block) : Summands{make(op.inputs[0])};
     Op& d = emit(OpKind::linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0])}, {found.tensor});
     if (!found.first) with(d, Attr::accumulate, std::int64_t{1});
-    for (std::size_t i = 0; i < op.adapters.size(); ++i)
-      with(to_.emit(OpKind::linear_dgrad, lead_stream, adapter_name(op.adapters[i], "lora_down.dgrad"),
-                    {d_down[i], to_.weight(op.adapters[i].a)}, {found.tensor}),
-           Attr::accumulate, std::int64_t{1});
+    add_of_adapters(op, d_down, found.tensor);
     if (takes_stream) added(op.inputs[0], op.name + ".dgrad", of_block);
   };
   // What a norm made is free before its gradient is there; but a sum over ranks is under way while the weights' turn

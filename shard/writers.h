@@ -36,6 +36,8 @@ class ForwardWriter {
   void latent_norm(const ForwardOp&);
   void latent_attention(const ForwardOp&);
   void linear(const ForwardOp&);
+  /// What they make of x, added to what the matrices left.
+  void add_adapters(const ForwardOp&, const Tensor& x, const Tensor& found);
   void route(const ForwardOp&);
   void expert_sort(const ForwardOp&);
   void dispatch(const ForwardOp&);
@@ -79,7 +81,10 @@ class BackwardWriter {
   void latent_attention(const ForwardOp&);
   void sinks(const ForwardOp&, const Tensor& d_attended);
   void linear(const ForwardOp&);
+  /// The gradients of what each adapter's A left; of its two matrices; and of x, added to what the matrices found.
+  std::vector<Tensor> through_adapters(const ForwardOp&, const Tensor& dy);
   void of_adapter(const Adapter&, const Tensor& x, const Tensor& dy, const Tensor& d_down);
+  void add_of_adapters(const ForwardOp&, const std::vector<Tensor>& d_down, const Tensor& dx);
   void route(const ForwardOp&);
   void dispatch(const ForwardOp&);
   void grouped_linear(const ForwardOp&);

@@ -118,9 +118,6 @@ void executable_flat(const Scenario& s, const Need& need) {
   need(t.pp == 1, "train.engine fsdp1 with pp {}: units are those of a whole model; fsdp2 has them by stage", t.pp);
   need(t.ep == 1, "train.engine fsdp1 with ep {}: a flat parameter has all experts of a layer; fsdp2 spreads them",
        t.ep);
-  need(!s.model.lora.on(),
-       "train.engine fsdp1 with adapters: a flat parameter is trained or frozen as a whole, and a layer with adapters "
-       "is both; fsdp2 has them apart");
   need(!s.model.moe || !s.model.moe->router_bias,
        "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
        "is stepped as a whole; fsdp2 leaves it out");

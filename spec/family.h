@@ -69,7 +69,8 @@ struct FamilySpec {
   /// How its files hold a parameter of a layer where that is not as it is here.
   void (*store)(const ModelSpec&, const ParamSpec&, StoredParameter&) = nullptr;
 
-  /// Why its matrices have no adapters; empty: they may.
+  /// Which of its matrices may have adapters; none of them: why.
+  std::span<const LoraTarget> adapters = lora_targets;
   std::string_view no_adapters = {};
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -27,13 +28,14 @@ std::int64_t ModelSpec::window_of(int layer) const {
   return full || sliding_window >= max_position ? 0 : sliding_window;
 }
 
-const LoraTarget* lora_target(ParamRole base) {
-  const auto at = std::ranges::find(lora_targets, base, &LoraTarget::base);
-  return at == lora_targets.end() ? nullptr : at;
+const LoraTarget* lora_target(const ModelSpec& model, ParamRole base) {
+  const std::span<const LoraTarget> all = family_of(model.family).adapters;
+  const auto at = std::ranges::find(all, base, &LoraTarget::base);
+  return at == all.end() ? nullptr : &*at;
 }
 
 bool ModelSpec::adapts(ParamRole base) const {
-  const LoraTarget* const target = lora.on() ? lora_target(base) : nullptr;
+  const LoraTarget* const target = lora.on() ? lora_target(*this, base) : nullptr;
   if (target == nullptr) return false;
   if (lora.targets == "all-linear") return true;
   return ("-" + lora.targets + "-").find(fmt::format("-{}-", target->module)) != std::string::npos;
@@ -117,6 +119,17 @@ std::vector<ParamSpec> parameters_of(const ModelSpec& model) {
   return all;
 }
 
+std::vector<LoraTarget> lora_targets_of(const ModelSpec& model) {
+  std::vector<LoraTarget> out;
+  for (const LoraTarget& t : family_of(model.family).adapters) {
+    bool there = false;
+    const Emit look = [&](const ParamSpec& p) { there |= p.role == t.base; };
+    for (const std::int64_t layer : {std::int64_t{0}, model.layers - 1}) visit_layer(model, layer, 0, look);
+    if (there) out.push_back(t);
+  }
+  return out;
+}
+
 std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
   std::vector<ParamSpec> all;
   if (!model.lora.on()) return all;
@@ -124,10 +137,14 @@ std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
   const std::string suffix = "weight";
   const Emit add = [&](const ParamSpec& p) {
     if (!model.adapts(p.role)) return;
-    const LoraTarget& target = *lora_target(p.role);
-    const std::string module = p.name.substr(0, p.name.size() - suffix.size());
-    all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, -1});
-    all.push_back({module + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, -1});
+    const LoraTarget& target = *lora_target(model, p.role);
+    const std::string matrix = p.name.substr(0, p.name.size() - suffix.size());
+    const std::string module = matrix.substr(0, matrix.rfind(target.module) + target.module.size()) + ".";
+    const bool shared = !all.empty() && std::ranges::any_of(all, [&](const ParamSpec& a) {
+      return a.layer == p.layer && a.role == target.a;
+    });
+    if (!shared) all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, -1});
+    all.push_back({matrix + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, -1});
   };
   for (int layer = 0; layer < model.layers; ++layer) visit_layer(model, layer, 0, add);
   return all;

@@ -103,8 +103,16 @@ enum class ParamRole : std::uint8_t {
   gate_lora_b,
   up_lora_b,
   down_lora_b,
+  q_a_lora_a,
+  q_b_lora_a,
+  kv_a_lora_a,
+  kv_b_lora_a,
+  q_a_lora_b,
+  q_b_lora_b,
+  kv_a_lora_b,
+  kv_b_lora_b,
 };
-inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::down_lora_b) + 1;
+inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::kv_b_lora_b) + 1;
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
 struct ParamSpec {
@@ -196,11 +204,15 @@ struct LoraSpec {
   bool operator==(const LoraSpec&) const = default;
 };
 
-/// A matrix that may have an adapter, by its module's name, and the roles of the two.
+/// A matrix that may have an adapter, by the name of its module in the family's files, and the roles of the two. Of
+/// matrices that are one module (GPT-2's c_attn) all have one A, and B has the rows of each. `op`: what its ops are
+/// called.
 struct LoraTarget {
   std::string_view module;
   ParamRole base, a, b;
+  std::string_view op = module;
 };
+/// Those of most families; lora_targets_of() has each one's.
 inline constexpr std::array lora_targets = {
     LoraTarget{"q_proj", ParamRole::q_proj, ParamRole::q_lora_a, ParamRole::q_lora_b},
     LoraTarget{"k_proj", ParamRole::k_proj, ParamRole::k_lora_a, ParamRole::k_lora_b},
@@ -210,8 +222,6 @@ inline constexpr std::array lora_targets = {
     LoraTarget{"up_proj", ParamRole::up_proj, ParamRole::up_lora_a, ParamRole::up_lora_b},
     LoraTarget{"down_proj", ParamRole::down_proj, ParamRole::down_lora_a, ParamRole::down_lora_b}};
 bool is_adapter(ParamRole);
-/// nullptr: no matrix that may have one.
-const LoraTarget* lora_target(ParamRole base);
 
 struct ModelSpec {
   std::string name;
@@ -277,7 +287,11 @@ struct ModelSpec {
 
 /// The model without its adapters.
 ModelSpec base_of(ModelSpec);
-/// Its adapters' parameters, layer by layer in the order of their matrices: NAME.lora_A.weight, NAME.lora_B.weight.
+/// Of the matrices of its layers those that may have adapters, in their order; nullptr: not this one.
+std::vector<LoraTarget> lora_targets_of(const ModelSpec&);
+const LoraTarget* lora_target(const ModelSpec&, ParamRole base);
+/// Its adapters' parameters, layer by layer in the order of their matrices: NAME.lora_A.weight, NAME.lora_B.weight;
+/// where matrices are one module, its A, and B by matrix.
 std::vector<ParamSpec> adapters_of(const ModelSpec&);
 
 /// Every parameter but adapters' in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry

@@ -88,6 +88,15 @@ constexpr std::array role_rules = {
     RoleRule{R::up_lora_b,          matrix, Cut::rows,          zero,    in_parts, {}, 0, true},
     RoleRule{R::down_lora_a,        matrix, Cut::columns,       uniform, in_parts, {}, 0, true},
     RoleRule{R::down_lora_b,        matrix, Cut::whole,         zero,    in_parts, {}, 0, true},
+    // Every rank makes all of a latent, and finds of its gradients what its heads add.
+    RoleRule{R::q_a_lora_a,         matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::q_a_lora_b,         matrix, Cut::whole,         zero,    in_parts, {}, 0, true},
+    RoleRule{R::q_b_lora_a,         matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::q_b_lora_b,         matrix, Cut::query_rows,    zero,    in_parts, {}, 0, true},
+    RoleRule{R::kv_a_lora_a,        matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::kv_a_lora_b,        matrix, Cut::whole,         zero,    in_parts, {}, 0, true},
+    RoleRule{R::kv_b_lora_a,        matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::kv_b_lora_b,        matrix, Cut::query_rows,    zero,    in_parts, {}, 0, true},
 };
 // clang-format on
 

@@ -47,7 +47,7 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("train.context_exchange", HB_FIELD(train.context_exchange),
                         {"",
                          "how cp ranks get keys and values: passed around a ring beside attention, or all gathered "
-                         "before it; auto: as the profile's framework does (ours: ring)"}));
+                         "before it; auto: as the profile's framework does (ours: what takes less)"}));
   keys.push_back(
       integer_or_auto("train.micro_batch_tokens", HB_FIELD(train.micro_batch_tokens), 1, max_tokens,
                       {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
@@ -159,10 +159,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
                          {"", "of the adapters that are trained in the place of the model; 0: the model is trained"}));
   keys.push_back(real("train.lora.alpha", HB_FIELD(model.lora.alpha), 1e-6, 1e6,
                       {"", "adapters are scaled by alpha / rank (PEFT's lora_alpha)"}));
-  keys.push_back(steps("train.lora.targets", HB_FIELD(model.lora.targets),
-                       {"",
-                        "matrices of each layer that have one: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
-                        "gate_proj, up_proj, down_proj"}));
+  keys.push_back(
+      steps("train.lora.targets", HB_FIELD(model.lora.targets),
+            {"",
+             "matrices of each layer that have one: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
+             "gate_proj, up_proj, down_proj; of a family with other modules their names (c_attn, kv_b_proj)"}));
   keys.push_back(string("train.lora.adapter", HB_FIELD(model.lora.adapter),
                         {"", "folder of a PEFT adapter to begin with; empty: B is zero, A uniform (PEFT's own)"}));
   for (std::size_t i = first_of_lora; i < keys.size(); ++i) keys[i].only_when_set = true;

@@ -497,9 +497,13 @@ class Validator {
     if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
                     {std::string(why)}, "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
-    std::vector<std::string> known;
-    for (const LoraTarget& t : lora_targets) known.emplace_back(t.module);
+    std::vector<std::string> known, of_attention;
     const auto is_mlp = [](std::string_view t) { return t == "gate_proj" || t == "up_proj" || t == "down_proj"; };
+    for (const LoraTarget& t : lora_targets_of(m)) {
+      if (std::ranges::count(known, t.module) > 0) continue;
+      known.emplace_back(t.module);
+      if (!is_mlp(t.module)) of_attention.emplace_back(t.module);
+    }
     const bool all = m.lora.targets == "all-linear";
     std::vector<std::string> found;
     std::istringstream in(all ? "" : m.lora.targets);
@@ -518,7 +522,7 @@ class Validator {
                  "{} has {} experts in the place of an MLP; one matrix for all of them is multiplied by groups of "
                  "rows, and an adapter of each would be too",
                  m.name, m.moe->experts)},
-             "set train.lora.targets to some of [q_proj, k_proj, v_proj, o_proj]");
+             fmt::format("set train.lora.targets to some of [{}]", fmt::join(of_attention, ", ")));
   }
 
   /// E234: parameters that do not train, beside what is not executed with such, or by patterns that split what is
@@ -530,10 +534,6 @@ class Validator {
     if (m.lora.on())
       return report("E234", key, "adapters train beside a model that is frozen as a whole",
                     {fmt::format("train.lora.rank {}", m.lora.rank)}, "leave train.frozen out");
-    if (s_.train.engine == TrainEngine::fsdp1)
-      return report("E234", key, "FSDP1 has no units of which some parameters train",
-                    {"a flat parameter is trained or frozen as a whole"},
-                    "set train.engine to fsdp2, ddp, zero1 or zero2");
     if (m.layer_norm || m.mla)
       return report("E234", key, fmt::format("{} is trained as a whole", m.name),
                     {m.mla ? "the gradients of latent attention's norm and expansion come with those of what they take"

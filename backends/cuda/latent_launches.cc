@@ -49,7 +49,7 @@ void run_latent_norm_backward(const CudaCall& c) {
   c.launch(named("latent_norm_backward", in(c, 0).dtype), {n}, norm_threads(r, 512), at(c, in(c, 0)), at(c, in(c, 1)),
            at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), at(c, in(c, 5)), c.tables.frequencies(c.op),
            at(c, out(c, 0)), c.scratch, T, r, turned(c), each, amplitude(c));
-  add_parts(c, c.scratch, n, out(c, 1));
+  if (c.op.outputs.size() > 1) add_parts(c, c.scratch, n, out(c, 1));
 }
 
 void run_latent_heads(const CudaCall& c) {

@@ -73,8 +73,16 @@ void put_deepseek_layer(const LayerParameters& p) {
   put_norms(p);
 }
 
-constexpr std::string_view no_adapters_of_latents =
-    "multi-head latent attention has other projections than q, k, v and o";
+/// Source: PEFT's names, those of transformers' modules.
+constexpr LoraTarget deepseek_adapters[] = {{"q_proj", R::q_proj, R::q_lora_a, R::q_lora_b},
+                                            {"q_a_proj", R::q_a_proj, R::q_a_lora_a, R::q_a_lora_b},
+                                            {"q_b_proj", R::q_b_proj, R::q_b_lora_a, R::q_b_lora_b},
+                                            {"kv_a_proj_with_mqa", R::kv_a_proj, R::kv_a_lora_a, R::kv_a_lora_b},
+                                            {"kv_b_proj", R::kv_b_proj, R::kv_b_lora_a, R::kv_b_lora_b},
+                                            {"o_proj", R::o_proj, R::o_lora_a, R::o_lora_b},
+                                            {"gate_proj", R::gate_proj, R::gate_lora_a, R::gate_lora_b},
+                                            {"up_proj", R::up_proj, R::up_lora_a, R::up_lora_b},
+                                            {"down_proj", R::down_proj, R::down_lora_a, R::down_lora_b}};
 
 }  // namespace
 
@@ -87,7 +95,7 @@ extern const FamilySpec deepseek_v2_family = {
     .read = [](ConfigReader& c, ModelSpec& m) { read_deepseek(c, {.softmax = true}, m); },
     .write = [](const ModelSpec& m, nlohmann::json& c) { write_deepseek(m, true, c); },
     .layer = put_deepseek_layer,
-    .no_adapters = no_adapters_of_latents};
+    .adapters = deepseek_adapters};
 
 extern const FamilySpec deepseek_v3_family = {
     .id = ModelFamily::deepseek_v3,
@@ -98,6 +106,6 @@ extern const FamilySpec deepseek_v3_family = {
     .read = [](ConfigReader& c, ModelSpec& m) { read_deepseek(c, {}, m); },
     .write = [](const ModelSpec& m, nlohmann::json& c) { write_deepseek(m, false, c); },
     .layer = put_deepseek_layer,
-    .no_adapters = no_adapters_of_latents};
+    .adapters = deepseek_adapters};
 
 }  // namespace hotbunk

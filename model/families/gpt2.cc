@@ -110,21 +110,28 @@ void store_gpt2(const ModelSpec& model, const ParamSpec& p, StoredParameter& out
   out.row_step = 1, out.col_step = out.shape[1];
 }
 
+/// c_proj is two modules of a layer, as PEFT takes names by their ends.
+constexpr LoraTarget gpt2_adapters[] = {{"c_attn", R::q_proj, R::q_lora_a, R::q_lora_b, "c_attn"},
+                                        {"c_attn", R::k_proj, R::q_lora_a, R::k_lora_b, "c_attn"},
+                                        {"c_attn", R::v_proj, R::q_lora_a, R::v_lora_b, "c_attn"},
+                                        {"c_proj", R::o_proj, R::o_lora_a, R::o_lora_b, "attn.c_proj"},
+                                        {"c_fc", R::up_proj, R::up_lora_a, R::up_lora_b, "c_fc"},
+                                        {"c_proj", R::down_proj, R::down_lora_a, R::down_lora_b, "mlp.c_proj"}};
+
 }  // namespace
 
-extern const FamilySpec gpt2_family = {
-    .id = ModelFamily::gpt2,
-    .class_name = "GPT2LMHeadModel",
-    .model_type = "gpt2",
-    .keys = gpt2_keys,
-    .read = read_gpt2,
-    .write = write_gpt2,
-    .layer = put_gpt2_layer,
-    .names = {.embedding = "transformer.wte",
-              .positions = "transformer.wpe",
-              .final_norm = "transformer.ln_f",
-              .layers = "transformer.h"},
-    .store = store_gpt2,
-    .no_adapters = "GPT-2 has q, k and v as one matrix (c_attn), and PEFT one adapter for it"};
+extern const FamilySpec gpt2_family = {.id = ModelFamily::gpt2,
+                                       .class_name = "GPT2LMHeadModel",
+                                       .model_type = "gpt2",
+                                       .keys = gpt2_keys,
+                                       .read = read_gpt2,
+                                       .write = write_gpt2,
+                                       .layer = put_gpt2_layer,
+                                       .names = {.embedding = "transformer.wte",
+                                                 .positions = "transformer.wpe",
+                                                 .final_norm = "transformer.ln_f",
+                                                 .layers = "transformer.h"},
+                                       .store = store_gpt2,
+                                       .adapters = gpt2_adapters};
 
 }  // namespace hotbunk

@@ -55,9 +55,9 @@ void count_products(ModelSpec m, double& elements, double& tensors) {
 void count_adapters(ModelSpec one, double layers, ModelCounts& c) {
   if (!one.lora.on()) return;
   if (one.moe) one.moe->experts = std::min<std::int64_t>(one.moe->experts, 1);  // which have none
+  for (const ParamSpec& p : adapters_of(one)) c.adapters += layers * static_cast<double>(p.numel());
   for (const ParamSpec& p : parameters_of(one)) {
     if (!one.adapts(p.role)) continue;
-    c.adapters += layers * static_cast<double>(one.lora.rank * (p.shape[0] + p.shape[1]));
     c.adapted_matrices += layers, c.adapted_elements += layers * static_cast<double>(p.numel());
   }
 }

@@ -14,8 +14,12 @@ void grouped_query_attention(LayerBuilder& b, const ModelSpec& m) {
   // A gate of what is attended to comes out of the same product as queries.
   const double gate = m.gated_attention ? heads * d : 0.0, qkv = (heads + 2.0 * kv) * d + gate;
   const double qkv_grad = b.linear(T, qkv, h);
-  b.adapter(ParamRole::q_proj, T, heads * d, h);
-  for (const ParamRole role : {ParamRole::k_proj, ParamRole::v_proj}) b.adapter(role, T, kv * d, h);
+  if (one_adapter_of_qkv(m)) {
+    b.adapter(ParamRole::q_proj, T, (heads + 2.0 * kv) * d, h);
+  } else {
+    b.adapter(ParamRole::q_proj, T, heads * d, h);
+    for (const ParamRole role : {ParamRole::k_proj, ParamRole::v_proj}) b.adapter(role, T, kv * d, h);
+  }
   const double bias = m.qkv_bias ? (static_cast<double>(m.heads + 2 * m.kv_heads) * d) : 0.0;
   b.weights((static_cast<double>(m.heads) * d + gate * b.tp() + 2.0 * kv * b.tp() * d) * h + bias, 0.0);
   if (!m.learned_positions) {
@@ -77,12 +81,14 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   double up_grad = 0.0;
   if (q_rank > 0) {
     b.linear(b.narrow(), q_rank, h);
+    b.adapter(ParamRole::q_a_proj, b.narrow(), q_rank, h);
     b.weights(0.0, q_rank * h + q_rank);
     b.keep(e * b.narrow() * q_rank);  // before its norm
     b.keep_input(b.narrow() * q_rank);
     b.stream(2.0 * e * T * q_rank, 3.0 * e * T * q_rank);
   }
   b.linear(b.narrow(), kv_rank + rope, h);
+  b.adapter(ParamRole::kv_a_proj, b.narrow(), kv_rank + rope, h);
   b.weights(0.0, (kv_rank + rope) * h + kv_rank);
   b.keep(e * b.narrow() * (kv_rank + rope));
   b.keep_input(b.narrow() * kv_rank);
@@ -90,8 +96,11 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   {
     const ModuleScope module(b, RecomputeModule::mla_up_proj);
     up_grad += b.linear(T, heads * qk, q_rank > 0 ? q_rank : h);
+    if (q_rank > 0) b.adapter(ParamRole::q_b_proj, T, heads * qk, q_rank);
+    else b.adapter(ParamRole::q_proj, T, heads * qk, h);
     b.weights(all * qk * (q_rank > 0 ? q_rank : h), 0.0);
     up_grad += b.linear(T, heads * (nope + v), kv_rank);
+    b.adapter(ParamRole::kv_b_proj, T, heads * (nope + v), kv_rank);
     b.weights(all * (nope + v) * kv_rank, 0.0);
     // Rotary parts are concatenated to the others: copies of whole queries and keys.
     b.stream(4.0 * e * T * heads * qk, 4.0 * e * T * heads * qk);
@@ -100,6 +109,7 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
   b.attention(heads, heads, qk, v);
   b.keep_attended(T * heads * v);
   b.linear(T, h, heads * v);
+  b.adapter(ParamRole::o_proj, T, h, heads * v);
   b.weights(all * v * h, 0.0);
   // Down-projections are whole on every rank: what the up-projections need of other ranks is the latents and the rotary
   // key (Megatron-core gathers these), not the hidden state.
@@ -109,7 +119,8 @@ void latent_attention(LayerBuilder& b, const ModelSpec& m) {
 }  // namespace
 
 void attention_block(LayerBuilder& b, const TrainModel& t, bool linear) {
-  b.norm(true, b.reads_input({ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj}));
+  b.norm(true, b.reads_input({ParamRole::q_proj, ParamRole::k_proj, ParamRole::v_proj, ParamRole::q_a_proj,
+                              ParamRole::kv_a_proj}));
   if (linear) linear_attention(b, t.model());
   else if (t.model().mla) latent_attention(b, t.model());
   else grouped_query_attention(b, t.model());

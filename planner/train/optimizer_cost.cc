@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "planner/train/layer_builder.h"
+
 namespace hotbunk {
 namespace {
 
@@ -67,11 +69,24 @@ class LayerMatrices {
     const auto both = [&](ParamRole base, double out, double in) {
       if (m.adapts(base)) add(1, r, in), add(1, out, r);
     };
-    both(ParamRole::q_proj, heads * d, h), both(ParamRole::o_proj, h, heads * d);
-    both(ParamRole::k_proj, kv * d, h), both(ParamRole::v_proj, kv * d, h);
+    if (m.mla) {
+      const MlaSpec& a = *m.mla;
+      const auto q_rank = static_cast<double>(a.q_lora_rank), kv_rank = static_cast<double>(a.kv_lora_rank);
+      const auto nope = static_cast<double>(a.qk_nope_head_dim), rope = static_cast<double>(a.qk_rope_head_dim);
+      const auto v = static_cast<double>(a.v_head_dim);
+      if (q_rank > 0) both(ParamRole::q_a_proj, q_rank, h), both(ParamRole::q_b_proj, heads * (nope + rope), q_rank);
+      else both(ParamRole::q_proj, heads * (nope + rope), h);
+      both(ParamRole::kv_a_proj, kv_rank + rope, h), both(ParamRole::kv_b_proj, heads * (nope + v), kv_rank);
+      both(ParamRole::o_proj, h, heads * v);
+    } else if (one_adapter_of_qkv(m)) {
+      both(ParamRole::q_proj, (heads + 2.0 * kv) * d, h), both(ParamRole::o_proj, h, heads * d);
+    } else {
+      both(ParamRole::q_proj, heads * d, h), both(ParamRole::o_proj, h, heads * d);
+      both(ParamRole::k_proj, kv * d, h), both(ParamRole::v_proj, kv * d, h);
+    }
     both(ParamRole::gate_proj, width, h), both(ParamRole::up_proj, width, h), both(ParamRole::down_proj, h, width);
   }
-  std::array<Matrix, 14> all_{};
+  std::array<Matrix, 16> all_{};
   std::size_t size_ = 0;
 };
 

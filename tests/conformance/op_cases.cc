@@ -295,6 +295,16 @@ void add_norms(std::vector<OpCase>& out, DType x) {
                  {4, 5, 6},
                  {},
                  {}});
+  out.push_back({OpKind::layer_norm_backward,
+                 {{"dy", x, {T, H}, wave},
+                  {"x", x, {T, H}, whole},
+                  of_norm,
+                  {"rstd", DType::f32, {T}, one},
+                  to_write("dx", x, {T, H})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {},
+                 {}});
   out.push_back({OpKind::qk_norm,
                  {{"x", x, {T, Q}, wave},
                   {"qw", x, {d}, one},
@@ -880,6 +890,19 @@ void add_latent(std::vector<OpCase>& out, DType x) {
                   to_write("dw", DType::f32, {r})},
                  {0, 1, 2, 3, 4, 5},
                  {6, 7},
+                 rotary,
+                 {}});
+  // Of a frozen weight there is no gradient.
+  out.push_back({OpKind::latent_norm_backward,
+                 {{"dc", x, {T, r}, wave},
+                  {"ds", x, {T, t}, wave},
+                  kv_a,
+                  w,
+                  {"rstd", DType::f32, {T}, one},
+                  positions,
+                  to_write("dx", x, {T, r + t})},
+                 {0, 1, 2, 3, 4, 5},
+                 {6},
                  rotary,
                  {}});
   out.push_back({OpKind::latent_heads,

@@ -95,9 +95,9 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
               static_cast<std::int64_t>(TrainEngine::zero2)}));
-  // Flat units: where nothing but the data ranks and those that share sequences cuts anything, and nothing is frozen.
+  // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
   const bool biased = g.model.moe && g.model.moe->router_bias;
-  if (l.tp == 1 && l.pp == 1 && !biased && !g.model.trains_in_part() && one_of({0, 1, 2}) > 0) {
+  if (l.tp == 1 && l.pp == 1 && !biased && one_of({0, 1, 2}) > 0) {
     s.train.engine = TrainEngine::fsdp1;
     s.train.wrap.policy = static_cast<WrapPolicy>(one_of({0, 1, 2}));
     s.train.wrap.min_parameters = one_of({1, 300, 1000, 3000, 10000, 1 << 20});

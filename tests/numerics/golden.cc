@@ -48,8 +48,9 @@ const std::vector<std::string>& golden_models() {
 }
 
 const std::vector<std::string>& golden_adapters() {
-  static const std::vector<std::string> names = {"lora-llama-gqa",  "lora-qwen2-bias",  "lora-qwen3-norm",
-                                                 "lora-mha-one-kv", "lora-gemma2-tiny", "lora-mixtral-tiny"};
+  static const std::vector<std::string> names = {"lora-llama-gqa",        "lora-qwen2-bias",       "lora-qwen3-norm",
+                                                 "lora-mha-one-kv",       "lora-gemma2-tiny",      "lora-mixtral-tiny",
+                                                 "lora-deepseek-v3-tiny", "lora-deepseek-v2-tiny", "lora-gpt2-tiny"};
   return names;
 }
 

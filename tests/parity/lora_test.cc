@@ -100,6 +100,14 @@ TEST_CASE("adapters: simulated bytes and calls equal the measured ones, in every
           {e, p, "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]", "sync.transport=collective"});
       add(2, {e, p, "transition=slime", "train.recompute=selective"});  // the sync reads the host's copy
     }
+  for (const char* wrap :
+       {"{policy: layer}", "{policy: size, min_parameters: 3000}", "{policy: names, names: ['*.1']}"}) {
+    const std::string engine = "train.engine=fsdp1", wrapped = fmt::format("train.wrap={}", wrap);
+    add(2, {engine, wrapped, "sync.transport=collective", "train.layout.fsdp=2"});
+    add(2, {engine, wrapped, "train.precision.params=bf16", "rollout.dtype=bf16", "sync.bucket_mib=0.003"});
+    add(4, {engine, wrapped, "transition=slime"});
+    add(2, {engine, wrapped, "train.offload=layerwise", "train.recompute=full"});
+  }
   add(2, {"train.layout.fsdp=2", "sync.transport=collective"});
   add(2, {"transition=verl-old", "sync.transport=collective"});
   add(2, {"transition=slime", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});

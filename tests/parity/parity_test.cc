@@ -558,6 +558,7 @@ TEST_CASE("and so with GLM-4.5's and gpt-oss's layers, and with parameters that 
                          {glm, "fsdp2", 4, 1, 1, 1, 1, 2, 1, 1, 1, "full", "bf16", false, some},
                          {oss, "ddp", 2, 2, 1, 1, 1, 2, 1, 2, 1, "none", "bf16", false, some},
                          {oss, "zero1", 1, 2, 2, 1, 1, 1, 2, 4, 1, "selective", "fp32", true, some},
+                         {oss, "fsdp1", 4, 1, 1, 1, 1, 1, 1, 2, 1, "selective", "bf16", false, some},
                          {glm, "zero2", 4, 1, 1, 1, 1, 1, 1, 2, 1, "none", "fp32", false, some}})
     cases.push_back(
         {fmt::format("{}: {}, dp {} tp {} pp {} ulysses {} cp {} ep {}, engines of {}, frozen {}",

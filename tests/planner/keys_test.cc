@@ -15,6 +15,7 @@
 #include "spec/loader.h"
 #include "spec/scenario_keys.h"
 #include "tests/paths.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -230,6 +231,22 @@ TEST_CASE("what has no effect beside the other keys is said") {
   CHECK_THAT(notes_of("expert-rounds-cpu", {}), !Catch::Contains("changes nothing"));
   CHECK_THAT(notes_of("deepseek-v3-megatron", {"train.router_z_loss_coef=0.001"}),
              Catch::Contains("losses of routers change nothing of this estimate"));
+  // And it need not: of a plan, which has them, they take less than a thousandth of training.
+  const auto training = [](const char* coefficient) {
+    const auto pricer = pricer_of_text(
+        "name: routers\nmodel: qwen3-30b-a3b\ncluster: {gpu: h100-sxm-80gb, nodes: 8, gpus_per_node: 8}\n"
+        "train: {engine: fsdp2, layout: {dp: 64, ep: 8}, micro_batch_tokens: 8192, recompute: full}\n"
+        "rollout: {engine: hotbunk, layout: {tp: 2, dp: 32}}\nalgorithm: {prompts: 256, samples_per_prompt: 8}\n"
+        "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 4096}}\n",
+        {std::string("train.router_aux_loss_coef=") + coefficient,
+         std::string("train.router_z_loss_coef=") + coefficient});
+    RlPrice price;
+    REQUIRE(use_plan(pricer->scenario(), pricer->train().cost(), price));
+    return price.seconds[static_cast<std::size_t>(RlPhase::train)];
+  };
+  const double without = training("0"), with = training("0.001");
+  CHECK(with > without);
+  CHECK(with < 1.001 * without);
   CHECK_THAT(notes({"train.account_for_loss_in_pipeline_split=true"}),
              Catch::Contains("train.account_for_loss_in_pipeline_split changes nothing"));
   const std::string copies = "train.expert_dispatch = per-rank changes nothing of this estimate";

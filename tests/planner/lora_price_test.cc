@@ -89,9 +89,11 @@ TEST_CASE("Adapters: what the closed form says of state, traffic, memory and sec
       {"train.reshard_after_forward=false"},
       {"train.recompute=full"},
       {"train.recompute=none", "train.lora.targets=[o_proj, down_proj]"}};
-  for (const char* engine : {"fsdp2", "zero1", "zero2", "ddp"})
+  for (const char* engine : {"fsdp1", "fsdp2", "zero1", "zero2", "ddp"})
     for (const int tp : {1, 2})
       for (const auto& variant : variants) {
+        const bool flat = std::string(engine) == "fsdp1";
+        if (flat && tp > 1) continue;
         std::vector<std::string> lora = {"train.lora={rank: 16, alpha: 32}"}, all;
         for (const std::string& set : variant) {
           lora.push_back(set);
@@ -121,10 +123,13 @@ TEST_CASE("Adapters: what the closed form says of state, traffic, memory and sec
         // adapters or without. Where every rank has all of the model and would read nobody's parts, merging makes it do
         // so, which the estimate has half of.
         const auto sync = static_cast<std::size_t>(RlPhase::sync);
-        const bool whole = tp == 1 && std::string(engine) != "fsdp2";
+        const bool whole = tp == 1 && !std::string(engine).starts_with("fsdp");
         const double usual = tp == 1 ? 1.0 : without.estimate.seconds[sync] / without.plan.seconds[sync];
         INFO("sync " << with.estimate.seconds[sync] << " for " << with.plan.seconds[sync] << ", usual " << usual);
-        CHECK(std::abs(with.estimate.seconds[sync] / with.plan.seconds[sync] / usual - 1.0) < (whole ? 0.6 : 0.15));
+        // Of flat units every rank makes all of each whole, which the estimate does not know.
+        if (!flat)
+          CHECK(std::abs(with.estimate.seconds[sync] / with.plan.seconds[sync] / usual - 1.0) < (whole ? 0.6 : 0.15));
+        else CHECK(with.plan.seconds[sync] > without.plan.seconds[sync]);
         if (whole) CHECK(with.estimate.seconds[sync] > without.estimate.seconds[sync]);
         // What adapters save at the fullest moment of training.
         INFO(with.estimate.train_bytes << " for " << with.plan.train_bytes << ", without adapters "

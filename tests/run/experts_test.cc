@@ -29,6 +29,15 @@ TEST_CASE("a mixture of experts trains, is what the plan says, goes on in anothe
   CHECK(said.out.starts_with("["));
 }
 
+TEST_CASE("routers with losses of their own train as the plan says") {
+  const fs::path run = work_folder() / "router-losses";
+  must_run(fmt::format("run {}/scenarios/router-losses-cpu.yaml --set steps=2 --check --out {}", source_folder,
+                       run.string()));
+  std::ifstream metrics(run / "metrics.jsonl");
+  const std::string text(std::istreambuf_iterator<char>(metrics), {});
+  CHECK_THAT(text, Catch::Contains("\"actor/router_loss\":0.0"));  // 0.02 where routers are balanced, and a little
+}
+
 TEST_CASE("DeepSeek-V3 in small goes on in another layout, is served from its checkpoint, and says what it cannot do") {
   const std::string scenario = (fs::path(source_folder) / "scenarios/deepseek-cpu.yaml").string();
   const fs::path run = work_folder() / "deepseek", on = work_folder() / "deepseek-on";

@@ -21,6 +21,15 @@ Result<Scenario> with_lora(const std::vector<std::string>& sets) {
   return load_scenario_text(dense_text, "s.yaml", sets);
 }
 
+/// Latent attention; with so many experts in each layer but the first, or dense MLPs (0).
+std::string latent(int experts) {
+  return "model={model_type: deepseek_v3, hidden_size: 24, intermediate_size: 40, moe_intermediate_size: 16, "
+         "num_hidden_layers: 2, num_attention_heads: 4, q_lora_rank: 10, kv_lora_rank: 12, qk_nope_head_dim: 6, "
+         "qk_rope_head_dim: 2, v_head_dim: 5, vocab_size: 33, max_position_embeddings: 64, n_group: 1, topk_group: 1, "
+         "num_experts_per_tok: 2, first_k_dense_replace: 1, n_routed_experts: " +
+         std::to_string(experts) + "}";
+}
+
 void check_refused(const std::vector<std::string>& sets, const std::string& code, const std::string& part) {
   INFO(part);
   const auto s = with_lora(sets);
@@ -51,6 +60,35 @@ TEST_CASE("adapters by PEFT's names: A (rank, in) and B (out, rank) of each matr
   CHECK(adapters_of(with_lora({"train.lora.rank=3"})->model).size() == 2 * 2 * 7);
 }
 
+TEST_CASE("adapters of latent attention and of one module for q, k and v, by the names of transformers' modules") {
+  const auto names = [](const std::string& targets, const std::string& model) {
+    const auto s = with_lora({"train.lora={rank: 3, targets: " + targets + "}", model});
+    if (!s) FAIL(render(s.error()));
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> out;
+    for (const ParamSpec& p : adapters_of(s->model))
+      if (p.layer == 0) out.emplace_back(p.name, p.shape);
+    return out;
+  };
+  using Names = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
+  // 4 heads of 6 + 2, of which 2 turn, and 5 of values; latents of 10 and 12.
+  const std::string a = "model.layers.0.self_attn.";
+  CHECK(names("[q_b_proj, kv_a_proj_with_mqa, kv_b_proj]", latent(0)) ==
+        Names{{a + "q_b_proj.lora_A.weight", {3, 10}},
+              {a + "q_b_proj.lora_B.weight", {32, 3}},
+              {a + "kv_a_proj_with_mqa.lora_A.weight", {3, 24}},
+              {a + "kv_a_proj_with_mqa.lora_B.weight", {14, 3}},
+              {a + "kv_b_proj.lora_A.weight", {3, 12}},
+              {a + "kv_b_proj.lora_B.weight", {44, 3}}});
+  CHECK(names("all-linear", latent(0)).size() == 2 * 8);
+  const std::string h = "transformer.h.0.attn.";
+  CHECK(names("[c_attn]",
+              "model={model_type: gpt2, n_embd: 24, n_layer: 2, n_head: 4, n_positions: 64, vocab_size: 33}") ==
+        Names{{h + "c_attn.lora_A.weight", {3, 24}},
+              {h + "c_attn.q.lora_B.weight", {24, 3}},
+              {h + "c_attn.k.lora_B.weight", {24, 3}},
+              {h + "c_attn.v.lora_B.weight", {24, 3}}});
+}
+
 TEST_CASE("adapters are in the resolved form where they are set, whatever stands first in the file") {
   CHECK(resolved_yaml(*with_lora({})).find("lora") == std::string::npos);
   const auto s = with_lora({"train.lora={rank: 3, targets: [q_proj, v_proj]}"});
@@ -69,8 +107,7 @@ TEST_CASE("adapters are in the resolved form where they are set, whatever stands
 }
 
 TEST_CASE("adapters beside what nothing executes are a scenario, and no part of what is executed") {
-  for (const auto& [set, reason] : {std::pair{"train.engine=fsdp1", "a flat parameter is trained or frozen as a whole"},
-                                    {"train.engine=megatron", "train.engine megatron"},
+  for (const auto& [set, reason] : {std::pair{"train.engine=megatron", "train.engine megatron"},
                                     {"rollout.engine=vllm", "rollout.engine vllm"},
                                     {"transition=auto", "transition auto"}}) {
     INFO(set);
@@ -81,6 +118,8 @@ TEST_CASE("adapters beside what nothing executes are a scenario, and no part of 
     CHECK_THAT(reasons.front(), Catch::Contains(reason));
   }
   CHECK(unsupported_to_execute(*with_lora({"train.lora={rank: 3}"})).empty());
+  CHECK(unsupported_to_execute(*with_lora({"train.lora={rank: 3}", "train.engine=fsdp1"})).empty());
+  CHECK(unsupported_to_execute(*with_lora({"train.frozen=['*.0.*']", "train.engine=fsdp1"})).empty());
 }
 
 TEST_CASE("adapters that cannot be are refused by name, with what could be") {
@@ -96,10 +135,13 @@ TEST_CASE("adapters that cannot be are refused by name, with what could be") {
                  "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, "
                  "num_local_experts: 4, max_position_embeddings: 64}"},
                 "E232", "experts have no adapters");
-  check_refused({"train.lora={rank: 3}",
-                 "model={model_type: gpt2, n_embd: 24, n_layer: 2, n_head: 4, n_positions: 64, "
-                 "vocab_size: 33}"},
-                "E232", "GPT-2 has q, k and v as one matrix");
+  const std::string gpt2 =
+      "model={model_type: gpt2, n_embd: 24, n_layer: 2, n_head: 4, n_positions: 64, vocab_size: 33}";
+  check_refused({"train.lora={rank: 3, targets: [q_proj]}", gpt2}, "E232",
+                "all-linear, or some of c_attn, c_proj, c_fc");
+  check_refused({"train.lora={rank: 3}", latent(2)}, "E232",
+                "set train.lora.targets to some of [q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj]");
+  check_refused({"train.lora={rank: 3, targets: [k_proj]}", latent(0)}, "E232", "no matrix is called 'k_proj'");
   // The reference is the model itself, which has to be awake.
   check_refused({"train.lora={rank: 3}", "algorithm.reference=true", "rollout.sleep=true",
                  "transition=[sleep_optimizer, wake_rollout, sync, sleep_train, wake_kv, rollout, sleep_rollout, "

@@ -82,8 +82,7 @@ HB_INLINE void layernorm_backward_row(const E* x, const W* w, float rstd, const 
   const float of_mean = sum_lanes(sum) * by, of_deviation = sum_lanes(dot) * by * rstd;
   for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
     const Vf normed = (ld(x + j) - mean) * rstd, dv = ld(dy + j);
-    st(dw + j, ld(dw + j) + dv * normed);
-    st(db + j, ld(db + j) + dv);
+    if (dw != nullptr) st(dw + j, ld(dw + j) + dv * normed), st(db + j, ld(db + j) + dv);
     Vf g = (dv * ld(w + j) - of_mean - normed * of_deviation) * rstd;
     if (accumulate) g += ld(dx + j);
     st(dx + j, g);
@@ -212,6 +211,12 @@ void layernorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const 
     using E = decltype(tag);
     with_float_type(w.dtype, [&](auto w_tag) {
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
+      if (dw == nullptr)
+        return parallel_for(ctx, T, rows_grain(h), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t t = begin; t < end; ++t)
+            layernorm_backward_row<E>(row<E>(x, t), weight, rstd[t], row<E>(dy, t), row<E>(dx, t),
+                                      dx_write == Write::accumulate, nullptr, nullptr, h);
+        });
       grad.run(ctx, T, [&](std::int64_t begin, std::int64_t end, float* sum) {
         for (std::int64_t t = begin; t < end; ++t)
           layernorm_backward_row(row<E>(x, t), weight, rstd[t], row<E>(dy, t), row<E>(dx, t),
@@ -219,6 +224,7 @@ void layernorm_backward(KernelContext& ctx, ConstMatrix x, ConstVector w, const 
       });
     });
   });
+  if (dw == nullptr) return;
   grad.finish(dw, dw_write, 0, h);
   grad.finish(db, dw_write, h, h);
 }
