@@ -37,6 +37,9 @@ std::string rank_samples(const Job& job, Rank rank, const std::vector<cuda::Devi
   Samples samples;
   for (const cuda::DeviceTiming& t : timings) {
     if (t.step == cold_step) continue;
+    // What the host computes is priced by its memory's rate, and no kernel of the device.
+    if (!is_memory(t.op->kind) && t.op->kind != OpKind::feed && job.plan.stream(t.op->stream).kind == StreamKind::host)
+      continue;
     const double seconds = 1e-9 * static_cast<double>(std::max<std::int64_t>(1, t.nanoseconds));
     const auto m = model.measurement_of(job.plan, rank, *t.op, t.sizes, seconds);
     if (!m) continue;

@@ -361,6 +361,11 @@ Status check_backend(const RunArguments& o) {
   return {};
 }
 
+/// Ranks that share a node's cores.
+int local_ranks(const Job& job) {
+  return std::min(static_cast<int>(job.plan.num_ranks()), static_cast<int>(job.scenario.cluster.ranks_per_node()));
+}
+
 int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
              const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
   const bool processes = env && env->world_size > 1;
@@ -376,6 +381,7 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
                    .check_order = o.check,
                    .products = o.products,
                    .ranks = job.plan.num_ranks(),
+                   .host_threads = compute_threads(o, local_ranks(job)),
                    .env = env,
                    .world = world_options(job)},
                   [&](World& world, const MakeBackend& make) {

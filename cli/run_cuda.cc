@@ -72,6 +72,7 @@ int run_rank_in(const CudaRun& run, const Products& products, cuda::CudaWorld& w
     return std::make_unique<cuda::CudaBackend>(world, plan_driver,
                                                cuda::CudaOptions{.span_steps = span_steps,
                                                                  .keep_timings = run.keep_timings,
+                                                                 .host_threads = run.host_threads,
                                                                  .check_order = run.check_order,
                                                                  .blas = products.blas,
                                                                  .products = products.policy,

@@ -28,6 +28,7 @@ struct CudaRun {
   bool keep_timings = false;
   std::string products{};  // own, backward, all; "": the default (cuda_products)
   int ranks = 1;
+  int host_threads = 1;          // of each rank, for what it computes on the host
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;
 };

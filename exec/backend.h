@@ -57,8 +57,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual Capability supports(const Op&) const = 0;
-  /// Whether it has kernels for the host's stream, on tensors in host memory.
-  virtual bool computes_on_host() const { return true; }
+  /// The same of an op of the host's stream, which works on tensors in host memory.
+  virtual Capability supports_on_host(const Op& op) const { return supports(op); }
   /// Devices for the ranks this process plays; the plan outlives them.
   virtual Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) = 0;
   /// What the devices did so far, all ranks this process can see. Called once, after the last sync.

@@ -13,12 +13,12 @@ namespace hotbunk {
 
 namespace {
 
-Diagnostic unsupported(const Op& op, const Body& body, const std::string& why, std::string help) {
+Diagnostic unsupported(const Op& op, const Body& body, const std::string& why) {
   return {.code = "E601",
           .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), why),
           .where = {},
           .notes = {fmt::format("first asked for by '{}' of {}", op.name, body.name)},
-          .help = std::move(help)};
+          .help = "choose another backend, or a layout without this op"};
 }
 
 }  // namespace
@@ -27,13 +27,9 @@ Status check_supported(const Plan& plan, const Backend& backend) {
   for (const Program& program : plan.programs)
     for (const Body& body : program.bodies)
       for (const Op& op : body.ops) {
-        if (const Capability c = backend.supports(op); !c.supported)
-          return fail(unsupported(op, body, c.why, "choose another backend, or a layout without this op"));
-        if (!backend.computes_on_host() && (is_compute(op.kind) || op.kind == OpKind::cast) &&
-            plan.stream(op.stream).kind == StreamKind::host)
-          return fail(unsupported(op, body, "what it works on is in host memory, and its kernels are the device's",
-                                  "choose another backend, or set train.offload to sleep and optimizer.cpu_fraction "
-                                  "to 0"));
+        const bool on_host = plan.stream(op.stream).kind == StreamKind::host;
+        if (const Capability c = on_host ? backend.supports_on_host(op) : backend.supports(op); !c.supported)
+          return fail(unsupported(op, body, c.why));
       }
   return {};
 }

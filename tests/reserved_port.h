@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <stdexcept>
 
 namespace hotbunk {
@@ -13,10 +14,12 @@ namespace hotbunk {
 /// with SO_REUSEADDR as this does, may listen there; the system hands the number to nobody else.
 class ReservedPort {
  public:
-  ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  /// 0: whichever is free.
+  explicit ReservedPort(int number = 0) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const int on = 1;
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(number));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof address;
     auto* const a = reinterpret_cast<sockaddr*>(&address);

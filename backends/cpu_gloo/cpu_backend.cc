@@ -6,6 +6,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_device.h"
+#include "backends/cpu_gloo/op_kernels.h"
 #include "base/check.h"
 #include "base/limits.h"
 #include "runtime/plan_communicators.h"
@@ -25,16 +26,7 @@ CpuBackend::CpuBackend(CpuWorld& world, Driver& driver, CpuOptions options)
     : world_(world), driver_(driver), options_(std::move(options)) {}
 CpuBackend::~CpuBackend() = default;
 
-Capability CpuBackend::supports(const Op& op) const {
-  if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
-  if (op.hands_over()) return {false, "what roles hand over without meeting is played in virtual time only"};
-  if (is_communication(op.kind)) return {};
-  const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||
-                        op.kind == OpKind::fetch || op.kind == OpKind::copy;
-  if (!built_in && !op_kernel(op.kind)) return {false, "no CPU kernel is registered for it"};
-  std::string why = why_unsupported(op);
-  return {why.empty(), std::move(why)};
-}
+Capability CpuBackend::supports(const Op& op) const { return kernels_support(op); }
 
 Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, std::span<const Rank> local) {
   HB_CHECK(local.size() == 1 && local[0] == world_.rank(), "a CPU process plays one rank, its own");

@@ -813,15 +813,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::latent_write, run_latent_write},
                                       Registration{OpKind::latent_attention, run_latent_attention}};
 
-}  // namespace
-
-OpKernel op_kernel(OpKind kind) {
-  for (const Registration& r : registrations)
-    if (r.kind == kind) return r.kernel;
-  return nullptr;
-}
-
-std::string why_unsupported(const Op& op) {
+/// "" or why this op's dtypes are not handled.
+std::string why_not(const Op& op) {
   const bool stepped = op.kind == OpKind::adamw || op.kind == OpKind::sum_squares;
   const bool product =
       op.kind == OpKind::linear_wgrad || op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad;
@@ -835,6 +828,25 @@ std::string why_unsupported(const Op& op) {
     }
   if (op.kind == OpKind::softcap && op.outputs[0].dtype != DType::f32) return "logits are capped in fp32";
   return "";
+}
+
+}  // namespace
+
+OpKernel op_kernel(OpKind kind) {
+  for (const Registration& r : registrations)
+    if (r.kind == kind) return r.kernel;
+  return nullptr;
+}
+
+Capability kernels_support(const Op& op) {
+  if (op.is_priced()) return {false, "it is a priced block: what another framework does there is not written op by op"};
+  if (op.hands_over()) return {false, "what roles hand over without meeting is played in virtual time only"};
+  if (is_communication(op.kind)) return {};
+  const bool built_in = is_memory(op.kind) || is_event(op.kind) || op.kind == OpKind::feed ||
+                        op.kind == OpKind::fetch || op.kind == OpKind::copy;
+  if (!built_in && !op_kernel(op.kind)) return {false, "no CPU kernel is registered for it"};
+  std::string why = why_not(op);
+  return {why.empty(), std::move(why)};
 }
 
 }  // namespace hotbunk

@@ -1,9 +1,9 @@
 // The CPU kernels, registered against the op catalogue: one plain table, kind -> function.
 #pragma once
 #include <cstddef>
-#include <string>
 
 #include "backends/cpu_gloo/kernels/context.h"
+#include "exec/backend.h"
 #include "runtime/op_call.h"
 
 namespace hotbunk {
@@ -17,7 +17,7 @@ using OpKernel = void (*)(const KernelCall&);
 /// The kernel of a compute or data op; nullptr when this backend has none.
 OpKernel op_kernel(OpKind);
 
-/// "" or why this op's dtypes are not handled.
-std::string why_unsupported(const Op&);
+/// Whether what executes by these kernels executes the op; memory, copies and messages are the backend's own.
+Capability kernels_support(const Op&);
 
 }  // namespace hotbunk

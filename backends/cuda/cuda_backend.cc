@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "backends/cpu_gloo/op_kernels.h"
 #include "backends/cuda/cuda_device.h"
 #include "base/check.h"
+#include "base/limits.h"
 #include "graph/catalogue.h"
 
 namespace hotbunk::cuda {
@@ -25,6 +27,8 @@ Capability CudaBackend::supports(const Op& op) const {
   return {why.empty(), std::move(why)};
 }
 
+Capability CudaBackend::supports_on_host(const Op& op) const { return kernels_support(op); }
+
 Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan, std::span<const Rank> local) {
   HB_CHECK(local.size() == 1 && local[0] == world_.rank(), "a CUDA backend plays one rank, its own");
   if (world_.size() != plan.num_ranks())
@@ -42,6 +46,7 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
                            .notes = {"sync.transport is ipc, whose ranks read weights where their peers keep them"},
                            .help = "set sync.transport to collective"});
   try {
+    check_threads(options_.host_threads);  // OpenMP ends the process where it gets none
     world_.context().make_current();
     auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_,
                                                shares ? &world_.share_memory() : nullptr);

@@ -30,6 +30,7 @@ struct CudaOptions {
   std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
   bool graphs = true;            // of what a driven phase launches again and again; false: op by op, to compare with
   bool keep_timings = false;     // of all ops of the iterations whose spans are kept
+  int host_threads = 1;          // OpenMP team of what is computed on the host
   bool check_order = false;      // name accesses of the same bytes that no event orders, as the plan asks for them
   std::optional<BlasLt> blas{};  // none: our kernels form all products
   ProductPolicy products = ProductPolicy::backward;  // which of them cuBLASLt forms, where it is
@@ -44,7 +45,8 @@ class CudaBackend final : public RankBackend {
   ~CudaBackend() override;
 
   Capability supports(const Op&) const override;
-  bool computes_on_host() const override { return false; }
+  /// By the CPU backend's kernels.
+  Capability supports_on_host(const Op&) const override;
   /// `local` is this thread's rank. Every rank of the world calls it. E602 when memory or a peer
   /// cannot be had.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;

@@ -110,10 +110,12 @@ void CudaDevice::make_streams() {
     for (const Block& block : blocks)
       for (const Call& call : block.calls)
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
-  for (std::size_t s = 0; s < used.size(); ++s)
-    if (used[s])
-      streams_[s] = std::make_unique<Stream>(world_, plan_.stream(static_cast<StreamId>(s)).name, scratch[s], options_,
-                                             products[s]);
+  for (std::size_t s = 0; s < used.size(); ++s) {
+    if (!used[s]) continue;
+    const auto& info = plan_.stream(static_cast<StreamId>(s));
+    const int host_threads = info.kind == StreamKind::host ? options_.host_threads : 1;
+    streams_[s] = std::make_unique<Stream>(world_, info.name, scratch[s], options_, products[s], host_threads);
+  }
 }
 
 void CudaDevice::enter(std::int32_t step, std::int16_t phase) {
@@ -188,11 +190,11 @@ Sizes CudaDevice::sizes_now(Stream& s, const BoundOp& op, const Addresses& addre
     const Tensor& count = *input++;
     const std::byte* at = addresses.address(count);
     if (space_of(op, count) == Space::device) {
-      std::byte* here = s.staging.take(sizeof sizes[e]);
-      HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(here, address_of(at), sizeof sizes[e], s.launch.stream()));
-      at = here;
+      at = s.read(at, sizeof sizes[e]);
+    } else {
+      s.synchronize();
+      s.touch(op, at, sizeof sizes[e], false);
     }
-    s.synchronize();
     std::memcpy(&sizes[e], at, sizeof sizes[e]);
     const Extent& extent = plan_.extent(e);
     if (sizes[e] < 0 || sizes[e] > extent.capacity)
@@ -237,45 +239,17 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
 }
 
 Status CudaDevice::compute(StreamId id, const BoundOp& op, const Args& args) {
+  if (space_of(op) == Space::host)
+    return enqueue(id, op, args, [this](Stream& s, const CudaCall& call) { return on_host(s, call); });
   const OpLaunch launch = op_launch(op->kind);
   HB_CHECK(launch, "no launch for {}", name_of(op->kind));
-  bool on_device = true;
-  for (const auto* side : {&op->inputs, &op->outputs})
-    for (const Tensor& t : *side) on_device = on_device && space_of(op, t) == Space::device;
   // Where every op has a span or its numbers are looked at, each is launched by itself.
-  if (on_device && is_joined(op->kind) && !op->has(Attr::count) && !record_.keeps(record_.where()) &&
-      !watch_.watching())
+  if (is_joined(op->kind) && !op->has(Attr::count) && !record_.keeps(record_.where()) && !watch_.watching())
     return join(id, op, args);
-  if (on_device)
-    return enqueue(id, op, args, [launch](Stream&, const CudaCall& call) {
-      launch(call);
-      return std::int64_t{-1};
-    });
-  return enqueue(id, op, args, [this](Stream& s, const CudaCall& call) {
-    on_host(s, call);
+  return enqueue(id, op, args, [launch](Stream&, const CudaCall& call) {
+    launch(call);
     return std::int64_t{-1};
   });
-}
-
-void CudaDevice::on_host(Stream& s, const CudaCall& call) {
-  if (call.op.kind != OpKind::zero || space_of(call.bound, call.op.outputs[0]) != Space::host)
-    throw RuntimeFailure("its tensors are in host memory, and its kernels compute on the device");
-  s.synchronize();
-  std::memset(call.addresses.address(call.op.outputs[0]), 0,
-              static_cast<std::size_t>(call.op.outputs[0].bytes(call.sizes)));
-}
-
-NonFinite CudaDevice::nonfinite_in(Stream& s, const OpCall& call, const Tensor& t) const {
-  const std::int64_t bytes = t.bytes(call.sizes);
-  const std::byte* at = call.addresses.address(t);
-  if (space_of(call.bound, t) == Space::device && bytes > 0) {
-    std::byte* here = s.staging.take(bytes);
-    HB_CUDA(s.launch.driver(),
-            cuMemcpyDtoHAsync(here, address_of(at), static_cast<std::size_t>(bytes), s.launch.stream()));
-    at = here;
-  }
-  s.synchronize();
-  return nonfinite_of(at, t.dtype, t.elements(call.sizes));
 }
 
 Status CudaDevice::collective(StreamId id, const BoundOp& op, const Args& args) {
@@ -326,7 +300,7 @@ Status CudaDevice::drain() {
                    for (auto& s : streams_)
                      if (s) s->queue->sync();
                    for (auto& s : streams_)
-                     if (s) s->synchronize();
+                     if (s) s->synchronize(), s->learn();
                    note_timed();
                    drained_ = true;
                    if (order_) order_->join();

@@ -2,8 +2,9 @@
 // driver's stream of the same name. Internal to the backend.
 //
 // Host threads, because some ops need the host when their turn comes: a feed asks the driver, a fetch gives it data, a
-// count that the device made sizes the next launch, ranks of a collective meet. A host thread waits only for its own
-// stream; streams wait for each other by events on the device.
+// count that the device made sizes the next launch, ranks of a collective meet, an op works on the host's memory. A
+// host thread waits only for its own stream; streams wait for each other by events on the device, and what a host
+// thread does itself is between two things that it enqueues: behind all before, before all behind.
 #pragma once
 #include <array>
 #include <functional>
@@ -87,10 +88,13 @@ class CudaDevice final : public Device {
   std::int64_t copy_between(Stream&, const CudaCall&);
   /// Bytes that came from other ranks.
   std::int64_t peer_copy(Stream&, const CudaCall&, std::int16_t phase);
-  void on_host(Stream&, const CudaCall&);
+  /// An op on tensors in the host's memory, behind what the stream has done, for which the host waits.
+  std::int64_t on_host(Stream&, const CudaCall&);
   /// Looks at a tensor's numbers on the host, behind what the stream has done.
   NonFinite nonfinite_in(Stream&, const OpCall&, const Tensor&) const;
   Space space_of(const BoundOp& op, const Tensor& t) const { return op.buffer(t).space(); }
+  /// Where all of its tensors lie. An op without tensors is the device's.
+  Space space_of(const BoundOp& op) const;
   Status drain();
   /// Spans of what ran since the last time, by the device's clock; nothing runs.
   void note_timed();

@@ -28,6 +28,7 @@ std::int64_t CudaDevice::feed(Stream& s, const CudaCall& call, const Args& args)
   std::byte* to = call.addresses.address(t);
   if (space_of(call.bound, t) == Space::host) {
     s.synchronize();
+    s.touch(call.bound, to, bytes, true);
     driver_->feed(rank_, call.bound, args, {to, size});
     return -1;
   }
@@ -56,6 +57,7 @@ std::int64_t CudaDevice::fetch(Stream& s, const CudaCall& call, const Args& args
     from = staged;
   }
   s.synchronize();
+  if (space_of(call.bound, t) == Space::host) s.touch(call.bound, from, bytes, false);
   driver_->fetch(rank_, call.bound, args, {from, size});
   return -1;
 }
@@ -70,6 +72,8 @@ std::int64_t CudaDevice::copy_between(Stream& s, const CudaCall& call) {
   const Driver& d = s.launch.driver();
   if (from_host && to_host) {
     s.synchronize();
+    s.touch(call.bound, source, bytes, false);
+    s.touch(call.bound, target, bytes, true);
     std::memmove(target, source, size);
   } else if (from_host) {
     HB_CUDA(d, cuMemcpyHtoDAsync(address_of(target), source, size, s.launch.stream()));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu_gloo/op_kernels.h"
 #include "backends/cuda/cuda_device.h"
 #include "backends/cuda/op_graphs.h"
 
@@ -23,19 +24,23 @@ struct CudaDevice::Timed {
 };
 
 struct CudaDevice::Stream {
-  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products)
+  /// `host_threads`: that compute what its ops have on the host.
+  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products,
+         int host_threads)
       : world(in),
         owner(in.context()),
         launch(in.context(), owner.handle()),
         staging(in.context(), owner.handle()),
         scratch(in.context(), scratch_bytes),
-        graphs(launch) {
+        graphs(launch),
+        on_host(host_threads) {
     if (has_products) products.emplace(*options.blas, options.products, launch);
     queue = std::make_unique<StreamThread>(std::move(name));
     queue->enqueue([this] { world.context().make_current(); });
   }
   ~Stream() {
     queue.reset();
+    learn();
     launch.driver().cuStreamSynchronize(owner.handle());  // an error has been said by now
   }
   Stream(const Stream&) = delete;
@@ -52,12 +57,27 @@ struct CudaDevice::Stream {
     return here;
   }
 
+  /// The stream's thread reads or writes the host's memory itself, having waited for its stream. For the double's
+  /// books, which a driver does not have.
+  void touch(const BoundOp& op, const std::byte* at, std::int64_t bytes, bool write) {
+    const Driver& d = launch.driver();
+    if (d.host_touches == nullptr || bytes == 0) return;
+    d.host_touches(op.name(), at, static_cast<std::size_t>(bytes), write);
+    touched = d.host_knows();
+  }
+  /// The calling thread has waited for the stream's.
+  void learn() const {
+    if (touched != nullptr) launch.driver().host_learns(touched);
+  }
+
   CudaWorld& world;
   OwnedStream owner;
   Launcher launch;
   Staging staging;
   DeviceBlock scratch;
   OpGraphs graphs;
+  kernels::KernelContext on_host;
+  HostKnowledge touched;  // what its thread knew when it last did
   std::optional<BlasProducts> products;
   std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
   std::unique_ptr<StreamThread> queue;

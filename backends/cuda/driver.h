@@ -39,6 +39,9 @@ struct Driver {
   /// by what each thread knows. A driver's table has neither: the pointers are null.
   HostKnowledge (*host_knows)() = nullptr;
   void (*host_learns)(const HostKnowledge&) = nullptr;
+  /// The calling thread is about to read or write so many bytes of the host's memory itself, for `op`. The double holds
+  /// it to the order that it holds the device to. Null in a driver's table, too.
+  void (*host_touches)(const std::string& op, const void* at, std::size_t bytes, bool write) = nullptr;
 };
 
 /// The driver of this machine. E640 with the reason when the library or one of its entry points is not there.

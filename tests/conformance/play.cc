@@ -123,7 +123,13 @@ Played play(const Subject& subject, const Plan& plan, const Script& script) {
   return out;
 }
 
-Tensor RankProgram::tensor(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+namespace {
+
+SectionId section_of(Space space) { return space == Space::device ? sections::transient : sections::host_resident; }
+
+}  // namespace
+
+Tensor RankProgram::tensor(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape, Space space) {
   Tensor t;
   t.buffer = static_cast<BufferId>(buffers_.size());
   t.dtype = dtype;
@@ -131,8 +137,9 @@ Tensor RankProgram::tensor(const std::string& name, DType dtype, const std::vect
   t.rank = static_cast<std::uint8_t>(shape.size());
   for (std::size_t d = 0; d < shape.size(); ++d) t.shape[d] = {shape[d]};
   const std::int64_t bytes = t.capacity_bytes() + 2 * guard;
-  buffers_.push_back({name, DType::u8, bytes, Category::activations, sections::transient, end_});
-  end_ += (bytes + 63) / 64 * 64;
+  std::int64_t& end = end_[static_cast<std::size_t>(space)];
+  buffers_.push_back({name, DType::u8, bytes, Category::activations, section_of(space), end});
+  end += (bytes + 63) / 64 * 64;
   return t;
 }
 
@@ -157,18 +164,24 @@ void RankProgram::fetch(const Tensor& t, StreamId stream) {
 
 Program RankProgram::program() const {
   constexpr std::int64_t chunk = 4096;
-  const std::int64_t mapped = std::max<std::int64_t>(chunk, (end_ + chunk - 1) / chunk * chunk);
-  std::vector<Op> ops = {toy::mapping(OpKind::map, sections::transient, 0, mapped)};
+  Program p = test::empty_program();
+  std::vector<Op> ops, last;
+  for (const Space space : {Space::device, Space::host}) {
+    const std::int64_t end = end_[static_cast<std::size_t>(space)];
+    if (space == Space::host && end == 0) continue;
+    const std::int64_t mapped = std::max<std::int64_t>(chunk, (end + chunk - 1) / chunk * chunk);
+    ops.push_back(toy::mapping(OpKind::map, section_of(space), 0, mapped));
+    last.push_back(toy::mapping(OpKind::unmap, section_of(space), 0, mapped));
+    p.section(section_of(space)).bytes = mapped;
+  }
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::alloc, static_cast<BufferId>(b), buffers_[b].name + "+"));
   ops.insert(ops.end(), ops_.begin(), ops_.end());
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::free, static_cast<BufferId>(b), buffers_[b].name + "-"));
-  ops.push_back(toy::mapping(OpKind::unmap, sections::transient, 0, mapped));
-  Program p = test::empty_program();
+  ops.insert(ops.end(), last.begin(), last.end());
   p.buffers = buffers_;
   p.phases = {{test::block_of(p, "only", ops)}};
-  p.section(sections::transient).bytes = mapped;
   p.num_events = 16;
   return p;
 }

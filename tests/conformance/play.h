@@ -40,8 +40,8 @@ class RankProgram {
  public:
   static constexpr std::int64_t guard = 64;
 
-  /// A window of dtype and shape (at most three dimensions) in a buffer of its own.
-  Tensor tensor(const std::string& name, DType, const std::vector<std::int64_t>& shape);
+  /// A window of dtype and shape (at most three dimensions) in a buffer of its own, on the device or in host memory.
+  Tensor tensor(const std::string& name, DType, const std::vector<std::int64_t>& shape, Space = Space::device);
   /// The whole buffer of a tensor, guards included, as bytes.
   Tensor whole(const Tensor&) const;
   const Buffer& buffer_of(const Tensor& t) const { return buffers_[static_cast<std::size_t>(t.buffer)]; }
@@ -57,7 +57,7 @@ class RankProgram {
  private:
   std::vector<Buffer> buffers_;
   std::vector<Op> ops_;
-  std::int64_t end_ = 0;
+  std::int64_t end_[2] = {0, 0};  // by space
 };
 
 /// One phase, "work"; group family 0, "world", is all ranks.

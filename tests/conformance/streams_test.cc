@@ -1,8 +1,10 @@
 // Streams run in order with themselves; between them only record and wait give an order.
 #include <fmt/format.h>
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <vector>
 
 #include "tests/conformance/play.h"
 
@@ -65,6 +67,52 @@ TEST_CASE("what waits for an event sees what was done before its record") {
     if (subject->has_values())
       for (const char* name : {"fetch y@0", "fetch y@1"})
         CHECK(played.fetched.at(name)[RankProgram::guard + 17] == std::byte{7});
+  }
+}
+
+TEST_CASE("what the host computes in its own memory is ordered with copies by events, before and behind") {
+  RankProgram p;
+  const Tensor x = p.tensor("x", DType::f32, {64}), y = p.tensor("y", DType::f32, {64}),
+               below = p.tensor("below", DType::f32, {64}, Space::host),
+               twice = p.tensor("twice", DType::f32, {64}, Space::host);
+  p.feed(x);  // takes a while
+  p.add(record(3, streams::compute));
+  p.add(wait(3, streams::d2h));
+  p.add(copy("down", streams::d2h, x, below));
+  p.add(record(4, streams::d2h));
+  p.add(wait(4, streams::host));
+  Op add = toy::op(OpKind::add, streams::host, "add");
+  add.inputs = {below, below}, add.outputs = {twice};
+  p.add(add);
+  p.add(record(5, streams::host));
+  p.add(wait(5, streams::h2d));
+  p.add(copy("up", streams::h2d, twice, y));
+  p.add(record(6, streams::h2d));
+  // The host writes again what was copied from, and what was copied to is fetched.
+  Op zero = toy::op(OpKind::zero, streams::host, "zero");
+  zero.outputs = {twice};
+  p.add(wait(6, streams::host));
+  p.add(zero);
+  p.add(wait(6, streams::compute));
+  p.fetch(y);
+  p.fetch(twice, streams::host);
+  for (const auto& subject : subjects()) {
+    INFO(subject->name());
+    const Played played = with_slow_x(*subject, p, x);
+    const std::vector<const char*> order = {"feed x", "down", "add", "up", "zero"};
+    for (std::size_t i = 0; i + 1 < order.size(); ++i) check_order(played, order[i], order[i + 1]);
+    check_order(played, "up", "fetch y");
+    if (!subject->has_values()) continue;
+    const auto first_of = [&](const char* fetch) {
+      float value = -1;
+      std::memcpy(&value, played.fetched.at(fetch).data() + RankProgram::guard, sizeof value);
+      return value;
+    };
+    const float fed = std::bit_cast<float>(0x07070707);  // of bytes 7
+    for (const char* rank : {"@0", "@1"}) {
+      CHECK(first_of(fmt::format("fetch y{}", rank).c_str()) == 2 * fed);
+      CHECK(first_of(fmt::format("fetch twice{}", rank).c_str()) == 0);
+    }
   }
 }
 

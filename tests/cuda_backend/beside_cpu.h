@@ -30,11 +30,33 @@ inline std::optional<Planned> planned(Result<Scenario> scenario) {
   return {};
 }
 
+/// What makes a scenario of scenarios/ a matter of seconds on the double. Experts and heads keep their numbers.
+inline Sets shortened() {
+  return {"steps=1",
+          "cluster.ranks_per_device=2",
+          "train.layout.dp=2",
+          "train.layout.tp=1",
+          "train.layout.sp=false",
+          "train.micro_batch_tokens=24",
+          "rollout.layout.tp=2",
+          "rollout.layout.dp=1",
+          "rollout.max_running_requests=4",
+          "rollout.max_prefill_tokens=20",
+          "task.digits=2",
+          "workload.prompt_tokens.mean=4",
+          "workload.prompt_tokens.max=4",
+          "algorithm.prompts=2",
+          "algorithm.samples_per_prompt=2",
+          "workload.response_tokens.mean=3",
+          "workload.response_tokens.max=3"};
+}
+
 /// The same model and samples on one rank.
 inline Sets on_one_rank(Sets sets) {
-  for (const char* set : {"cluster.ranks_per_device=1", "train.engine=fsdp2", "train.layout={dp: 1}",
-                          "train.pipeline_split=[]", "train.pipeline_schedule=1f1b", "train.expert_capacity=0",
-                          "train.expert_dispatch=per-expert", "rollout.layout={tp: 1, dp: 1}"})
+  for (const char* set :
+       {"cluster.ranks_per_device=1", "train.engine=fsdp2", "train.layout={dp: 1}", "train.pipeline_split=[]",
+        "train.pipeline_schedule=1f1b", "train.expert_capacity=0", "train.expert_dispatch=per-expert",
+        "optimizer.cpu_fraction=0", "rollout.layout={tp: 1, dp: 1}"})
     sets.emplace_back(set);
   return sets;
 }

@@ -11,29 +11,6 @@
 using namespace hotbunk;
 using namespace hotbunk::test;
 
-namespace {
-
-/// What makes a scenario of that folder a matter of seconds on the double. Experts and heads keep their numbers.
-const std::vector<std::string> shorter = {"steps=1",
-                                          "cluster.ranks_per_device=2",
-                                          "train.layout.dp=2",
-                                          "train.layout.tp=1",
-                                          "train.layout.sp=false",
-                                          "train.micro_batch_tokens=24",
-                                          "rollout.layout.tp=2",
-                                          "rollout.layout.dp=1",
-                                          "rollout.max_running_requests=4",
-                                          "rollout.max_prefill_tokens=20",
-                                          "task.digits=2",
-                                          "workload.prompt_tokens.mean=4",
-                                          "workload.prompt_tokens.max=4",
-                                          "algorithm.prompts=2",
-                                          "algorithm.samples_per_prompt=2",
-                                          "workload.response_tokens.mean=3",
-                                          "workload.response_tokens.max=3"};
-
-}  // namespace
-
 TEST_CASE("every family on the double: bytes and calls as simulated, one CPU rank's tokens and figures") {
   struct Family {
     std::string file;
@@ -47,7 +24,7 @@ TEST_CASE("every family on the double: bytes and calls as simulated, one CPU ran
                           {"lora", {"seed=8", "model.num_hidden_layers=1"}},
                           {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
     INFO(f.file);
-    Sets sets = shorter;
+    Sets sets = shortened();
     sets.insert(sets.end(), f.more.begin(), f.more.end());
     const auto load = [&](const Sets& how) {
       return load_scenario(fmt::format("{}/scenarios/{}-cpu.yaml", source_folder, f.file), how);

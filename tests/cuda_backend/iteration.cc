@@ -15,8 +15,7 @@
 
 namespace hotbunk::test {
 
-Result<Scenario> load_tiny_job(const std::vector<std::string>& sets) {
-  const std::string text = R"(
+const char* const tiny_job_text = R"(
 name: tiny
 model: {model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1,
   num_attention_heads: 2, num_key_value_heads: 2, head_dim: 4, vocab_size: 16, max_position_embeddings: 32,
@@ -31,7 +30,9 @@ workload: {prompt_tokens: {mean: 3, max: 3, distribution: fixed}, response_token
 task: {name: reverse, digits: 1}
 steps: 1
 )";
-  return load_scenario_text(text, "tiny.yaml", sets);
+
+Result<Scenario> load_tiny_job(const std::vector<std::string>& sets) {
+  return load_scenario_text(tiny_job_text, "tiny.yaml", sets);
 }
 
 Scenario tiny_job(const std::vector<std::string>& sets) {
@@ -66,13 +67,21 @@ DriverOptions listening_to(std::string& numbers, std::vector<SampleLengths>* all
 
 /// Runs this rank's part. What rank 0 learns of samples and figures goes into `out`; the rank's trace is returned.
 template <class MakeBackend>
-Result<Trace> play(const Plan& plan, const Scenario& scenario, Rank rank, Iteration& out, const MakeBackend& make) {
-  auto driver =
-      make_training_driver(plan, scenario, rank == 0 ? listening_to(out.numbers, &out.lengths) : DriverOptions{});
+Result<Trace> play(const Plan& plan, const Scenario& scenario, World& world, Iteration& out, const Setting& setting,
+                   const MakeBackend& make) {
+  const auto rank = static_cast<Rank>(world.rank());
+  DriverOptions options = rank == 0 ? listening_to(out.numbers, &out.lengths) : DriverOptions{};
+  options.checkpoints = setting.checkpoints, options.resume = setting.resume;
+  if (world.size() > 1) {
+    options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
+    options.hear = [&world](const std::string& key, Rank from) { return world.await(key, from); };
+  }
+  auto driver = make_training_driver(plan, scenario, options);
   if (!driver) return fail(driver.error());
   const auto backend = make(**driver);
   const auto steps = static_cast<std::int32_t>(scenario.steps);
-  auto trace = execute(plan, *backend, **driver, {.steps = steps, .local_ranks = {rank}});
+  const auto first = setting.resume ? static_cast<std::int32_t>(setting.resume->state.step) + 1 : 1;
+  auto trace = execute(plan, *backend, **driver, {.steps = steps, .local_ranks = {rank}, .first_step = first});
   if (trace && rank == 0)
     for (const SampleRecord& r : (*driver)->sample_records(steps, 0, most_samples))
       out.samples.push_back(r.sequence.tokens);
@@ -106,10 +115,11 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   out.failures.resize(static_cast<std::size_t>(ranks));
   std::vector<Trace> parts(static_cast<std::size_t>(ranks));
   const auto play_rank = [&](cuda::CudaWorld& world) -> std::string {
-    const auto trace = play(plan, scenario, static_cast<Rank>(world.rank()), out, [&](TrainingDriver& driver) {
+    const auto trace = play(plan, scenario, world, out, setting, [&](TrainingDriver& driver) {
       return std::make_unique<cuda::CudaBackend>(world, driver,
                                                  cuda::CudaOptions{.span_steps = 0,
                                                                    .graphs = setting.graphs,
+                                                                   .host_threads = setting.host_threads,
                                                                    .check_order = setting.check_order,
                                                                    .blas = blas.table(),
                                                                    .products = setting.products,
@@ -155,7 +165,7 @@ Iteration run_on_cpu(const Plan& plan, const Scenario& scenario) {
   HB_CHECK(plan.num_ranks() == 1, "{} ranks in one process", plan.num_ranks());
   Iteration out;
   CpuWorld world;
-  const auto trace = play(plan, scenario, 0, out, [&](TrainingDriver& driver) {
+  const auto trace = play(plan, scenario, world, out, {}, [&](TrainingDriver& driver) {
     return std::make_unique<CpuBackend>(world, driver, CpuOptions{.span_steps = 0, .scope = "", .transport = {}});
   });
   out.failures = {trace ? "" : render(trace.error())};

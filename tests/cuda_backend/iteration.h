@@ -1,9 +1,11 @@
 // One iteration of a tiny job on the driver's double: what came of it, and what the double found.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,12 +14,14 @@
 #include "base/diagnostic.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
+#include "rl/checkpoint.h"
 #include "spec/scenario.h"
 #include "trace/trace.h"
 
 namespace hotbunk::test {
 
-/// GRPO on two ranks, both sides asleep in turn: one layer, eight wide, four samples.
+/// GRPO on two ranks, both sides asleep in turn: one layer, eight wide, four samples. A scenario file's text.
+extern const char* const tiny_job_text;
 Result<Scenario> load_tiny_job(const std::vector<std::string>& sets);
 /// The same; what the tests write loads.
 Scenario tiny_job(const std::vector<std::string>& sets = {});
@@ -43,8 +47,11 @@ struct Setting {
   bool check_order = false;
   bool graphs = true;
   cuda::ProductPolicy products = cuda::ProductPolicy::own;  // what cuBLASLt's double forms
-  std::function<void(cuda::FakeDriver&)> prepare{};         // before the first call
-  std::function<void(cuda::Driver&)> tamper{};              // with the table
+  int host_threads = 1;
+  std::filesystem::path checkpoints{};               // where they are written; empty: nowhere
+  std::optional<SavedCheckpoint> resume{};           // which one the run goes on from
+  std::function<void(cuda::FakeDriver&)> prepare{};  // before the first call
+  std::function<void(cuda::Driver&)> tamper{};       // with the table
 };
 
 Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});

@@ -38,12 +38,12 @@ class Folder {
   /// `launch`: what stands before the command; `node`: behind the names of what it says.
   Ended run(const std::string& name, const std::string& options, const std::string& launch = "",
             const std::string& node = "") const {
-    return ended(fmt::format("{}{} run {} --out {}", launch, program_file, options, (root / name).string()),
-                 name + node);
+    return command(fmt::format("{}{} run {} --out {}", launch, program_file, options, (root / name).string()),
+                   name + node);
   }
   /// Goes on, on the CPU backend, from the furthest checkpoint of a run.
   Ended resume(const std::string& name) const {
-    return ended(fmt::format("{} run --resume {}", program_file, (root / name).string()), name + ".resumed");
+    return command(fmt::format("{} run --resume {}", program_file, (root / name).string()), name + ".resumed");
   }
   std::vector<Json> lines(const std::string& run, const char* file) const {
     const auto text = read_file(root / run / file);
@@ -54,12 +54,12 @@ class Folder {
     return all;
   }
 
- private:
-  Ended ended(const std::string& command, const std::string& said) const {
+  /// A shell's, in the source's folder; `said` names what it says.
+  Ended command(const std::string& line, const std::string& said) const {
     const fs::path out = root / (said + ".out"), err = root / (said + ".err");
     const auto start = std::chrono::steady_clock::now();
     const int status = std::system(
-        fmt::format("cd {} && {} > {} 2> {} < /dev/null", source_folder, command, out.string(), err.string()).c_str());
+        fmt::format("cd {} && {} > {} 2> {} < /dev/null", source_folder, line, out.string(), err.string()).c_str());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_file(out).value_or(""), read_file(err).value_or(""),
             took.count()};

@@ -7,7 +7,8 @@
 //              as it can: what only works by luck of timing fails by some seed
 //   order      every copy, fill and kernel has a vector clock; two that touch the same bytes, one of them writing, must
 //              be ordered by streams, events or the waiting of a host thread, whatever order they ran in. Each host
-//              thread knows what it has waited for, and what another one has told it (Driver::host_knows)
+//              thread knows what it has waited for, and what another one has told it (Driver::host_knows); what it does
+//              with the host's memory itself it says (Driver::host_touches), and that is ordered likewise
 //   processes  memory that another process exported is its memory file: an owner that unmaps it while a reader has it
 //              mapped, and a reader that still uses it then, are findings
 //   graphs     a stream that captures runs nothing; a graph's launch enqueues what was captured, in its order, and is
@@ -23,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -207,7 +209,11 @@ class FakeDriver {
   bool run_one();
   bool ready(const Stream&);
   void note(const Stream&, const Task&, const std::vector<Touch>&);
-  Clock& host() { return hosts_[std::this_thread::get_id()]; }
+  Clock& host() { return hosts_[std::this_thread::get_id()].clock; }
+  /// A host thread's own access to the host's memory.
+  void host_touches(const std::string& name, std::uint64_t begin, std::uint64_t end, bool write);
+  /// 'name' and where it ran, of a finding.
+  std::string said(const TouchedBytes::Toucher&) const;
   CUresult synchronize(std::int64_t stream);
   CUresult query(std::int64_t stream);
   CUresult synchronize_event(std::int64_t event);
@@ -253,10 +259,16 @@ class FakeDriver {
   std::map<std::int64_t, KernelHandle> kernels_;
   std::map<std::int64_t, Graph> graphs_, instances_;
   TouchedBytes touched_;
-  std::int32_t num_streams_ = 0;  // ever
+  std::int32_t num_streams_ = 0;  // ever, and host threads that touched memory
   std::int64_t blocking_ = 0;
   std::map<std::string, KernelCounts> kernel_counts_;
-  std::map<std::thread::id, Clock> hosts_;
+  struct HostThread {
+    Clock clock;               // what it knows to be done
+    std::int32_t number = -1;  // its place in clocks, once it has touched the host's memory itself
+    std::int64_t touches = 0;
+  };
+  std::map<std::thread::id, HostThread> hosts_;
+  std::set<std::int32_t> host_numbers_;
   std::function<std::string(CUdeviceptr, CUdeviceptr)> before_unmap_;
 };
 

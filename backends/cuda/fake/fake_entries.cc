@@ -328,6 +328,13 @@ struct FakeDriver::Entries {
     merge(d->host(), *static_cast<const Clock*>(known.get()));
   }
 
+  static void host_touches(const std::string& op, const void* at, std::size_t bytes, bool write) {
+    FakeDriver* d = alive.load();
+    if (d == nullptr) return;
+    const std::lock_guard lock(d->mutex_);
+    if (d->sticky_ == CUDA_SUCCESS) d->host_touches(op, address(at), address(at) + bytes, write);
+  }
+
   static CUresult library_load(CUlibrary* out, const void* code, CUjit_option*, void**, unsigned, CUlibraryOption*,
                                void**, unsigned) {
     return call("cuLibraryLoadData", [&](auto& d) {
@@ -463,7 +470,7 @@ Driver FakeDriver::table() const {
   t.cuStreamBeginCapture = E::capture_begin, t.cuStreamEndCapture = E::capture_end;
   t.cuGraphInstantiate = E::graph_instantiate, t.cuGraphLaunch = E::graph_launch;
   t.cuGraphDestroy = E::graph_destroy, t.cuGraphExecDestroy = E::graph_exec_destroy;
-  t.host_knows = E::host_knows, t.host_learns = E::host_learns;
+  t.host_knows = E::host_knows, t.host_learns = E::host_learns, t.host_touches = E::host_touches;
 #define HB_CUDA_IS_THERE(name) HB_CHECK(t.name != nullptr, "the double has no " #name);
   HB_CUDA_ENTRIES(HB_CUDA_IS_THERE)
 #undef HB_CUDA_IS_THERE

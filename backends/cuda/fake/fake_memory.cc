@@ -192,8 +192,8 @@ CUresult FakeDriver::unmap(CUdeviceptr begin, std::size_t bytes) {
   // A driver unmaps at once, streams or not. Tasks that have not run meet a hole; of those that have, by luck, the host
   // must have known.
   if (const auto c = touched_.pending(begin, end, host()); c)
-    return found(fmt::format("cuMemUnmap: the host has not waited for '{}' on stream {}, which uses [{:#x}, {:#x})",
-                             touched_.name_of(c->earlier.name), c->earlier.stream, c->begin, c->end));
+    return found(fmt::format("cuMemUnmap: the host has not waited for {}, which uses [{:#x}, {:#x})", said(c->earlier),
+                             c->begin, c->end));
   CUresult result = CUDA_SUCCESS;
   if (const std::string who = before_unmap_ && !going_ ? before_unmap_(begin, end) : ""; !who.empty())
     result = found(fmt::format("cuMemUnmap: {}", who));
@@ -263,8 +263,7 @@ CUresult FakeDriver::host_unregister(void* at) {
   // As with unmapping: a copy that has not been waited for may still use it.
   const std::uint64_t begin = it->first, end = begin + static_cast<std::uint64_t>(it->second.bytes);
   if (const auto c = touched_.pending(begin, end, host()); c)
-    return found(fmt::format("cuMemHostUnregister: the host has not waited for '{}' on stream {}",
-                             touched_.name_of(c->earlier.name), c->earlier.stream));
+    return found(fmt::format("cuMemHostUnregister: the host has not waited for {}", said(c->earlier)));
   touched_.forget(begin, end);
   pinned_.erase(it);
   return CUDA_SUCCESS;

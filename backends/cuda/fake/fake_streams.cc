@@ -202,9 +202,24 @@ void FakeDriver::note(const Stream& s, const Task& t, const std::vector<Touch>& 
     found(fmt::format("'{}' on stream {} {}", touched_.name_of(t.name), s.number, why));
   for (const Touch& touch : touches)
     if (const auto c = touched_.touch(touch.begin, touch.end, touch.write, me, t.clock); c)
-      found(fmt::format("'{}' on stream {} and '{}' on stream {} touch [{:#x}, {:#x}) with no order between them",
-                        touched_.name_of(c->earlier.name), c->earlier.stream, touched_.name_of(t.name), s.number,
+      found(fmt::format("{} and {} touch [{:#x}, {:#x}) with no order between them", said(c->earlier), said(me),
                         std::max(touch.begin, c->begin), std::min(touch.end, c->end)));
+}
+
+std::string FakeDriver::said(const TouchedBytes::Toucher& t) const {
+  const std::string& name = touched_.name_of(t.name);
+  return host_numbers_.contains(t.stream) ? fmt::format("'{}' of the host", name)
+                                          : fmt::format("'{}' on stream {}", name, t.stream);
+}
+
+void FakeDriver::host_touches(const std::string& name, std::uint64_t begin, std::uint64_t end, bool write) {
+  HostThread& h = hosts_[std::this_thread::get_id()];
+  if (h.number < 0) host_numbers_.insert(h.number = num_streams_++);
+  const TouchedBytes::Toucher me{h.number, ++h.touches, touched_.number_of(name)};
+  if (const auto c = touched_.touch(begin, end, write, me, h.clock); c)
+    found(fmt::format("{} and {} touch [{:#x}, {:#x}) with no order between them", said(c->earlier), said(me),
+                      std::max(begin, c->begin), std::min(end, c->end)));
+  note_issued(h.clock, h.number, h.touches);
 }
 
 }  // namespace hotbunk::cuda

@@ -1,0 +1,211 @@
+// Training's state in the host's memory on the double: layer-wise offload and a part of the optimizer, whose ops run on
+// the host by the CPU backend's kernels, ordered with the device by streams and events alone.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <set>
+
+#include "base/file.h"
+#include "spec/loader.h"
+#include "spec/safetensors.h"
+#include "tests/cuda_backend/beside_cpu.h"
+#include "tests/cuda_backend/left_out.h"
+#include "tests/paths.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// Where checkpoints of a test go.
+class CheckpointFolder {
+ public:
+  CheckpointFolder() { std::filesystem::create_directories(root); }
+  ~CheckpointFolder() { std::filesystem::remove_all(root); }
+  const std::filesystem::path root =
+      std::filesystem::temp_directory_path() / fmt::format("hotbunk_host_state_test.{}", ::getpid());
+  std::string bytes(const std::string& checkpoint) const {
+    return read_file(root / checkpoint / "model.safetensors").value_or("");
+  }
+};
+
+/// The largest difference of a weight.
+double apart(const ModelSpec& model, const std::filesystem::path& one, const std::filesystem::path& other) {
+  const auto a = Checkpoint::open(one), b = Checkpoint::open(other);
+  REQUIRE((a && b));
+  double most = 0;
+  for (const ParamSpec& p : parameters_of(model)) {
+    const auto x = a->load_parameter(model, p), y = b->load_parameter(model, p);
+    REQUIRE((x && y));
+    REQUIRE(x->size() == y->size());
+    for (std::size_t i = 0; i < x->size(); ++i)
+      most = std::max(most, std::abs(static_cast<double>((*x)[i]) - static_cast<double>((*y)[i])));
+  }
+  return most;
+}
+
+/// Ops of a plan that compute on the host.
+std::set<OpKind> computed_on_host(const Plan& plan) {
+  std::set<OpKind> out;
+  for (const Program& program : plan.programs)
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (plan.stream(op.stream).kind == StreamKind::host && !is_memory(op.kind) && op.kind != OpKind::feed)
+          out.insert(op.kind);
+  return out;
+}
+
+Sets with_sets(Sets sets, const Sets& more) {
+  sets.insert(sets.end(), more.begin(), more.end());
+  return sets;
+}
+
+/// The tiny job with its state on the host, or a part of it: small enough for hundreds of schedules. bf16, so that what
+/// the host has stepped is cast there before it goes up.
+const Sets tiny_layerwise = {"seed=9", "train.offload=layerwise", "sync.transport=collective"};
+const Sets tiny_part = {"seed=9", "train.engine=zero1", "optimizer.cpu_fraction=0.5", "train.precision.params=bf16",
+                        "rollout.dtype=bf16"};
+
+}  // namespace
+
+TEST_CASE("state on the host: bytes and calls as simulated, one CPU rank's figures, weights of the device's own step") {
+  struct HostCase {
+    std::string file;
+    Sets on_device;  // the same layout without
+    std::set<OpKind> on_host;
+  };
+  for (const HostCase& c :
+       {HostCase{"offload", {"train.offload=sleep"}, {OpKind::zero, OpKind::add, OpKind::sum_squares, OpKind::adamw}},
+        {"cpu-optimizer", {"optimizer.cpu_fraction=0"}, {OpKind::adamw}}}) {
+    INFO(c.file);
+    const Sets sets = with_sets(shortened(), {"seed=7", "steps=2", "model.num_hidden_layers=1"});
+    const auto load = [&](const Sets& how) {
+      return planned(load_scenario(fmt::format("{}/scenarios/{}-cpu.yaml", source_folder, c.file), how));
+    };
+    const auto job = load(sets), one_job = load(on_one_rank(sets)), on_device = load(with_sets(sets, c.on_device));
+    REQUIRE((job && one_job && on_device));
+    CHECK(computed_on_host(job->plan) == c.on_host);
+    const Iteration it = checked_iteration(*job), one = run_on_cpu(one_job->plan, one_job->scenario);
+    REQUIRE_THAT(one.text(), Catch::Equals(""));
+    CHECK(one.trace.metrics.at(0).values.at("actor/grad_norm") > 0.1);
+    check_like(it, one);
+    CHECK(!it.calls.contains("cuCtxSynchronize"));
+
+    const CheckpointFolder folder;
+    const auto run = [&](const Planned& p, const std::string& name, std::uint64_t seed, int threads) {
+      const Iteration ran =
+          run_iteration(p.plan, p.scenario, {.seed = seed, .host_threads = threads, .checkpoints = folder.root / name});
+      CHECK_THAT(ran.text(), Catch::Equals(""));
+      return ran.numbers;
+    };
+    // Under other schedules and with more threads on the host it is the same run, to the bit (P7).
+    CHECK(run(*job, "once", 2, 1) == it.numbers);
+    CHECK(run(*job, "again", 3, 3) == it.numbers);
+    CHECK(!folder.bytes("once/final").empty());
+    CHECK(folder.bytes("once/final") == folder.bytes("again/final"));
+    // The device's AdamW takes the same numbers in another order (p -= lr (m_hat / ... + decay p)).
+    run(*on_device, "device", 2, 1);
+    const double most = apart(job->scenario.model, folder.root / "once/final", folder.root / "device/final");
+    CAPTURE(most);
+    CHECK(most > 0);
+    CHECK(most < 1e-4 * job->scenario.optimizer.lr);
+  }
+}
+
+TEST_CASE("state on the host under a hundred schedules: no finding, the same numbers") {
+  for (const Sets& sets : {tiny_layerwise, tiny_part}) {
+    const auto job = planned(load_tiny_job(with_sets(sets, {"steps=2"})));
+    REQUIRE(job);
+    const Iteration first = run_iteration(job->plan, job->scenario);
+    REQUIRE_THAT(first.text(), Catch::Equals(""));
+    for (std::uint64_t seed = 2; seed <= 50; ++seed) {
+      INFO("seed " << seed);
+      const Iteration it = run_iteration(job->plan, job->scenario, {.seed = seed});
+      REQUIRE_THAT(it.text(), Catch::Equals(""));
+      REQUIRE(it.numbers == first.numbers);
+    }
+  }
+}
+
+TEST_CASE("every wait that the host's ops need, or that is for them, is missed where it is left out") {
+  for (const Sets& sets : {tiny_layerwise, tiny_part}) {
+    const auto job = planned(load_tiny_job(sets));
+    REQUIRE(job);
+    const auto is_of_host = [&](const Mark& m) { return job->plan.stream(m.stream).kind == StreamKind::host; };
+    const auto for_the_host = [&](const Program& program, const Mark& wait) {
+      for (const auto& blocks : program.phases)
+        for (const Block& block : blocks)
+          for (const Call& call : block.calls)
+            if (std::ranges::any_of(call.marks, [&](const Mark& m) {
+                  return m.kind == OpKind::record && m.event == wait.event && is_of_host(m);
+                }))
+              return true;
+      return false;
+    };
+    std::size_t of_host = 0;
+    const LeftOut out = leave_out_waits(job->plan, job->scenario, [&](const Program& program, const Mark& m) {
+      of_host += is_of_host(m) ? 1 : 0;
+      return is_of_host(m) || for_the_host(program, m);
+    });
+    CAPTURE(out.asked, out.needed, of_host);
+    CHECK(of_host >= 1);
+    CHECK(out.needed > of_host / 2);
+  }
+}
+
+TEST_CASE("a checkpoint does not know that its state lay on the host: the run goes on from it, there or elsewhere") {
+  const CheckpointFolder folder;
+  const Sets two_steps = {"steps=2", "checkpoint_every=1"};
+  for (const auto& [sets, elsewhere] :
+       {std::pair{tiny_layerwise, Sets{"train.offload=sleep"}}, {tiny_part, Sets{"optimizer.cpu_fraction=0.25"}}}) {
+    const auto job = planned(load_tiny_job(with_sets(sets, two_steps))),
+               other = planned(load_tiny_job(with_sets(with_sets(sets, two_steps), elsewhere)));
+    REQUIRE((job && other));
+    const std::string whole = fmt::format("{}", fmt::join(sets, "_"));
+    REQUIRE_THAT(run_iteration(job->plan, job->scenario, {.checkpoints = folder.root / whole}).text(),
+                 Catch::Equals(""));
+    const auto saved = read_checkpoint(folder.root / whole / "step_1");
+    REQUIRE(saved);
+    CHECK(saved->has_moments);
+    const auto goes_on = [&](const Planned& p, const std::string& name) {
+      const Iteration it =
+          run_iteration(p.plan, p.scenario, {.seed = 2, .checkpoints = folder.root / name, .resume = *saved});
+      CHECK_THAT(it.text(), Catch::Equals(""));
+      return folder.root / name / "final";
+    };
+    goes_on(*job, "here");
+    CHECK(!folder.bytes("here/final").empty());
+    CHECK(folder.bytes("here/final") == folder.bytes(whole + "/final"));
+    CHECK(apart(job->scenario.model, goes_on(*other, "there"), folder.root / whole / "final") <
+          1e-4 * job->scenario.optimizer.lr);
+    std::filesystem::remove_all(folder.root);
+  }
+}
+
+TEST_CASE("a call that fails beside the host's ops: the run ends with rank, phase and op") {
+  const auto job = planned(load_tiny_job(tiny_layerwise));
+  REQUIRE(job);
+  const Iteration whole = run_iteration(job->plan, job->scenario);
+  REQUIRE_THAT(whole.text(), Catch::Equals(""));
+  // From the last third of the calls: that is where training is.
+  for (const char* entry : {"cuStreamSynchronize", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventRecord",
+                            "cuStreamWaitEvent", "cuLaunchKernel"}) {
+    const auto nth = whole.calls.at(entry) * 2 / 3;
+    const auto start = std::chrono::steady_clock::now();
+    const Iteration it = run_iteration(job->plan, job->scenario, {.prepare = [&](cuda::FakeDriver& fake) {
+                                         fake.fail_call(entry, nth, CUDA_ERROR_LAUNCH_FAILED);
+                                       }});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    INFO(entry << " call " << nth << "\n" << it.text());
+    CHECK(took.count() < 10);
+    CHECK(it.faults_met == 1);
+    CHECK(it.findings.empty());
+    for (std::size_t rank = 0; rank < it.failures.size(); ++rank)
+      CHECK_THAT(it.failures[rank], Catch::Contains(fmt::format("rank {}", rank)) && Catch::Contains("phase "));
+    CHECK_THAT(it.text(), Catch::Contains(entry));
+  }
+}
