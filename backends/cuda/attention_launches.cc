@@ -79,7 +79,7 @@ void run_kv_write(const CudaCall& c) {
   const Heads h = heads(c);
   c.launch(named("kv_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)},
            row_threads(std::int64_t{h.k} * std::max(h.d, h.v)), at(c, in(c, 0)), at(c, in(c, 1)), at(c, out(c, 0)), h,
-           narrow(c.op.integer(Attr::block_tokens)));
+           narrow(c.op.integer(Attr::block_tokens)), key_share(c));
 }
 
 void attend_paged(const CudaCall& c, const PagedKeys& p) {
@@ -89,9 +89,10 @@ void attend_paged(const CudaCall& c, const PagedKeys& p) {
   if (is_tiled(x.dtype, h))
     return c.launch(tiled("paged_attention", h), tiles_of_queries(T, p.S, h), tiled_threads, aligned(c, x), width(c, x),
                     aligned(c, p.pool), p.cu_seqlens, p.tables, p.lengths, aligned(c, p.out), p.lse, p.S, h,
-                    p.block_tokens, p.max_blocks, scores(c));
+                    p.block_tokens, p.max_blocks, scores(c), key_share(c));
   c.launch(named("paged_attention", x.dtype), warps(std::int64_t{T} * h.a), head_threads, at(c, x), width(c, x), p.pool,
-           p.cu_seqlens, p.tables, p.lengths, at(c, p.out), p.lse, T, p.S, h, p.block_tokens, p.max_blocks, scores(c));
+           p.cu_seqlens, p.tables, p.lengths, at(c, p.out), p.lse, T, p.S, h, p.block_tokens, p.max_blocks, scores(c),
+           key_share(c));
 }
 
 void clear_idle_rows(const CudaCall& c, const PagedKeys& p) {

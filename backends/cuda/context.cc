@@ -45,7 +45,7 @@ constexpr std::array kernel_files = {
     KernelFile{"embedding", "embedding_"},
     KernelFile{"experts", "route_"},
     KernelFile{"experts", "expert_"},
-    KernelFile{"experts", "own_rows"},
+    KernelFile{"experts", "own_"},
     KernelFile{"experts", "copy_counts"},
     KernelFile{"experts", "copy_tokens"},
     KernelFile{"experts", "copy_slots"},
@@ -82,6 +82,8 @@ constexpr std::array kernel_files = {
     KernelFile{"optimizer", "clip_coefficient"},
     KernelFile{"optimizer", "adamw_"},
     KernelFile{"rope", "rope_"},
+    KernelFile{"router_loss", "router_loss_"},
+    KernelFile{"router_loss", "expert_counts"},
     KernelFile{"sinks", "attention_sinks_"},
 };
 

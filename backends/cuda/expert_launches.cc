@@ -2,6 +2,7 @@
 
 #include "backends/cuda/launch_operands.h"
 #include "graph/catalogue.h"
+#include "graph/slots.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -85,13 +86,30 @@ void run_route_backward(const CudaCall& c) {
            r.factor);
 }
 
+void run_expert_counts(const CudaCall& c) {
+  const int n = narrow(choices(c, in(c, 0)).all());
+  c.launch.fill(at(c, out(c, 0)), 0, out(c, 0).bytes(c.sizes));
+  c.launch("expert_counts", {blocks_of(n, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
+           at(c, out(c, 0)), n, extent(c, in(c, 0), 1), width(c, out(c, 0)));
+}
+
+void run_router_loss(const CudaCall& c) {
+  const int T = extent(c, in(c, 1), 0), E = extent(c, in(c, 1), 1);
+  c.launch(named("router_loss", out(c, 0).dtype), warps(T), head_threads, at(c, out(c, 0)), at(c, in(c, 1)),
+           at(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), c.scratch, T, c.op.real(Attr::factor) * E,
+           c.op.real(Attr::z_factor), E, narrow(c.op.integer(Attr::top_k, 1)), flag(c, Attr::sigmoid),
+           narrow(c.op.integer(Attr::tp, 1)));
+  c.launch("router_loss_sum", {1}, walk_threads, c.scratch, at(c, out(c, 1)), T, static_cast<int>(Metric::loss),
+           static_cast<int>(Metric::router_loss));
+}
+
 void run_expert_sort(const CudaCall& c) {
   const OwnPart own = own_experts(c.op, c.places);
   const int n = narrow(choices(c, in(c, 0)).all());
   const int each = narrow(own.count / own.groups), group = narrow(each * c.op.integer(Attr::tp, 1));
   const int first = narrow(own.first);
   c.launch.fill(at(c, out(c, 0)), 0xff, out(c, 0).bytes(c.sizes));  // -1: another rank's
-  c.launch("expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first);
+  c.launch("own_expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first);
   c.launch("expert_rows", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), n,
            each, group, first);
 }
@@ -191,6 +209,7 @@ std::int64_t expert_scratch_bytes(const Op& op) {
   // How many copies go to each rank, and each token's number among them.
   if (op.kind == OpKind::copy_sort)
     return (op.outputs[3].shape[0].size - 1) * (1 + op.inputs[0].shape[0].size) * count_bytes;
+  if (op.kind == OpKind::router_loss) return op.inputs[1].shape[0].size * std::int64_t{sizeof(double)};
   if (op.kind == OpKind::dispatch || op.kind == OpKind::combine_backward) return count_bytes;
   return 0;
 }

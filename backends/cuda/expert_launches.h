@@ -6,6 +6,8 @@ namespace hotbunk::cuda {
 
 void run_route(const CudaCall&);
 void run_route_backward(const CudaCall&);
+void run_expert_counts(const CudaCall&);
+void run_router_loss(const CudaCall&);
 void run_expert_sort(const CudaCall&);
 void run_expert_arrivals(const CudaCall&);
 void run_copy_sort(const CudaCall&);

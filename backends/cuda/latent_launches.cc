@@ -65,7 +65,8 @@ void run_latent_heads_backward(const CudaCall& c) {
 void run_latent_write(const CudaCall& c) {
   const int r = extent(c, in(c, 0), 1), t = extent(c, in(c, 1), 1);
   c.launch(named("latent_write", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(r + t), at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), r, t);
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), r, t, narrow(c.op.integer(Attr::block_tokens)),
+           key_share(c));
 }
 
 void run_latent_attention(const CudaCall& c) {
@@ -76,6 +77,7 @@ void run_latent_attention(const CudaCall& c) {
   const int max_blocks = extent(c, tables, 1), block_tokens = narrow(c.op.integer(Attr::block_tokens)),
             most = narrow(rooms.tokens);
   const bool f32 = pool.dtype == DType::f32;
+  const CUdeviceptr lse = c.op.outputs.size() > 1 ? at(c, out(c, 1)) : CUdeviceptr{0};
   const CUdeviceptr numbers = c.scratch, blocks = c.scratch + static_cast<CUdeviceptr>(rooms.numbers_bytes);
   for (int first = 0; first < S; first += narrow(rooms.sequences)) {
     const int n = std::min(narrow(rooms.sequences), S - first);
@@ -84,20 +86,21 @@ void run_latent_attention(const CudaCall& c) {
     };
     const CUdeviceptr table = behind(tables, std::int64_t{first} * max_blocks), lengths = behind(in(c, 5), first);
     c.launch(named("latent_expand", pool.dtype), {blocks_of(N, 64) * n, blocks_of(most, f32 ? 32 : 64)}, f32 ? 32 : 128,
-             at(c, pool), table, lengths, max_blocks, block_tokens, r, t, at(c, w), blocks, h);
+             at(c, pool), table, lengths, max_blocks, block_tokens, r, t, key_share(c), at(c, w), blocks, h);
     c.launch(named("latent_share", pool.dtype), {std::min(most, 1024), n}, row_threads(std::int64_t{h.a} * t),
-             at(c, pool), table, lengths, max_blocks, block_tokens, r, t, blocks, numbers, h);
+             at(c, pool), table, lengths, max_blocks, block_tokens, r, t, key_share(c), blocks, numbers, h);
     attend_paged(c, {.heads = h,
                      .pool = blocks,
                      .cu_seqlens = behind(in(c, 3), first),
                      .tables = numbers,
                      .lengths = lengths,
                      .out = out(c, 0),
+                     .lse = lse,
                      .S = n,
                      .block_tokens = most,
                      .max_blocks = 1});
   }
-  clear_idle_rows(c, {.heads = h, .cu_seqlens = at(c, in(c, 3)), .out = out(c, 0), .S = S});
+  clear_idle_rows(c, {.heads = h, .cu_seqlens = at(c, in(c, 3)), .out = out(c, 0), .lse = lse, .S = S});
 }
 
 std::int64_t latent_scratch_bytes(const Op& op) { return op.kind == OpKind::latent_attention ? Rooms(op).bytes() : 0; }

@@ -49,6 +49,12 @@ inline Heads heads(const Op& op) {
 }
 inline Heads heads(const CudaCall& c) { return heads(c.op); }
 
+/// What this rank's pool has of the sequences that the ranks of op.group hold in parts.
+inline KeyShare key_share(const CudaCall& c) {
+  if (!c.op.has(Attr::ranks)) return {};
+  return {narrow(c.op.integer(Attr::ranks)), narrow(c.places.at(static_cast<std::size_t>(c.op.group)))};
+}
+
 /// A gradient of a weight that all rows add to is made in parts, of so many rows each, and summed in a second launch:
 /// one thread per column alone would leave a GPU idle. By the number of rows alone, so that the sums have one order.
 inline constexpr int rows_of_part = 64;

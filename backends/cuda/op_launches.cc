@@ -307,6 +307,8 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::sample, run_sample},
                                       Registration{OpKind::route, run_route},
                                       Registration{OpKind::route_backward, run_route_backward},
+                                      Registration{OpKind::expert_counts, run_expert_counts},
+                                      Registration{OpKind::router_loss, run_router_loss},
                                       Registration{OpKind::expert_sort, run_expert_sort},
                                       Registration{OpKind::expert_arrivals, run_expert_arrivals},
                                       Registration{OpKind::copy_sort, run_copy_sort},
@@ -486,9 +488,6 @@ std::string why_unsupported(const Op& op) {
     if (const std::int64_t widest = std::max(op.integer(Attr::head_dim), op.integer(Attr::value_dim, 0));
         (is_attention(op.kind) || op.kind == OpKind::qk_norm_backward) && widest > most_of_head)
       return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
-  const bool of_pool = op.kind == OpKind::kv_write || op.kind == OpKind::paged_attention ||
-                       op.kind == OpKind::latent_write || op.kind == OpKind::latent_attention;
-  if (of_pool && op.has(Attr::ranks)) return "its kernels know no sequences that ranks hold in parts";
   if (op.kind == OpKind::attention_sinks && op.inputs[2].rank < 3 && op.inputs[2].dtype != op.inputs[0].dtype)
     return "its sinks are of another dtype than what was attended";
   if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&

@@ -1,6 +1,7 @@
 #include "tests/conformance/drawn_cases.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/rng.h"
 #include "tests/moves.h"
@@ -37,6 +38,11 @@ class Drawn {
   std::vector<OpCase> all() {
     add_data(), add_products(), add_norms(), add_rotations(), add_attention(), add_around_attention(), add_paged();
     add_activations(), add_routing(), add_rows_of_experts(), add_latents(), add_loss(), add_optimizer();
+    return std::move(out_);
+  }
+  /// Of engines whose ranks hold parts of every sequence's keys.
+  std::vector<OpCase> all_held(std::int64_t ranks) {
+    add_paged(ranks), add_merged(ranks);
     return std::move(out_);
   }
   Sizes sizes() const { return {n_.T, n_.S, n_.T * n_.T}; }
@@ -211,31 +217,53 @@ class Drawn {
         {gradient({a})}, accumulate());
   }
 
-  void add_paged() {
+  /// ranks: of which each holds every so-manieth token. Where they are several, the first rows of a sequence see keys
+  /// of some of them alone, under an odd seed.
+  void add_paged(std::int64_t ranks = 1) {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
-    const std::int64_t Q = (a + 2 * k) * d, block = 1 << between(1, 4), before = between(0, 9);
-    const std::int64_t each = (T + before + block - 1) / block, blocks = 2 * each;
-    const Attrs pool = {{Attr::block_tokens, block}, {Attr::max_blocks, each}};
+    const std::int64_t Q = (a + 2 * k) * d, block = 1 << between(1, ranks == 1 ? 4 : 2),
+                       before = ranks > 1 && seed_ % 2 != 0 ? 0 : between(0, 9);
+    const std::int64_t each = (T + before + ranks * block - 1) / (ranks * block), blocks = 2 * each;
+    Attrs pool = {{Attr::block_tokens, block}}, seeing = {{Attr::window, between(1, T)}, {Attr::softcap, 2.0}};
+    if (ranks > 1) pool.emplace_back(Attr::ranks, ranks);
+    const Attrs write = pool;
+    pool.emplace_back(Attr::max_blocks, each);
     const auto tables = [&] {  // the pool's blocks backwards
       return integers({S, each}, [blocks](std::int64_t i) { return static_cast<double>(blocks - 1 - i); });
     };
     const auto lengths = [&] { return listed({S}, {first_ + before, T - first_ + before}); };
     const auto slots = [&] {  // one token goes nowhere
-      return integers({T}, [first = first_, blocks, block](std::int64_t i) {
-        return i == first ? -1.0 : static_cast<double>(blocks * block - 1 - i);
+      return integers({T}, [first = first_, all = blocks * block * ranks](std::int64_t i) {
+        return i == first ? -1.0 : static_cast<double>(all - 1 - i);
       });
     };
     add(OpKind::kv_write, {in({T, Q}), slots()}, {in({blocks, 2 * block, k * d})}, heads(pool));
     add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
         {made({T, a * d}), made(f32, {T, a})}, heads(pool));
+    seeing.insert(seeing.end(), pool.begin(), pool.end());
+    if (ranks > 1)
+      add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
+          {made({T, a * d}), made(f32, {T, a})}, heads(seeing));
     const std::int64_t r = between(2, 40), t = 2 * between(1, d / 4), v = between(1, 24);
-    Attrs latent = {{Attr::heads, a},     {Attr::kv_heads, a}, {Attr::head_dim, d},
-                    {Attr::value_dim, v}, {Attr::rope_dim, t}, {Attr::block_tokens, block}};
-    add(OpKind::latent_write, {in({T, r}), in({T, t}), slots()}, {in({blocks, block, r + t})},
-        {{Attr::block_tokens, block}});
+    Attrs latent = {
+        {Attr::heads, a}, {Attr::kv_heads, a}, {Attr::head_dim, d}, {Attr::value_dim, v}, {Attr::rope_dim, t}};
+    latent.insert(latent.end(), write.begin(), write.end());
+    add(OpKind::latent_write, {in({T, r}), in({T, t}), slots()}, {in({blocks, block, r + t})}, write);
     add(OpKind::latent_attention,
         {in({T, a * d}), in({blocks, block, r + t}), in({a * (d - t + v), r}), cu_seqlens(), tables(), lengths()},
-        {made({T, a * v})}, latent);
+        {made({T, a * v}), made(f32, {T, a})}, latent);
+  }
+
+  /// What a rank attended to, as a part of what all did.
+  void add_merged(std::int64_t ranks) {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    OpCase c{OpKind::attention_sinks,
+             {in({T, a * d}), positive(f32, {T, a}), positive(f32, {ranks, T, a})},
+             {0, 1, 2},
+             {0, 1},
+             {{Attr::ranks, ranks}}};
+    for (std::size_t i = 0; i < c.operands.size(); ++i) c.operands[i].name = "part." + std::to_string(i);
+    out_.push_back(std::move(c));
   }
 
   void add_activations() {
@@ -263,6 +291,17 @@ class Drawn {
     add(OpKind::route, {in(f32, {T, E})}, {made(f32, {T, C}), made(i32, {T, C})}, attrs);
     add(OpKind::route_backward, {in(f32, {T, C}), in(f32, {T, E}), listed({T, C}, chosen_)}, {made(f32, {T, E})},
         attrs);
+    const auto sequences = [&] {  // the last token is of none
+      return integers({n_.T}, [T = n_.T, first = first_](std::int64_t t) {
+        return t + 1 == T ? -1.0 : t < first ? 0.0 : 1.0;
+      });
+    };
+    add(OpKind::expert_counts, {listed({T, C}, chosen_), sequences()}, {made(f32, {S, E})});
+    for (const std::int64_t sigmoid : {0, 1}) {
+      const Operand counts{"", f32, {S, E}, [of = numbers()](std::int64_t i) { return std::round(9 * of(i) + 9); }};
+      add(OpKind::router_loss, {in(f32, {T, E}), counts, sequences(), positive(f32, {T})}, {in({T, E}), in(f32, {16})},
+          {{Attr::factor, 0.5}, {Attr::z_factor, 0.25}, {Attr::top_k, C}, {Attr::sigmoid, sigmoid}}, true);
+    }
     add(OpKind::expert_sort, {listed({T, C}, chosen_)}, {made(i32, {T, C}), made(i32, {E + 1})});
     add(OpKind::expert_arrivals, {listed({1, E + 1}, offsets_)}, {made(i32, {E + 1}), made(DType::i64, {1})});
     // Of one rank: a copy of each token, in order; and to each expert's rank.
@@ -353,6 +392,12 @@ DrawnCases drawn_cases(std::uint64_t seed, DType activations) {
   Drawn drawn(seed, activations);
   const Sizes sizes = drawn.sizes();
   return {drawn.all(), sizes};
+}
+
+DrawnCases held_cases(std::uint64_t seed, DType activations, int ranks) {
+  Drawn drawn(seed, activations);
+  const Sizes sizes = drawn.sizes();
+  return {drawn.all_held(ranks), sizes};
 }
 
 }  // namespace hotbunk::conformance

@@ -12,5 +12,7 @@ struct DrawnCases {
 
 /// Activations in this dtype; gradients of weights too under even seeds, else fp32.
 DrawnCases drawn_cases(std::uint64_t seed, DType activations);
+/// Of engines whose ranks hold every sequence's keys in parts, for a plan of so many ranks.
+DrawnCases held_cases(std::uint64_t seed, DType activations, int ranks);
 
 }  // namespace hotbunk::conformance

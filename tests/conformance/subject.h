@@ -24,8 +24,6 @@ class Subject {
   /// Whether buffers hold data: feeds fill them, ops compute, fetches read. If not (the simulator), bytes, calls, order
   /// and refusals are asked all the same.
   virtual bool has_values() const = 0;
-  /// Whether it has no kernel of this kind yet: then a refusal with the reason is what is asked of it.
-  virtual bool lacks(OpKind) const { return false; }
   /// Runs `work` in as many processes as the backend needs for so many ranks. What each returned, process by process;
   /// "lost: …" of one that came to no end.
   virtual std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const = 0;

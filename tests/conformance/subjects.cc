@@ -109,7 +109,6 @@ std::shared_ptr<cuda::PtxModules> modules() {
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
-  bool lacks(OpKind kind) const override { return kind == OpKind::expert_counts || kind == OpKind::router_loss; }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

@@ -17,12 +17,16 @@ TEST_CASE("every family on the double: bytes and calls as simulated, one CPU ran
     Sets more;
   };
   // Seeds with which rewards differ, so that there are gradients.
-  for (const Family& f : {Family{"gemma2", {"seed=7", "model.num_hidden_layers=2"}},
-                          {"gpt2", {"seed=7", "model.n_layer=1"}},
-                          {"gpt-oss", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
-                          {"deepseek", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
-                          {"lora", {"seed=8", "model.num_hidden_layers=1"}},
-                          {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
+  for (const Family& f :
+       {Family{"gemma2", {"seed=7", "model.num_hidden_layers=2"}},
+        {"gpt2", {"seed=7", "model.n_layer=1"}},
+        {"gpt-oss", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+        {"deepseek", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+        {"deepseek",
+         {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1", "rollout.layout={tp: 1, cp: 2, dp: 1}"}},
+        {"engine-context", {"seed=7", "rollout.layout={tp: 1, cp: 2, dp: 1}"}},
+        {"lora", {"seed=8", "model.num_hidden_layers=1"}},
+        {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
     INFO(f.file);
     Sets sets = shortened();
     sets.insert(sets.end(), f.more.begin(), f.more.end());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "spec/router_loss.h"
 #include "tests/cuda_backend/beside_cpu.h"
 
 using namespace hotbunk;
@@ -25,8 +26,10 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       "num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, vocab_size: 17, "
       "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
       "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2, num_local_experts: 3, num_experts_per_tok: 2}";
+  const std::string parts = "rollout.layout={tp: 1, cp: 2, dp: 1}";
   const std::string alone = "rollout.layout.tp=1", two = "rollout.layout.dp=2";
   const std::string bf16 = "train.precision.params=bf16", engine_bf16 = "rollout.dtype=bf16";
+  const std::string balance = "train.router_aux_loss_coef=0.2", z = "train.router_z_loss_coef=0.05";
   const std::string narrow = "train.precision.grads=bf16";
   // A sample for each micro-batch of a pipeline.
   const std::string four_batches = "train.micro_batch_tokens=5", two_layers = "model.num_hidden_layers=2";
@@ -48,11 +51,12 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       {"train.loss_chunk_tokens=4", "steps=2"},
       {"sync.bucket_mib=1", "sync.verify=false"},
       {"rollout.temperature=0.7", "rollout.top_k=3", "rollout.top_p=0.9"},
-      {mixtral, alone, two},
+      {mixtral, alone, two, balance, z},
+      {mixtral, "train.layout={dp: 1, tp: 2}", "train.micro_batch_tokens=10", balance, z},
       {mixtral, bf16, engine_bf16},
       // Gradients of weights, and what is reduced of them, in bf16: added up in bf16 or, by FSDP, in fp32.
       {"train.engine=ddp", bf16, engine_bf16, narrow, "train.micro_batch_tokens=10"},
-      {mixtral, bf16, engine_bf16, narrow},
+      {mixtral, bf16, engine_bf16, narrow, balance, z},
       // A copy of a token to each rank that has some of its experts.
       {mixtral, "model.num_local_experts=4", "train.layout.ep=2", "train.expert_dispatch=per-rank",
        "sync.transport=collective"},
@@ -67,6 +71,9 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
        four_batches},
       {"train.layout={dp: 1, pp: 2}", "train.pipeline_schedule=zero-bubble", two_layers, four_batches},
       {"rollout.layout={tp: 2, attention_dp: 2, dp: 1}", "rollout.kv_cache_tokens=64", qwen3, seed},
+      // Each rank of the engine has every other token of a sequence: by rows, and in tiles.
+      {parts, qwen3, seed},
+      {mixtral, parts, bf16, engine_bf16},
   };
   std::uint64_t ran = 0;
   int compared = 0;
@@ -83,6 +90,7 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
     CHECK_THAT(one.text(), Catch::Equals(""));
     CHECK(one.trace.metrics.at(0).values.at("actor/grad_norm") > 0.1);
     check_like(it, one);
+    if (router_losses(job->scenario).any()) CHECK(one.trace.metrics.at(0).values.at("actor/router_loss") > 0.01);
     ++compared;
   }
   CHECK(compared >= 15);

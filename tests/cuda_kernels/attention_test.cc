@@ -81,10 +81,10 @@ TEMPLATE_TEST_CASE("prefill in chunks and decode give the bits of the whole sequ
                   std::vector<E>(x.begin() + from * s.width(), x.begin() + (from + rows) * s.width())),
         o(d.memory, "o", static_cast<std::size_t>(rows) * ad);
     d.run("kv_write_" + name, {static_cast<std::uint32_t>(rows)}, 32, part.begin(), where.begin(), pool.begin(),
-          s.heads(), block_tokens);
+          s.heads(), block_tokens, KeyShare{});
     d.run("paged_attention_" + name, {blocks_of(rows * s.a)}, 64, part.begin(), s.width(), pool.begin(), chunk.begin(),
           table.begin(), length.begin(), o.begin(), no_lse, rows, 1, s.heads(), block_tokens, max_blocks,
-          s.scores(scale));
+          s.scores(scale), KeyShare{});
     const auto values = o.values();
     got.insert(got.end(), values.begin(), values.end());
   }
@@ -192,7 +192,7 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
     Array<float> part_lse(d.memory, "lse", n * static_cast<std::size_t>(s.a));
     d.run("tiled_paged_attention_" + D, {tiles(2 * count, 1), 2}, 128, part.begin(), s.width(), pool.begin(),
           chunk.begin(), table.begin(), length.begin(), o.begin(), part_lse.begin(), 1, s.heads(), block_tokens,
-          max_blocks, s.scores(scale));
+          max_blocks, s.scores(scale), KeyShare{});
     const auto values = o.values();
     got.insert(got.end(), values.begin(), values.end());
     for (int i = 0; i < count * s.a; ++i)
@@ -207,7 +207,7 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
   Array<Bf16> o(d.memory, "o", ad);
   Array<float> of_none(d.memory, "lse", static_cast<std::size_t>(s.a));
   d.run("tiled_paged_attention_" + D, {2, 2}, 128, x.begin(), s.width(), pool.begin(), one.begin(), table.begin(),
-        none.begin(), o.begin(), of_none.begin(), 1, s.heads(), block_tokens, max_blocks, s.scores(scale));
+        none.begin(), o.begin(), of_none.begin(), 1, s.heads(), block_tokens, max_blocks, s.scores(scale), KeyShare{});
   CHECK(o.values() == std::vector<Bf16>(ad, Bf16{0}));
   CHECK(of_none.values() == std::vector<float>(static_cast<std::size_t>(s.a), -INFINITY));
 }

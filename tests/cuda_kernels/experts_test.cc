@@ -140,7 +140,7 @@ TEST_CASE("choices are sorted by own expert, then in order", "[kernels][experts]
         got(d.memory, "rows", std::vector<std::int32_t>(choice.size(), -1)),
         begins(d.memory, "offsets", offsets.size()), here(d.memory, "own", 1);
     const auto blocks = static_cast<std::uint32_t>(count);
-    d.run("expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first);
+    d.run("own_expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first);
     d.run("expert_rows", {blocks}, 64, chosen.begin(), counts.begin(), got.begin(), begins.begin(), own.choices, each,
           group, first);
     CHECK(got.values() == rows);

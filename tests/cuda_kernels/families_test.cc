@@ -391,11 +391,15 @@ TEMPLATE_TEST_CASE("keys and values are made of what the pool keeps, where paged
   const bool f32 = std::is_same_v<E, float>;
   Device d("latent"), product(f32 ? "matmul_f32" : "matmul");
   const std::string e = suffix<E>;
-  // A latent whose rows are 16 bytes apart and one whose rows are not; more columns than a tile has.
-  for (const Latent& l : {Latent{2, 8, 4, 6, 2}, Latent{3, 24, 16, 24, 8}}) {
+  // A latent whose rows are 16 bytes apart and one whose rows are not; more columns than a tile has. Of whole
+  // sequences, and of what a rank has that holds every other token.
+  for (const auto& [l, share] : {std::pair{Latent{2, 8, 4, 6, 2}, KeyShare{}},
+                                 {Latent{3, 24, 16, 24, 8}, {}},
+                                 {Latent{2, 8, 4, 6, 2}, {2, 1}}}) {
     Draw draw(static_cast<std::uint64_t>(l.d));
     const int block_tokens = 4, max_blocks = 3, most = block_tokens * max_blocks, S = 2, kept = l.r + l.t;
     const std::vector<std::int32_t> lengths = {5, 9}, tables = {3, 0, 7, 4, 1, 2};
+    const int in_block = share.ranks * block_tokens;  // of all ranks
     Array<E> pool(d.memory, "pool", size(8 * block_tokens * kept)),
         w(d.memory, "w", draw.numbers<E>(size(l.of_kv() * l.r))),
         expanded(d.memory, "expanded", size(S * most * l.a * (l.d + l.v)));
@@ -406,21 +410,27 @@ TEMPLATE_TEST_CASE("keys and values are made of what the pool keeps, where paged
       Array<E> c(d.memory, "c", draw.numbers<E>(size(n * l.r))), turned(d.memory, "s", draw.numbers<E>(size(n * l.t)));
       std::vector<std::int32_t> slots;
       for (int p = 0; p < n; ++p)
-        slots.push_back(tables[size(s * max_blocks + p / block_tokens)] * block_tokens + p % block_tokens);
+        slots.push_back(tables[size(s * max_blocks + p / in_block)] * in_block + p % in_block);
       slots.push_back(-1);  // a slot that is idle reads nothing
       Array<std::int32_t> where(d.memory, "slots", slots);
       d.run("latent_write_" + e, {static_cast<std::uint32_t>(n + 1)}, 32, c.begin(), turned.begin(), where.begin(),
-            pool.begin(), l.r, l.t);
+            pool.begin(), l.r, l.t, block_tokens, share);
+      for (int p = share.place, i = 0; p < n; p += share.ranks, ++i) {
+        const E* const row =
+            pool.begin() + (tables[size(s * max_blocks + i / block_tokens)] * block_tokens + i % block_tokens) * kept;
+        CHECK(std::equal(row, row + l.r, c.begin() + p * l.r));
+        CHECK(std::equal(row + l.r, row + kept, turned.begin() + p * l.t));
+      }
     }
     const auto begin = [&](int s) { return table.begin() + s * max_blocks; };
     d.run("latent_expand_" + e, {up(l.of_kv(), 64) * S, up(most, f32 ? 32 : 64)}, f32 ? 32 : 128, pool.begin(),
-          begin(0), length.begin(), max_blocks, block_tokens, l.r, l.t, w.begin(), expanded.begin(), l.heads());
+          begin(0), length.begin(), max_blocks, block_tokens, l.r, l.t, share, w.begin(), expanded.begin(), l.heads());
     d.run("latent_share_" + e, {2, S}, 32, pool.begin(), begin(0), length.begin(), max_blocks, block_tokens, l.r, l.t,
-          expanded.begin(), numbers.begin(), l.heads());
+          share, expanded.begin(), numbers.begin(), l.heads());
     CHECK(numbers.values() == std::vector<std::int32_t>{0, 1});
     for (int s = 0; s < S; ++s) {
       // As a linear layer over the latents makes them, to the bit (P5).
-      const int n = lengths[size(s)];
+      const int n = (lengths[size(s)] - share.place + share.ranks - 1) / share.ranks;
       std::vector<E> latents;
       const auto row = [&](int p) {
         return pool.begin() + (begin(s)[p / block_tokens] * block_tokens + p % block_tokens) * kept;

@@ -17,7 +17,7 @@ for file in "$2"/*.ptx; do
 done | awk '
   function threads_of(k) {
     if (k ~ /matmul_.*f32$/ && k !~ /bf16/ || k ~ /latent_expand_f32|expert_arrivals/) return 32
-    if (k ~ /sinks_backward/) return 256
+    if (k ~ /sinks_backward|router_loss_sum/) return 256
     if (k ~ /matmul_|attention|^qk_norm|column_parts|vocab_log_prob|^route|^grouped_bias|latent_expand/) return 128
     if (k ~ /clip_coefficient/) return 1
     if (k ~ /^rms_norm_backward/) return 1024

@@ -78,8 +78,9 @@ HB_DEVICE void key_backward(const E* d_o, const E* x, const float* lse, const fl
 /// The KV pool of one layer, a block after another: first a block's keys, [block_tokens][k d], then its values,
 /// [block_tokens][k v].
 template <class E>
-HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& h, int block_tokens) {
-  const int t = blockIdx.x, slot = slots[t], of_keys = h.k * h.d, of_values = h.k * h.v;
+HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& h, int block_tokens,
+                        const HeldKeys& here) {
+  const int t = blockIdx.x, slot = here.slot(slots[t], block_tokens), of_keys = h.k * h.d, of_values = h.k * h.v;
   if (slot < 0) return;
   const E* from = x + size_t(t) * h.width() + h.key(0);
   E* block = pool + size_t(slot / block_tokens) * block_tokens * h.of_keys();
@@ -89,13 +90,13 @@ HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& 
   for (int j = threadIdx.x; j < of_values; j += blockDim.x) values[j] = from[of_keys + j];
 }
 
-/// Row t is one of the last cu_seqlens[s + 1] - cu_seqlens[s] of sequence s, whose lengths[s] keys the pool holds; rows of
-/// other sequences than these S are left alone. width: from a row of x, which begins with its queries, to the next. lse:
+/// Row t is one of the last cu_seqlens[s + 1] - cu_seqlens[s] of sequence s, of whose lengths[s] keys the pool holds those
+/// that are here; rows of other sequences than these S are left alone. width: from a row of x, which begins with its queries, to the next. lse:
 /// null, or as attention's.
 template <class E>
 HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables,
                                const int32_t* lengths, E* o, float* lse, int T, int S, const Heads& h, int block_tokens,
-                               int max_blocks, const ScoreOptions& scores) {
+                               int max_blocks, const ScoreOptions& scores, const HeldKeys& here) {
   const Item it = item(T, h.a);
   if (!it.here || it.row < cu_seqlens[0] || it.row >= cu_seqlens[S]) return;
   const int s = sequence_of(cu_seqlens, S, it.row), kv = it.head / h.group();
@@ -106,7 +107,7 @@ HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32
   take(q, x + size_t(it.row) * width + it.head * h.d, h.d);
   Attended found;
   found.add(
-      q, first_seen(scores, n - 1), n, h.d, h.v, scores,
+      q, here.of(first_seen(scores, n - 1)), here.of(n), h.d, h.v, scores,
       [&](int i) { return block(i) + size_t(i % block_tokens) * h.k * h.d + kv * h.d; },
       [&](int i) {
         return block(i) + size_t(block_tokens) * h.k * h.d + size_t(i % block_tokens) * h.k * h.v + kv * h.v;
@@ -150,15 +151,15 @@ HB_DEVICE void clear_idle_rows(E* o, float* lse, const int32_t* cu_seqlens, int 
     key_backward(d_o, x, lse, delta, cu_seqlens, dx, T, S, Heads(heads), scores);                                      \
   }                                                                                                                    \
   extern "C" __global__ void kv_write_##name(const E* x, const int32_t* slots, E* pool, hotbunk::AttentionHeads heads, \
-                                             int block_tokens) {                                                       \
-    kv_write(x, slots, pool, Heads(heads), block_tokens);                                                              \
+                                             int block_tokens, hotbunk::KeyShare keys) {                               \
+    kv_write(x, slots, pool, Heads(heads), block_tokens, keys);                                                        \
   }                                                                                                                    \
   extern "C" __global__ void paged_attention_##name(                                                                   \
       const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables, const int32_t* lengths,  \
       E* o, float* lse, int T, int S, hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                 \
-      ScoreOptions scores) {                                                                                           \
+      ScoreOptions scores, hotbunk::KeyShare keys) {                                                                   \
     paged_attention(x, width, pool, cu_seqlens, tables, lengths, o, lse, T, S, Heads(heads), block_tokens,             \
-                    max_blocks, scores);                                                                               \
+                    max_blocks, scores, keys);                                                                         \
   }
 HB_ATTENTION(float, f32)
 HB_ATTENTION(bf16, bf16)

@@ -16,4 +16,10 @@ struct ScoreOptions {
   int window;
 };
 
+/// Which tokens of a sequence a rank's pool has, where `ranks` hold it in parts: those at positions p with p mod ranks
+/// = place, as its tokens 0, 1, 2, … .
+struct KeyShare {
+  int ranks = 1, place = 0;
+};
+
 }  // namespace hotbunk

@@ -1,8 +1,7 @@
 // What kernels of attention with a warp per row and head share. A lane holds elements lane, lane + 32, … of a head: d and v
 // at most 256. qkv row: [a query heads | k key heads | k value heads]; query head i reads key-value head i / (a / k).
 #pragma once
-#include "backends/cuda/kernels/attention.h"
-#include "common.cuh"
+#include "held_keys.cuh"
 
 using hotbunk::ScoreOptions;
 

@@ -12,7 +12,7 @@
 //
 // Numbers: scores and sums in fp32; p and ds are rounded to bf16 for their products, as the operands of an mma are.
 // d and v: multiples of 8, at most D; columns beyond are zeros in shared memory. 128 threads; a warp has 16 items or keys.
-#include "backends/cuda/kernels/attention.h"
+#include "held_keys.cuh"
 #include "mma.cuh"
 
 namespace {
@@ -120,12 +120,14 @@ struct Heads : hotbunk::AttentionHeads {
   HB_DEVICE int value(int i) const { return (a + k) * d + i * v; }
 };
 
-/// Items [first, first + tile) of a sequence of `items`; item i sees before + i / group + 1 keys, or the last `window`
-/// of them.
+/// Items [first, first + tile) of a sequence of `items`; item i sees before + i / group + 1 positions, or the last
+/// `window` of them, and of these the keys that are here.
 struct Items {
   int first, items, group, before, window;
-  HB_DEVICE int seen(int i) const { return i < items ? max(0, before + i / group + 1) : 0; }
-  HB_DEVICE int first_seen(int i) const { return window > 0 ? max(0, seen(i) - window) : 0; }
+  HeldKeys here{};
+  HB_DEVICE int positions(int i) const { return i < items ? max(0, before + i / group + 1) : 0; }
+  HB_DEVICE int seen(int i) const { return here.of(positions(i)); }
+  HB_DEVICE int first_seen(int i) const { return window > 0 ? here.of(positions(i) - window) : 0; }
   /// By any of so many items from i on.
   HB_DEVICE int most_seen(int i, int count) const { return i < items ? seen(min(i + count, items) - 1) : 0; }
 };
@@ -208,9 +210,10 @@ HB_DEVICE void attend(const Items& here, const Heads& h, const ScoreOptions& sco
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float total = quad_sum(sum[e]);
-    factor[e] = seen[e] > 0 ? 1.0f / total : 0.0f;
+    const bool any = seen[e] > from[e];
+    factor[e] = any ? 1.0f / total : 0.0f;
     const int i = first + lane / 4 + 8 * e;
-    if (lane % 4 == 0 && i < here.items) lse(i, seen[e] > 0 ? fmaf(most[e], scale, logf(total)) : -INFINITY);
+    if (lane % 4 == 0 && i < here.items) lse(i, any ? fmaf(most[e], scale, logf(total)) : -INFINITY);
   }
   __syncthreads();
   give_rows<D>(&ks[row], o, factor, h.v, [&](int r) { return first + r < here.items ? out(first + r) : nullptr; });
@@ -233,18 +236,18 @@ HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, floa
       [&](int i, float y) { lse[at(i)] = y; });
 }
 
-/// Rows of sequence s are the last of its lengths[s] keys, which the pool holds, a block after another: keys
+/// Rows of sequence s are the last of its lengths[s] keys, of which the pool holds `held`, a block after another: keys
 /// [block_tokens][k d], then values [block_tokens][k v]. width: from a row of x, which begins with its queries, to the
 /// next. lse: null, or as attention's.
 template <int D>
 HB_DEVICE void paged_attention(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
                                const int32_t* lengths, bf16* o, float* lse, int S, const Heads& h, int block_tokens,
-                               int max_blocks, const ScoreOptions& scores) {
+                               int max_blocks, const ScoreOptions& scores, const HeldKeys& held) {
   int s, first;
   const int group = h.group(), kv = blockIdx.y, of_keys = h.k * h.d, of_values = h.k * h.v;
   if (!tile_here(cu_seqlens, S, group, tile, s, first)) return;
   const int begin = cu_seqlens[s], rows = cu_seqlens[s + 1] - begin;
-  const Items here{first, rows * group, group, lengths[s] - rows, scores.window};
+  const Items here{first, rows * group, group, lengths[s] - rows, scores.window, held};
   const int32_t* table = tables + size_t(s) * max_blocks;
   const auto block = [&](int i) { return pool + size_t(table[i / block_tokens]) * block_tokens * (of_keys + of_values); };
   const auto at = [&](int i) { return size_t(begin + i / group) * h.a + kv * group + i % group; };
@@ -443,8 +446,9 @@ HB_DEVICE void key_backward(const Backward& b) {
       tiled_paged_attention_##D(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens,                   \
                                 const int32_t* tables, const int32_t* lengths, bf16* o, float* lse, int S,               \
                                 hotbunk::AttentionHeads heads, int block_tokens, int max_blocks,                         \
-                                ScoreOptions scores) {                                                                   \
-    paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores); \
+                                ScoreOptions scores, hotbunk::KeyShare keys) {                                           \
+    paged_attention<D>(x, width, pool, cu_seqlens, tables, lengths, o, lse, S, heads, block_tokens, max_blocks, scores,  \
+                       keys);                                                                                            \
   }                                                                                                                      \
   extern "C" __global__ void __launch_bounds__(128)                                                                      \
       tiled_attention_query_backward_##D(const bf16* d_o, const bf16* x, const bf16* o, const float* lse,                \

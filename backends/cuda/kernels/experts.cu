@@ -1,7 +1,7 @@
 // A mixture of experts around its products (grouped.cuh): which experts a token takes, where its rows lie among those
 // sorted by expert, and the rows there and back. T tokens, E experts, c of them for each token: T c choices, each with
 // a row of its own. Deterministic: no order is left to atomics.
-#include "common.cuh"
+#include "routing.cuh"
 
 namespace {
 
@@ -15,8 +15,6 @@ struct Routing {
   int experts, choices, renormalise, sigmoid, groups, taken;
   float factor;
 };
-
-HB_DEVICE double sigmoid_of(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 struct Best {
   double score;
@@ -200,7 +198,8 @@ HB_ROUTE(float, f32)
 HB_ROUTE(bf16, bf16)
 
 /// counts[p] = choices of own expert p. A block per own expert.
-extern "C" __global__ void expert_counts(const int32_t* chosen, int32_t* counts, int n, int each, int group, int first) {
+extern "C" __global__ void own_expert_counts(const int32_t* chosen, int32_t* counts, int n, int each, int group,
+                                             int first) {
   __shared__ int part[32];
   const int e = OwnExperts{int(gridDim.x), each, group, first}.expert(blockIdx.x);
   int mine = 0;

@@ -1,8 +1,7 @@
 // Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one latent of r numbers for each
-// token, by a matrix; a key has behind that a rotated part of t numbers, which all heads share. Of a head's d numbers n
-// = d
-// - t are not rotated. Shapes as in graph/catalogue.h; a row's keys and values lie as attention takes them.
-#include "backends/cuda/kernels/attention.h"
+// token, by a matrix; a key has behind that a rotated part of t numbers, which all heads share. Of a head's d numbers
+// n = d - t are not rotated. Shapes as in graph/catalogue.h; a row's keys and values lie as attention takes them.
+#include "held_keys.cuh"
 #include "matmul.cuh"
 #include "matmul_f32.cuh"
 #include "norm_rows.cuh"
@@ -84,15 +83,16 @@ HB_DEVICE void latent_heads_backward(const E* dx, E* dq, E* dkv, E* ds, const At
 
 /// The pool of one layer: [blocks][block_tokens][r + t].
 template <class E>
-HB_DEVICE void latent_write(const E* c, const E* s, const int32_t* slots, E* pool, int r, int t) {
-  const int slot = slots[blockIdx.x];
+HB_DEVICE void latent_write(const E* c, const E* s, const int32_t* slots, E* pool, int r, int t, int block_tokens,
+                            const HeldKeys& here) {
+  const int slot = here.slot(slots[blockIdx.x], block_tokens);
   if (slot < 0) return;
   E* to = pool + size_t(slot) * (r + t);
   for (int j = threadIdx.x; j < r + t; j += blockDim.x)
     to[j] = j < r ? c[size_t(blockIdx.x) * r + j] : s[size_t(blockIdx.x) * t + j - r];
 }
 
-/// What the pool keeps of a sequence's positions, as the rows of a matrix.
+/// What the pool keeps of a sequence, as the rows of a matrix.
 template <class E>
 struct Kept {
   const E* base;
@@ -125,6 +125,8 @@ struct Sequences {
   const int32_t* tables;
   const int32_t* lengths;
   int max_blocks, block_tokens, r, t;
+  HeldKeys here;
+  HB_DEVICE int tokens(int s) const { return here.of(lengths[s]); }
   HB_DEVICE Kept<E> kept(int s) const { return {pool, r + t, tables + size_t(s) * max_blocks, block_tokens}; }
 };
 
@@ -133,7 +135,7 @@ struct Sequences {
 template <class E, int rows, int columns, class Multiply>
 HB_DEVICE void expand(const Sequences<E>& in, E* expanded, const AttentionHeads& h, Multiply multiply) {
   const int n = h.d - in.t, N = h.a * (n + h.v), tiles = (N + columns - 1) / columns, s = blockIdx.x / tiles;
-  const int row = blockIdx.y * rows, length = in.lengths[s];
+  const int row = blockIdx.y * rows, length = in.tokens(s);
   if (row >= length) return;
   const Expanded<E> out(expanded, s, h, in.max_blocks * in.block_tokens);
   multiply(
@@ -148,7 +150,8 @@ HB_DEVICE void share(const Sequences<E>& in, E* expanded, int32_t* table, const 
   const Kept<E> kept = in.kept(s);
   const Expanded<E> out(expanded, s, h, in.max_blocks * in.block_tokens);
   if (blockIdx.x == 0 && threadIdx.x == 0) table[s] = s;
-  for (int p = blockIdx.x; p < in.lengths[s]; p += gridDim.x) {
+  const int tokens = in.tokens(s);
+  for (int p = blockIdx.x; p < tokens; p += gridDim.x) {
     const E* from = kept.row(p) + in.r;
     for (int j = threadIdx.x; j < h.a * in.t; j += blockDim.x)
       out.keys[(size_t(p) * h.a + j / in.t) * h.d + n + j % in.t] = from[j % in.t];
@@ -157,13 +160,16 @@ HB_DEVICE void share(const Sequences<E>& in, E* expanded, int32_t* table, const 
 
 }  // namespace
 
-#define HB_SEQUENCES(E) \
-  const E *pool, const int32_t *tables, const int32_t *lengths, int max_blocks, int block_tokens, int r, int t
+#define HB_SEQUENCES(E)                                                                                         \
+  const E *pool, const int32_t *tables, const int32_t *lengths, int max_blocks, int block_tokens, int r, int t, \
+      hotbunk::KeyShare keys
+#define HB_ALL_SEQUENCES \
+  { pool, tables, lengths, max_blocks, block_tokens, r, t, keys }
 
 extern "C" __global__ void __launch_bounds__(128)
     latent_expand_bf16(HB_SEQUENCES(bf16), const bf16* w, bf16* expanded, AttentionHeads heads) {
   using namespace matmul_bf16;
-  expand<bf16, tile, tile>({pool, tables, lengths, max_blocks, block_tokens, r, t}, expanded, heads,
+  expand<bf16, tile, tile>(HB_ALL_SEQUENCES, expanded, heads,
                            [&](const Kept<bf16>& kept, auto to, int length, int N, int row, int column) {
                              multiply_tile<false, false>(
                                  kept, Rows{w, r}, [](int) { return 0.0f; }, to, length, N, r, 0, row, column);
@@ -173,8 +179,7 @@ extern "C" __global__ void __launch_bounds__(32, 16)
     latent_expand_f32(HB_SEQUENCES(float), const float* w, float* expanded, AttentionHeads heads) {
   using namespace matmul_f32;
   expand<float, rows_of_tile, columns_of_tile>(
-      {pool, tables, lengths, max_blocks, block_tokens, r, t}, expanded, heads,
-      [&](const Kept<float>& kept, auto to, int length, int N, int row, int column) {
+      HB_ALL_SEQUENCES, expanded, heads, [&](const Kept<float>& kept, auto to, int length, int N, int row, int column) {
         multiply_tile<false, false>(
             kept, Rows{w, r}, [](int) { return 0.0f; }, to, length, N, r, 0, row, column);
       });
@@ -203,12 +208,12 @@ extern "C" __global__ void __launch_bounds__(32, 16)
                                                           int t) {                                                     \
     latent_heads_backward(dx, dq, dkv, ds, heads, t);                                                                  \
   }                                                                                                                    \
-  extern "C" __global__ void latent_write_##name(const E* c, const E* s, const int32_t* slots, E* pool, int r,         \
-                                                 int t) {                                                              \
-    latent_write(c, s, slots, pool, r, t);                                                                             \
+  extern "C" __global__ void latent_write_##name(const E* c, const E* s, const int32_t* slots, E* pool, int r, int t,  \
+                                                 int block_tokens, hotbunk::KeyShare keys) {                           \
+    latent_write(c, s, slots, pool, r, t, block_tokens, keys);                                                         \
   }                                                                                                                    \
   extern "C" __global__ void latent_share_##name(HB_SEQUENCES(E), E* expanded, int32_t* table, AttentionHeads heads) { \
-    share<E>({pool, tables, lengths, max_blocks, block_tokens, r, t}, expanded, table, heads);                         \
+    share<E>(HB_ALL_SEQUENCES, expanded, table, heads);                                                                \
   }
 HB_LATENT(float, f32)
 HB_LATENT(bf16, bf16)
