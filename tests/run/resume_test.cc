@@ -419,7 +419,7 @@ TEST_CASE("a pipeline goes on with another split and schedule, and says so") {
   REQUIRE(elsewhere.code == 0);
   for (const char* said :
        {"warning[E425]: the run goes on elsewhere", "train.pipeline_split: [2, 1] in the checkpoint, [1, 2] now",
-        "train.pipeline_schedule: 1f1b in the checkpoint, gpipe now"})
+        "train.pipeline_schedule: \"1f1b\" in the checkpoint, gpipe now"})
     CHECK(elsewhere.err.find(said) != std::string::npos);
   const auto a = computed(same), b = computed(other);
   CHECK(a.at(2)["loss"].get<double>() == Approx(b.at(2)["loss"].get<double>()).margin(1e-3));
