@@ -62,13 +62,14 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
         Kinds{OpKind::kv_write, OpKind::paged_attention});  // of sequences in parts
   CHECK(refused("deepseek-cpu.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"}) ==
         Kinds{OpKind::latent_write, OpKind::latent_attention});
-  for (const char* file :
-       {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml", "glm4-moe-cpu.yaml",
-        "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml", "expert-parallel-cpu.yaml",
-        "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml", "expert-copies-cpu.yaml", "bf16-gradients-cpu.yaml"}) {
+  for (const char* file : {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml",
+                           "glm4-moe-cpu.yaml", "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml",
+                           "expert-parallel-cpu.yaml", "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml",
+                           "expert-copies-cpu.yaml", "expert-columns-cpu.yaml", "bf16-gradients-cpu.yaml"}) {
     INFO(file);
     CHECK(refused(file, {}) == Kinds{});
   }
+  CHECK(refused("expert-columns-cpu.yaml", {"train.layout.ep=1"}) == Kinds{});  // in blocks
 }
 
 TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refused, not computed otherwise") {
