@@ -185,7 +185,8 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   if (shares) add_all(shared, Family::kv_parts);
   add_all(common, std::nullopt);
   // Several blocks of these ranks have copies of the same experts: each counts once.
-  if (spreads && experts.blocks > 1) add_all(spread, Family::expert_places);
+  const bool several = experts.places * experts.spread > 1;  // have parts of them
+  if (spreads && experts.blocks > 1) add_all(spread, several ? std::optional(Family::expert_places) : std::nullopt);
 }
 
 /// The largest gaps are maxima, the other metrics are sums.

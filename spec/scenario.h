@@ -55,8 +55,6 @@ struct TrainLayout {
   std::int64_t held_by(std::int64_t micro_batch_tokens) const {
     return micro_batch_tokens * sharers() / chunk_multiple() * chunk_multiple();
   }
-  /// Tensor-parallel ranks over which whole experts are spread; 1: each has a part of every expert.
-  std::int64_t expert_tensor_ranks() const { return ep > 1 && etp < tp ? tp / etp : 1; }
   /// What each sharer has of a micro-batch that holds so many tokens.
   std::int64_t share_of(std::int64_t tokens) const { return round_up(tokens, token_multiple()) / sharers(); }
   bool operator==(const TrainLayout&) const = default;

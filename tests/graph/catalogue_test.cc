@@ -78,6 +78,26 @@ TEST_CASE("Adapters: 2 rows depth columns, and of a wider activation the columns
   for (const Op& o : {up, dgrad, wgrad}) CHECK(check_op(o) == "has matrices of an adapter that do not multiply");
 }
 
+TEST_CASE("neighbours that share an expert have the same ones, and each its columns of a bias") {
+  Op sort = op(OpKind::expert_sort, {tensor(0, int32_type, {tokens(8), fixed(2)})},
+               {tensor(1, int32_type, {tokens(8), fixed(2)}), tensor(2, int32_type, {fixed(5)})});
+  sort.group = 0;
+  sort.attrs = {{Attr::tp, std::int64_t{2}}, {Attr::ranks, std::int64_t{2}}};  // 4 ranks, two and two
+  const auto first = [&](std::int32_t place) { return own_experts(sort, Places{place}).first; };
+  CHECK((first(0) == 0 && first(1) == 0 && first(2) == 4 && first(3) == 4));
+  CHECK(check_op(sort).empty());
+  sort.attrs.back().second = std::int64_t{0};
+  CHECK(!check_op(sort).empty());
+  // 3 experts of 10 columns, of whose biases a rank has 5 each.
+  Op down = op(OpKind::grouped_linear,
+               {tensor(0, fp32_type, {tokens(8), fixed(2), fixed(6)}), tensor(1, fp32_type, {fixed(30), fixed(6)}),
+                tensor(2, int32_type, {fixed(4)}), tensor(3, fp32_type, {fixed(15)})},
+               {tensor(4, fp32_type, {tokens(8), fixed(2), fixed(10)})});
+  down.group = 0;
+  for (const std::int32_t place : {0, 1, 2, 3})
+    CHECK(bias_columns(down, Places{place}) == (place % 2 == 0 ? Range{0, 5} : Range{5, 10}));
+}
+
 TEST_CASE("Attention counts visible pairs: two products forward, five backward") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}), cu = tensor(1, int32_type, {fixed(5)}),
                o = tensor(2, bf16_type, {tokens(8), fixed(24)}), lse = tensor(3, fp32_type, {tokens(8), fixed(4)});

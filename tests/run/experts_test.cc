@@ -13,6 +13,14 @@ TEST_CASE("a mixture of experts trains, is what the plan says, goes on in anothe
   must_run(fmt::format("run {} --set steps=3 --set train.layout.etp=1 --set train.layout.ep=2 --resume {} --out {}",
                        scenario, (run / "checkpoints/step_2").string(), whole.string()));
   must_run(fmt::format("compare {}", whole.string()));
+  // A coefficient of routers' losses is of what is computed.
+  const Result2 other = hotbunk_command(
+      fmt::format("run {} --set steps=3 --set train.router_aux_loss_coef=0.01 --resume {} --out {}", scenario,
+                  (run / "checkpoints/step_2").string(), (work_folder() / "moe-other").string()));
+  INFO(other.err);
+  CHECK(other.code == 2);
+  CHECK_THAT(other.err, Catch::Contains("error[E424]") &&
+                            Catch::Contains("train.router_aux_loss_coef: 0 in the checkpoint, 0.01 now"));
   // Read by 4 data ranks and served by engines of 1.
   must_run(
       fmt::format("run {} --set steps=4 --set train.layout.dp=4 --set train.layout.tp=1 --set train.layout.etp=1 --set "

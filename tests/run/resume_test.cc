@@ -403,6 +403,28 @@ TEST_CASE("without its moments a checkpoint is resumed with fresh ones and a war
   CHECK(json_from<Json>(text_of(out / "checkpoints/final/state.json"))["optimizer_step"] == 2);
 }
 
+TEST_CASE("a pipeline goes on with another split and schedule, and says so") {
+  const std::string file = (fs::path(source_folder) / "scenarios/pipeline-parallel-cpu.yaml").string();
+  const fs::path run = work_folder() / "stages", same = work_folder() / "stages_same",
+                 other = work_folder() / "stages_other";
+  must_run(fmt::format("run {} --set steps=1 --out {}", file, run.string()));
+  const std::string on =
+      fmt::format("run {} --set steps=2 --resume {} --out ", file, (run / "checkpoints/final").string());
+  const Result2 goes_on = hotbunk_command(on + same.string());
+  CHECK(goes_on.code == 0);
+  CHECK(goes_on.err.find("E425") == std::string::npos);
+  const Result2 elsewhere =
+      hotbunk_command(on + other.string() + sets("train.pipeline_split=[1,2]") + sets("train.pipeline_schedule=gpipe"));
+  INFO(elsewhere.err);
+  REQUIRE(elsewhere.code == 0);
+  for (const char* said :
+       {"warning[E425]: the run goes on elsewhere", "train.pipeline_split: [2, 1] in the checkpoint, [1, 2] now",
+        "train.pipeline_schedule: \"1f1b\" in the checkpoint, gpipe now"})
+    CHECK(elsewhere.err.find(said) != std::string::npos);
+  const auto a = computed(same), b = computed(other);
+  CHECK(a.at(2)["loss"].get<double>() == Approx(b.at(2)["loss"].get<double>()).margin(1e-3));
+}
+
 TEST_CASE("a checkpoint goes on in any engine and shard group, bit for bit where nothing changed") {
   const std::string base = scenario("engines", 2, 2, "steps: 2").string() + sets("optimizer.lr=0.01");
   const auto with = [](const std::string& engine, int group) {

@@ -88,6 +88,10 @@ TEST_CASE("layout names the groups of each rank, in training and in its engine")
   CHECK(mesh.at("engine").at("groups") == json({{"tp", {2, 3}}, {"pp", {1, 3}}, {"ep", {2, 3}}}));
   CHECK(mesh.at("engine").at("layers") == json({{1, 2}}));
   CHECK(mesh.at("engine").at("experts") == json({4, 8}));
+  // Pairs of neighbours have half of each of their experts, every second rank other experts.
+  const json columns = rank("expert-columns-cpu.yaml", 3);
+  CHECK(columns.at("training").at("groups") == json({{"tp", {0, 1, 2, 3}}, {"ep", {1, 3}}, {"etp", {2, 3}}}));
+  CHECK(columns.at("training").at("experts") == json({4, 8}));
   // HSDP: 2 neighbours share the shards, rank 1 has the same ones. Nobody spreads experts.
   const json hybrid = rank("deepseek-v2-cpu.yaml", 3);
   CHECK(hybrid.at("training").at("groups") ==
