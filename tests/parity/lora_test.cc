@@ -10,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/hash.h"
@@ -127,6 +129,36 @@ TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for b
                    return phase == "export" && *moved == 0 ? "no adapter has changed anything" : "";
                  }};
   CHECK(run_cases(1, {job}, [](const Outcome&) { return ""; }) == "");
+}
+
+TEST_CASE("adapters: ranks with flat parameters merge to the bits of ranks with shards of rows") {
+  const auto seen = std::make_shared<std::vector<std::string>>();  // after each sync, of shards of rows
+  const auto hash = [](const CpuBackend& b, const Scenario& s) {
+    Hasher h;
+    for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) h.add(b.peek("rollout." + w.name));
+    return h.hex();
+  };
+  const auto with = [](const char* engine, const char* wrap) {
+    return tiny_scenario(2, 1,
+                         {lora, "steps=3", "optimizer.max_grad_norm=0", fmt::format("train.engine={}", engine),
+                          fmt::format("train.wrap={}", wrap)});
+  };
+  const Scenario rows = with("fsdp2", "{policy: layer}");
+  std::vector<Case> cases = {{"rows", rows, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) {
+                                if (phase == "sleep_train") seen->push_back(hash(b, rows));
+                                return std::string(phase == "export" && seen->front() == seen->back() ? "not trained"
+                                                                                                      : "");
+                              }}};
+  for (const char* wrap :
+       {"{policy: layer}", "{policy: size, min_parameters: 3000}", "{policy: names, names: ['*.1']}"}) {
+    const Scenario flat = with("fsdp1", wrap);
+    const auto at = std::make_shared<std::size_t>(0);
+    cases.push_back({wrap, flat, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
+                       if (phase != "sleep_train") return phase == "export" && *at != seen->size() ? "fewer syncs" : "";
+                       return hash(b, flat) == seen->at((*at)++) ? "" : "other weights than of shards of rows";
+                     }});
+  }
+  CHECK(run_cases(2, cases, [](const Outcome&) { return ""; }) == "");
 }
 
 TEST_CASE("adapters: what wakes up is what went to sleep, frozen and trained") {
