@@ -58,9 +58,22 @@ void say_cure(const char* command, const ScenarioOptions& o, const std::vector<s
   say_next(command, cured);
 }
 
-void note_auto(const Scenario& s) {
+void note_auto(const Scenario& s, const std::optional<ExchangeChoice>& exchange) {
   if (const std::string chosen = auto_choices(s); !chosen.empty())
     fmt::print(stderr, "note: auto: {}, the least that is legal; `plan` ranks what is faster\n", chosen);
+  if (exchange) fmt::print(stderr, "note: auto: train.context_exchange {}\n", render(*exchange));
+}
+
+ChosenScenario with_choices(Scenario s) {
+  const auto exchange = choose_context_exchange(s, catalog_root());
+  if (exchange) s.train.context_exchange = exchange->chosen;
+  return {std::move(s), exchange};
+}
+
+Result<ChosenScenario> load_chosen(const ScenarioOptions& o) {
+  auto scenario = load_scenario(o.path, o.sets);
+  if (!scenario) return fail(scenario.error());
+  return with_choices(std::move(*scenario));
 }
 
 void note_undisturbed(const Scenario& s, const char* what) {
@@ -121,23 +134,24 @@ Diagnostic stopped(const std::string& why) {
               "threads of this machine"};
 }
 
-std::optional<Job> load_job(const ScenarioOptions& o, int& code) {
-  auto scenario = load_scenario(o.path, o.sets);
-  if (!scenario) {
-    code = report_errors(scenario.error());
+namespace {
+
+std::optional<Job> load_with(const ScenarioOptions& o, int& code, std::optional<Job> (*plan)(Scenario, int&)) {
+  auto chosen = load_chosen(o);
+  if (!chosen) {
+    code = report_errors(chosen.error());
     return std::nullopt;
   }
-  return lower_job(std::move(*scenario), code);
+  std::optional<Job> job = plan(std::move(chosen->scenario), code);
+  if (job) job->exchange = chosen->exchange;
+  return job;
 }
 
-std::optional<Job> load_simulated_job(const ScenarioOptions& o, int& code) {
-  auto scenario = load_scenario(o.path, o.sets);
-  if (!scenario) {
-    code = report_errors(scenario.error());
-    return std::nullopt;
-  }
-  return simulated_job(std::move(*scenario), code);
-}
+}  // namespace
+
+std::optional<Job> load_job(const ScenarioOptions& o, int& code) { return load_with(o, code, lower_job); }
+
+std::optional<Job> load_simulated_job(const ScenarioOptions& o, int& code) { return load_with(o, code, simulated_job); }
 
 namespace {
 

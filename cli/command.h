@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "exec/lengths.h"
 #include "graph/plan.h"
+#include "planner/answers/context_exchange.h"
 #include "planner/cost/hardware.h"
 #include "spec/scenario.h"
 #include "trace/static_memory.h"
@@ -56,8 +57,17 @@ void say_cure(const char* command, const ScenarioOptions&, const std::vector<std
 
 /// On stderr, where the scenario has disturbances: `what` is without them, as only `simulate` plays them.
 void note_undisturbed(const Scenario&, const char* what);
-/// Says which numbers the scenario leaves open and what they are here; nothing where there are none.
-void note_auto(const Scenario&);
+/// Says which numbers the scenario leaves open and what they are here, and what was chosen by cost; nothing where there
+/// are none.
+void note_auto(const Scenario&, const std::optional<ExchangeChoice>& = {});
+
+/// load_scenario(), and in the scenario what it leaves to cost (train.context_exchange), so that all commands mean one.
+struct ChosenScenario {
+  Scenario scenario;
+  std::optional<ExchangeChoice> exchange;
+};
+ChosenScenario with_choices(Scenario);
+Result<ChosenScenario> load_chosen(const ScenarioOptions&);
 
 /// E251 unless the scenario's devices are this machine's CPU, or the user agrees to run it here all the same; the help
 /// begins with how to.
@@ -80,6 +90,7 @@ struct Job {
   Scenario scenario;
   Plan plan;
   std::string hash;
+  std::optional<ExchangeChoice> exchange = {};  // chosen by cost for it
 };
 /// Lowered where it executes, else as priced blocks. E250, E263, E301 and what lower() says.
 Result<Job> lowered_or_priced(Scenario);

@@ -26,10 +26,11 @@ struct ExplainArguments {
 using Json = nlohmann::ordered_json;
 
 int run(const ExplainArguments& o) {
-  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-  if (!scenario) return report_errors(scenario.error());
+  const auto loaded = load_chosen(o.scenario);
+  if (!loaded) return report_errors(loaded.error());
+  const Scenario* const scenario = &loaded->scenario;
   note_undisturbed(*scenario, "the price");
-  note_auto(*scenario);
+  note_auto(*scenario, loaded->exchange);
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);

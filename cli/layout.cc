@@ -270,8 +270,9 @@ std::string dispatch_text(const Json& d) {
 }
 
 int run(const Options& o) {
-  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-  if (!scenario) return report_errors(scenario.error());
+  const auto loaded = load_chosen(o.scenario);
+  if (!loaded) return report_errors(loaded.error());
+  const Scenario* const scenario = &loaded->scenario;
   auto train = TrainHoldings::of(*scenario);
   if (!train) return report_errors(train.error());
   auto engines = engine_layout(*scenario);
@@ -304,6 +305,7 @@ int run(const Options& o) {
   const bool spreads =
       scenario->train.expert_dispatch != ExpertDispatch::per_expert && expert_rounds(*scenario).most > 0;
   if (spreads) doc["expert_dispatch"] = dispatch_of(*scenario);
+  if (loaded->exchange) doc["context_exchange"] = json_from<Json>(to_json(*loaded->exchange));
   if (o.scenario.json) {
     print_document(json_text(doc, 2));
     return exit_done;
@@ -311,6 +313,7 @@ int run(const Options& o) {
   std::string text = fmt::format("{}: {} ranks\n{}", scenario->name, seats.ranks(), table_of(doc["ranks"]));
   if (!all && o.rank < 0) text += fmt::format("  … {} more: --json, or --rank R\n", seats.ranks() - most_rows);
   if (spreads) text += dispatch_text(doc["expert_dispatch"]);
+  if (loaded->exchange) text += fmt::format("Keys and values come by {}\n", render(*loaded->exchange));
   if (pipeline.stages > 1 && o.rank < 0)
     text += fmt::format(
         "\nPasses of {} micro-batches through equal stages ({}): 0 forward, 0' backward{}, . waits, {:.0f} % of the "

@@ -271,14 +271,15 @@ int print(const PlanArguments& o, const Plan& plan) {
 int run(const PlanArguments& o) {
   int code = exit_done;
   if (o.resolved) {
-    auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-    if (!scenario) return report_errors(scenario.error());
-    if (o.scenario.json) print_document(resolved_json(*scenario));
-    else fmt::print("{}", resolved_yaml(*scenario));
+    const auto resolved = load_chosen(o.scenario);
+    if (!resolved) return report_errors(resolved.error());
+    if (o.scenario.json) print_document(resolved_json(resolved->scenario));
+    else fmt::print("{}", resolved_yaml(resolved->scenario));
     return exit_done;
   }
-  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-  if (!scenario) return report_errors(scenario.error());
+  const auto loaded = load_chosen(o.scenario);
+  if (!loaded) return report_errors(loaded.error());
+  const Scenario* const scenario = &loaded->scenario;
   note_undisturbed(*scenario, "the plan");
   note_auto(*scenario);
   if (o.gpus == "?" || !o.within.empty()) return smallest(o, *scenario);
@@ -307,9 +308,11 @@ int run(const PlanArguments& o) {
   if (o.scenario.json) {
     report.document["findings"] = json_from<Json>(to_json(scenario->name, findings))["findings"];
     report.document["search"] = json_from<Json>(to_json(*choices));
+    if (loaded->exchange) report.document["context_exchange"] = json_from<Json>(to_json(*loaded->exchange));
     print_document(json_text(report.document, 1));
   } else {
     print_answer(o, **pricer, *choices, findings, report.memory);
+    if (loaded->exchange) fmt::print("train.context_exchange auto: {}\n", render(*loaded->exchange));
   }
   if (!o.html.empty()) {
     if (auto s = write_plan_page(o.html, **pricer, explain(**pricer), *choices, {}); !s)

@@ -299,7 +299,10 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
           printable_line(start.from->checkpoint.folder.string()),
           only_its_end_is_left(*start.from, *scenario) ? ": it is the last, what a run's end writes is left" : "");
   }
-  return lower_job(std::move(*scenario), code);
+  ChosenScenario chosen = with_choices(std::move(*scenario));
+  std::optional<Job> job = lower_job(std::move(chosen.scenario), code);
+  if (job) job->exchange = chosen.exchange;
+  return job;
 }
 
 int launch(const RunArguments& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
@@ -411,7 +414,7 @@ int run(const RunArguments& o) {
   const auto job = load(o, spawned, speaks, start, code);
   if (!job) return code;
   if (speaks && !spawned) note_undisturbed(job->scenario, "this run");
-  if (speaks && !spawned) note_auto(job->scenario);
+  if (speaks && !spawned) note_auto(job->scenario, job->exchange);
   if (auto s = on_this_machine(job->scenario, o.on_cpu || !on_cpu, "--on-cpu runs its plan here all the same; "); !s)
     return report_errors(s.error());
   if (auto s = weights_are_here(job->scenario); !s) return report_errors(s.error());

@@ -177,7 +177,7 @@ int run(const SimulateArguments& o) {
   int code = exit_done;
   const auto job = load_simulated_job(o.scenario, code);
   if (!job) return code;
-  note_auto(job->scenario);
+  note_auto(job->scenario, job->exchange);
   note_less_ahead(job->scenario);
   const RunFolder folder{o.out};
   std::optional<ClaimedFolder> claimed;

@@ -536,8 +536,8 @@ class Validator {
                     {fmt::format("train.lora.rank {}", m.lora.rank)}, "leave train.frozen out");
     if (m.layer_norm || m.mla)
       return report("E234", key, fmt::format("{} is trained as a whole", m.name),
-                    {m.mla ? "the gradients of latent attention's norm and expansion come with those of what they take"
-                           : "LayerNorm's gradients of weight and bias come with those of what it takes"},
+                    {fmt::format("nothing holds frozen parts of {} to torch yet; beside adapters all of it is frozen",
+                                 m.mla ? "latent attention" : "LayerNorm")},
                     "leave train.frozen out");
     const std::vector<ParamSpec> all = parameters_of(m);
     const std::vector<std::string> patterns = frozen_patterns(m);

@@ -56,7 +56,7 @@ std::string render(const ExchangeChoice& c) {
     return format_seconds(way.seconds) + (way.fits ? "" : ", which does not fit");
   };
   return fmt::format(
-      "{}: {} of an iteration's training, {} {}", name_of(c.chosen), said(gathers ? c.all_gather : c.ring),
+      "{}, {} of an iteration's training ({}: {})", name_of(c.chosen), said(gathers ? c.all_gather : c.ring),
       name_of(gathers ? ContextExchange::ring : ContextExchange::all_gather), said(gathers ? c.ring : c.all_gather));
 }
 

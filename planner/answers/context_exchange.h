@@ -22,7 +22,7 @@ struct ExchangeChoice {
 /// own is priced). Both plans are lowered for it.
 std::optional<ExchangeChoice> choose_context_exchange(const Scenario&, const std::filesystem::path& catalogue);
 
-/// "all-gather: 12.1 ms of an iteration's training, ring 13.4 ms"; of a way that does not fit it says so.
+/// "all-gather, 12.1 ms of an iteration's training (ring: 13.4 ms)"; of a way that does not fit it says so.
 std::string render(const ExchangeChoice&);
 /// {chosen, ring: {seconds, fits}, all-gather: …}.
 std::string to_json(const ExchangeChoice&);

@@ -157,8 +157,7 @@ def draw_train(r, world, cuts, model, longest):
         train.update(engine="fsdp1", wrap=r.choice([
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
             {"policy": "names", "names": [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
-    else:
-        train.update(draw_part_that_trains(r, model))
+    train.update(draw_part_that_trains(r, model))
     if layout.get("ep", 1) in (1, cuts["tp"]) and layout.get("etp", 1) in (1, cuts["tp"]) and r.random() < 0.3:
         layout["order"] = draw_order(r)
     if cuts["pp"] > 1:

@@ -10,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/hash.h"
@@ -119,6 +121,41 @@ TEST_CASE("adapters: simulated bytes and calls equal the measured ones, in every
   CHECK(run_cases(4, cases, same_lora_plan) == "");
 }
 
+TEST_CASE("adapters of latents, and of one module for q, k and v: simulated bytes and calls equal the measured ones") {
+  const std::string latent =
+      "model={model_type: deepseek_v3, hidden_size: 20, intermediate_size: 36, num_hidden_layers: 3, "
+      "num_attention_heads: 4, first_k_dense_replace: 1, kv_lora_rank: 10, qk_nope_head_dim: 6, qk_rope_head_dim: 4, "
+      "v_head_dim: 5, q_lora_rank: 9, moe_intermediate_size: 12, n_routed_experts: 4, num_experts_per_tok: 2, "
+      "n_shared_experts: 1, n_group: 2, topk_group: 1, vocab_size: 33, max_position_embeddings: 256, "
+      "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
+  const std::string packed =
+      "model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_positions: 64, vocab_size: 33, "
+      "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
+  const char *const of_latents = "targets: [q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj]",
+                    *const all = "targets: all-linear", *const split = "train.pipeline_split=[1, 2]";
+  struct Way {
+    const std::string& model;
+    const char* targets;
+    int rollout_tp;
+    std::vector<std::string> sets;
+  };
+  std::vector<Case> cases;
+  for (const Way& way :
+       {Way{latent, of_latents, 2, {"train.layout={dp: 2, tp: 2, sp: true, etp: 2}", "train.recompute=full"}},
+        Way{latent, "targets: [kv_b_proj]", 1, {"train.layout={dp: 2, cp: 2}", "train.precision.params=bf16"}},
+        Way{latent, of_latents, 2, {"train.layout={dp: 2, pp: 2}", split, "train.engine=zero1"}},
+        Way{latent, of_latents, 4, {"train.layout={dp: 2, ulysses: 2}", "train.recompute=selective"}},
+        Way{packed, all, 2, {"train.layout={dp: 2, tp: 2, sp: true}", "transition=slime"}},
+        Way{packed, all, 4, {"train.engine=fsdp1", "train.precision.params=bf16", "train.layout={dp: 2, cp: 2}"}},
+        Way{packed, "targets: [c_attn]", 1, {"train.layout={dp: 2, pp: 2}", split, "train.recompute=full"}}}) {
+    std::vector<std::string> sets = {way.model, fmt::format("train.lora={{rank: 3, alpha: 6, {}}}", way.targets),
+                                     "sync.verify=true", "algorithm.reference=true", "checkpoint_every=1"};
+    sets.insert(sets.end(), way.sets.begin(), way.sets.end());
+    cases.push_back({fmt::format("{}", fmt::join(sets, " ")), tiny_scenario(4, way.rollout_tp, sets), {}, {}});
+  }
+  CHECK(run_cases(4, cases, same_lora_plan) == "");
+}
+
 TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for bit") {
   const Scenario s = tiny_scenario(1, 1, {lora, "steps=3"});
   const auto moved = std::make_shared<std::int64_t>(0);
@@ -127,6 +164,36 @@ TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for b
                    return phase == "export" && *moved == 0 ? "no adapter has changed anything" : "";
                  }};
   CHECK(run_cases(1, {job}, [](const Outcome&) { return ""; }) == "");
+}
+
+TEST_CASE("adapters: ranks with flat parameters merge to the bits of ranks with shards of rows") {
+  const auto seen = std::make_shared<std::vector<std::string>>();  // after each sync, of shards of rows
+  const auto hash = [](const CpuBackend& b, const Scenario& s) {
+    Hasher h;
+    for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) h.add(b.peek("rollout." + w.name));
+    return h.hex();
+  };
+  const auto with = [](const char* engine, const char* wrap) {
+    return tiny_scenario(2, 1,
+                         {lora, "steps=3", "optimizer.max_grad_norm=0", fmt::format("train.engine={}", engine),
+                          fmt::format("train.wrap={}", wrap)});
+  };
+  const Scenario rows = with("fsdp2", "{policy: layer}");
+  std::vector<Case> cases = {{"rows", rows, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) {
+                                if (phase == "sleep_train") seen->push_back(hash(b, rows));
+                                return std::string(phase == "export" && seen->front() == seen->back() ? "not trained"
+                                                                                                      : "");
+                              }}};
+  for (const char* wrap :
+       {"{policy: layer}", "{policy: size, min_parameters: 3000}", "{policy: names, names: ['*.1']}"}) {
+    const Scenario flat = with("fsdp1", wrap);
+    const auto at = std::make_shared<std::size_t>(0);
+    cases.push_back({wrap, flat, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
+                       if (phase != "sleep_train") return phase == "export" && *at != seen->size() ? "fewer syncs" : "";
+                       return hash(b, flat) == seen->at((*at)++) ? "" : "other weights than of shards of rows";
+                     }});
+  }
+  CHECK(run_cases(2, cases, [](const Outcome&) { return ""; }) == "");
 }
 
 TEST_CASE("adapters: what wakes up is what went to sleep, frozen and trained") {

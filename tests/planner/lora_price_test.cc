@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "planner/answers/plan_answer.h"
+#include "planner/rl/engine_parts.h"
 #include "tests/planner/pricers.h"
 
 using namespace hotbunk;
@@ -137,6 +138,40 @@ TEST_CASE("Adapters: what the closed form says of state, traffic, memory and sec
         CHECK(std::abs((without.estimate.train_bytes - with.estimate.train_bytes) -
                        (without.plan.train_bytes - with.plan.train_bytes)) < 0.07 * without.plan.train_bytes);
       }
+}
+
+TEST_CASE("Adapters of latents and of one module for q, k and v: state, traffic and seconds are what plans have") {
+  const std::string latent =
+      "model={model_type: deepseek_v3, hidden_size: 1024, intermediate_size: 2816, num_hidden_layers: 6, "
+      "num_attention_heads: 8, q_lora_rank: 512, kv_lora_rank: 256, qk_nope_head_dim: 128, qk_rope_head_dim: 64, "
+      "v_head_dim: 128, vocab_size: 32000, max_position_embeddings: 4096, n_routed_experts: 0}";
+  const std::string packed =
+      "model={model_type: gpt2, n_embd: 1024, n_layer: 6, n_head: 8, n_positions: 4096, vocab_size: 32000}";
+  // Elements of all adapters: 16 of each matrix's in + out; of q, k and v one A.
+  const double of_latent = 6 * 16 *
+                           ((1024 + 512) + (512 + 8 * 192) + (1024 + 320) + (256 + 8 * 256) + (1024 + 1024) +
+                            3 * (1024 + 2816)),
+               of_packed = 6 * 16 * ((1024 + 3 * 1024) + (1024 + 1024) + 2 * (1024 + 4096));
+  for (const auto& [model, elements] : {std::pair(latent, of_latent), std::pair(packed, of_packed)})
+    for (const int tp : {1, 2}) {
+      INFO(model << " tp " << tp);
+      const std::string text = executed("fsdp2", 4 / tp, tp), lora = "train.lora={rank: 16, alpha: 32}";
+      const Both with = both_of(text, {model, lora}), without = both_of(text, {model});
+      CHECK(counts_of(scenario_of_text(text, {model, lora}).model).adapters == elements);
+      // Learned positions are cut over tp in the plan; the closed form repeats them, as Megatron does.
+      const double repeated = tp == 2 && model == packed ? 4096 * 1024 * 2 / 2 * (1.0 - 1.0 / 2) : 0.0;
+      CHECK(with.state - repeated == Approx(with.loaded).epsilon(3e-3));
+      CHECK(with.estimated.data_reduce_payload == Approx(with.reduced).margin(128));
+      CHECK(with.estimated.data_gather_payload - without.estimated.data_gather_payload ==
+            Approx(with.gathered - without.gathered).epsilon(1e-9));
+      for (const RlPhase phase : {RlPhase::train, RlPhase::old_logprobs}) {
+        const auto i = static_cast<std::size_t>(phase);
+        INFO(name_of(phase) << ' ' << with.estimate.seconds[i] << " for " << with.plan.seconds[i] << ", without "
+                            << without.estimate.seconds[i] << " for " << without.plan.seconds[i]);
+        const double usual = without.estimate.seconds[i] / without.plan.seconds[i];
+        CHECK(std::abs(with.estimate.seconds[i] / with.plan.seconds[i] / usual - 1.0) < 0.15);
+      }
+    }
 }
 
 TEST_CASE("Adapters of what nothing executes: frozen weights as the system keeps them, state of the adapters alone") {
