@@ -55,7 +55,7 @@ while [[ "$1" == --* ]]; do
   esac
   shift
 done
-echo "$cpus" > "$STAND_IN/cpus"
+echo "$cpus cores, a token of ${#HOTBUNK_TOKEN}" > "$STAND_IN/given"
 tasks=() signals=0
 trap 'signals=$((signals + 1)); kill -TERM "${tasks[@]}"' TERM
 for ((task = 0; task < SLURM_NTASKS; task++)); do
@@ -103,7 +103,7 @@ TEST_CASE(
                               "until [ -s out/metrics.jsonl ] || ! kill -0 $job; do sleep 0.1; done; kill -TERM $job;");
   INFO(stopped.err);
   CHECK(stopped.code == 0);
-  CHECK(read_file(folder.root / "cpus").value_or("") == options.at("cpus-per-task") + "\n");
+  CHECK(read_file(folder.root / "given").value_or("") == options.at("cpus-per-task") + " cores, a token of 32\n");
   const auto steps = folder.lines("out", "metrics.jsonl").size();
   CHECK(steps >= 1);
   CHECK(steps < 100'000);
@@ -185,13 +185,13 @@ TEST_CASE(
   fs::create_directories(folder.root / "runs");
   REQUIRE(write_file_atomic(folder.root / "scenarios/run.yaml", tiny_job_text));
   fs::copy(fs::path(source_folder) / "scripts/launch_node", folder.root / "bin/launch_node");
-  write_program(folder.root / "bin/getent", fmt::format(R"(#!/bin/sh
+  write_program(folder.root / "bin/getent", fmt::format(R"sh(#!/bin/sh
 [ "$1 $2" = "ahosts 127.0.0.1" ] || exit 1
 asked={}/asked.$NODE_RANK
 echo x >> "$asked"
 [ "$(wc -l < "$asked")" -ge 2 ] || exit 2
 touch "$asked.known"
-)",
+)sh",
                                                         root));
   write_program(folder.root / "bin/hotbunk", fmt::format(R"(#!/usr/bin/env bash
 [ -e {0}/asked.$NODE_RANK.known ] || {{ echo "the name of pod 0 is not known" >&2; exit 9; }}

@@ -331,10 +331,11 @@ std::vector<DeviceMemory::Touched> DeviceMemory::take_touched() {
     for (std::size_t w = r.touched_begin; w < r.touched_end;) {
       const std::uint8_t how = r.touched[w];
       const std::size_t from = w;
-      while (w < r.touched_end && (r.touched[w] > 1) == (how > 1) && (r.touched[w] != 0) == (how != 0)) ++w;
-      if (how != 0)
-        out.push_back(
-            {begin + 4 * from, begin + std::min<std::uint64_t>(4 * w, static_cast<std::uint64_t>(r.bytes)), how > 1});
+      while (w < r.touched_end && (r.touched[w] & 2) == (how & 2) && (r.touched[w] != 0) == (how != 0)) ++w;
+      if (how == 0) continue;
+      const std::uint64_t first = 4 * from + ((how & 4) != 0 ? 0 : 2),
+                          last = 4 * w - ((r.touched[w - 1] & 8) != 0 ? 0 : 2);
+      out.push_back({begin + first, begin + std::min(last, static_cast<std::uint64_t>(r.bytes)), (how & 2) != 0});
     }
     std::fill(r.touched.begin() + static_cast<std::ptrdiff_t>(r.touched_begin),
               r.touched.begin() + static_cast<std::ptrdiff_t>(r.touched_end), std::uint8_t{0});

@@ -57,14 +57,19 @@ class DeviceMemory {
     std::uint64_t begin = 0, end = 0;
     bool write = false;
   };
-  /// Since the last time; runs of words that were only read, and of words that were written.
+  /// Since the last time; runs of words that were only read, and of words that were written. A run begins and ends on
+  /// halves of words: tensors of two-byte numbers may meet in the middle of one.
   std::vector<Touched> take_touched();
 
   struct Range {
     void touch(std::uint64_t first, int count, bool write) {
       if (touched.empty()) touched.resize(static_cast<std::size_t>((bytes + 3) / 4));
-      const std::uint64_t begin_word = first / 4, end_word = (first + static_cast<std::uint64_t>(count) + 3) / 4;
-      for (std::uint64_t word = begin_word; word < end_word; ++word) touched[word] |= write ? 2 : 1;
+      const std::uint64_t end = first + static_cast<std::uint64_t>(count);
+      const std::uint64_t begin_word = first / 4, end_word = (end + 3) / 4;
+      for (std::uint64_t word = begin_word; word < end_word; ++word) {
+        const std::uint64_t middle = 4 * word + 2;
+        touched[word] |= (write ? 2 : 1) | (first < middle ? 4 : 0) | (end > middle ? 8 : 0);
+      }
       touched_begin = std::min(touched_begin, begin_word);
       touched_end = std::max(touched_end, end_word);
     }
@@ -74,7 +79,8 @@ class DeviceMemory {
                                       written.begin() + static_cast<std::ptrdiff_t>(first + count),
                                       std::uint8_t{0}) == written.begin() + static_cast<std::ptrdiff_t>(first + count);
     }
-    std::vector<std::uint8_t> touched;                                 // by word: 1 read, 2 written; empty until one is
+    std::vector<std::uint8_t>
+        touched;  // by word: 1 read, 2 written, 4 its first half, 8 its second; empty until one is
     std::uint64_t touched_begin = ~std::uint64_t{0}, touched_end = 0;  // outside of these none is
     std::uint64_t begin = 0;
     std::int64_t bytes = 0;
