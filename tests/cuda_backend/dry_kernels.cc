@@ -20,6 +20,15 @@ const Limits& limits_of(const std::string& name) {
       {"latent_write", {.asked = 2.03}},
       {"latent_heads", {.asked = 1.11}},
       {"log_prob_backward", {.asked = 1.91}},
+      {"kv_write, of a part", {.asked = 2.03}},
+      {"latent_write, of a part", {.asked = 3.02}},
+      // Its box, 48 B.
+      {"copy_boxes", {.asked = 13.3}},
+      {"copy_boxes, cast", {.asked = 9.2}},
+      {"hash_boxes", {.asked = 25.7}},
+      // A pair of numbers each, 8 B apart; sixteen figures.
+      {"rope, of neighbours", {.sectors = 0.67}},
+      {"token_loss", {.asked = 1.08, .sectors = 0.73}},
       // Twice over its rows, or three times, from L1 but for the first: a row is as long as the model is wide, 16 KiB
       // at most.
       {"rms_norm", {.asked = 2.02}},
@@ -28,6 +37,7 @@ const Limits& limits_of(const std::string& name) {
       {"qk_norm", {.asked = 1.87}},
       {"latent_norm", {.asked = 2.01, .sectors = 0.89}},
       {"attention_sinks", {.asked = 1.75}},
+      {"attention_sinks, of a part", {.asked = 3.38}},
       // The weights come anew for every row, and the parts of their gradients go out and in again.
       {"rms_norm_backward", {.asked = 1.81}},
       {"layer_norm_backward", {.asked = 1.8}},
@@ -63,6 +73,8 @@ const Limits& limits_of(const std::string& name) {
       {"combine", {.asked = 3.73}},
       {"combine_backward", {.asked = 2.44}},
       {"route", {.asked = 4.91}},
+      {"expert_counts", {.asked = 1.23}},
+      {"router_loss", {.asked = 3.22}},
       {"route_backward", {.asked = 4.48}},
       {"expert_sort", {.touched = 1.84, .asked = 59.29, .sectors = 0.88}},
       {"expert_arrivals", {.asked = 1.51, .sectors = 0.85}},
@@ -75,6 +87,8 @@ const Limits& limits_of(const std::string& name) {
       {"attention, window of 16", {.asked = 1.38, .sectors = 0.88, .flops = 4.2}},
       {"attention, capped", {.asked = 1.38, .sectors = 0.88, .flops = 1.14}},
       {"paged_attention", {.asked = 1.63, .flops = 1.06}},
+      // Half of a tile.
+      {"paged_attention, of a part", {.asked = 1.49, .flops = 2.1}},
       // Two launches, of which each reads what both need: dq over keys, dk and dv over queries. Scores and dp are
       // formed in both, seven products in place of five. A lane stores one lse or delta of a row's heads.
       {"attention_backward", {.touched = 1.56, .asked = 1.76, .sectors = 0.89, .flops = 1.3}},
@@ -82,7 +96,8 @@ const Limits& limits_of(const std::string& name) {
       {"context_attention", {.asked = 18.49, .flops = 5.0}},
       {"context_attention_backward", {.touched = 1.17, .asked = 26.3, .flops = 4.35}},
       // Keys and values are written and read again, of which the catalogue counts nothing.
-      {"latent_attention", {.touched = 1.79, .asked = 3.47, .sectors = 0.85, .flops = 1.04}},
+      {"latent_attention", {.touched = 1.79, .asked = 3.28, .sectors = 0.82, .flops = 1.04}},
+      {"latent_attention, of a part", {.touched = 1.43, .asked = 2.32, .sectors = 0.82}},
   };
   const auto it = others.find(name);
   return it == others.end() ? streams : it->second;

@@ -17,16 +17,13 @@ TEST_CASE("every family on the double: bytes and calls as simulated, one CPU ran
     Sets more;
   };
   // Seeds with which rewards differ, so that there are gradients.
-  for (const Family& f :
-       {Family{"gemma2", {"seed=7", "model.num_hidden_layers=2"}},
-        {"gpt2", {"seed=7", "model.n_layer=1"}},
-        {"gpt-oss", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
-        {"deepseek", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
-        {"deepseek",
-         {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1", "rollout.layout={tp: 1, cp: 2, dp: 1}"}},
-        {"engine-context", {"seed=7", "rollout.layout={tp: 1, cp: 2, dp: 1}"}},
-        {"lora", {"seed=8", "model.num_hidden_layers=1"}},
-        {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
+  for (const Family& f : {Family{"gemma2", {"seed=7", "model.num_hidden_layers=2"}},
+                          {"gpt2", {"seed=7", "model.n_layer=1"}},
+                          {"gpt-oss", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+                          {"deepseek", {"seed=7", "model.num_hidden_layers=2", "train.layout.etp=1"}},
+                          {"engine-context", {"seed=2", "rollout.layout={tp: 1, cp: 2, dp: 1}"}},
+                          {"lora", {"seed=8", "model.num_hidden_layers=1"}},
+                          {"expert-rounds", {"seed=2", "model.num_hidden_layers=1"}}}) {
     INFO(f.file);
     Sets sets = shortened();
     sets.insert(sets.end(), f.more.begin(), f.more.end());
@@ -88,6 +85,20 @@ TEST_CASE("of families with windows, caps, sinks and latents, too, log-probs are
       CHECK_THAT(it.numbers, Catch::Contains("rollout/logprob_gap_max 0x0p+0"));
       CHECK(it.launches.contains(std::string(dtype) == "bf16" ? "tiled_attention_64" : "attention_f32"));
     }
+}
+
+TEST_CASE("engines whose ranks hold parts of every sequence, with windows, sinks and latents: one CPU rank's tokens") {
+  for (const std::string& family : families()) {
+    INFO(family);
+    const Sets sets = {family, "rollout.layout={tp: 1, cp: 2, dp: 1}", "workload.response_tokens.mean=4",
+                       "workload.response_tokens.max=4"};
+    const auto job = planned(load_tiny_job(sets)), one_job = planned(load_tiny_job(on_one_rank(sets)));
+    if (!job || !one_job) continue;
+    const Iteration it = checked_iteration(*job), one = run_on_cpu(one_job->plan, one_job->scenario);
+    CHECK_THAT(one.text(), Catch::Equals(""));
+    CHECK(it.launches.contains("attention_sinks_part_f32"));
+    check_like(it, one);
+  }
 }
 
 TEST_CASE(

@@ -52,7 +52,7 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       {"sync.bucket_mib=1", "sync.verify=false"},
       {"rollout.temperature=0.7", "rollout.top_k=3", "rollout.top_p=0.9"},
       {mixtral, alone, two, balance, z},
-      {mixtral, "train.layout={dp: 1, tp: 2}", "train.micro_batch_tokens=10", balance, z},
+      {mixtral, "train.layout={dp: 1, tp: 2, etp: 2}", "train.micro_batch_tokens=10", balance, z},
       {mixtral, bf16, engine_bf16},
       // Gradients of weights, and what is reduced of them, in bf16: added up in bf16 or, by FSDP, in fp32.
       {"train.engine=ddp", bf16, engine_bf16, narrow, "train.micro_batch_tokens=10"},
