@@ -28,15 +28,16 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
     std::vector<MeshAxis> axes;
     const MeshAxis ep{"ep", l.ep}, copies{"dp", dense.size() / (l.etp * l.ep * l.pp)};
     const bool over_data = l.etp == l.tp;  // neighbours among the data ranks (train_mesh.h)
-    bool has_ep = false;
+    // Copies lie where the data ranks do, from the first of their axes on.
+    const bool one_rank = l.dp * l.cp * l.ulysses == 1;
+    bool has_copies = false;
     for (const MeshAxis& axis : dense.axes())
       if (axis.name == "tp" && over_data) axes.push_back({"etp", l.etp});
       else if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back(ep);
       else if (axis.name == "pp") axes.push_back(axis);
-      else {
-        const bool first = over_data && (axis.size > 1 || axis.name == "dp") && !has_ep;
-        if (first) axes.push_back(ep), has_ep = true;
-        if (axis.name == "dp") axes.push_back(copies);
+      else if (!has_copies && (one_rank ? axis.name == "dp" : axis.size > 1)) {
+        if (over_data) axes.push_back(ep);
+        axes.push_back(copies), has_copies = true;
       }
     expert = Mesh(std::move(axes));
   }

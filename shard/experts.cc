@@ -1,6 +1,7 @@
 // The rules of a mixture of experts. A rank of a tensor-parallel group has the whole router, and its columns of every
-// expert, as of a dense MLP, or all of some experts. Each rank routes all tokens, and all find the same. Where data
-// ranks have other experts each, the same is done of the rows that have come (expert_parallel.h).
+// expert, as of a dense MLP, all of some experts, or columns of some. Each rank routes all tokens of its block, which
+// is the group or a part of it (spec/expert_mesh.h), and all find the same. Where data ranks have other experts each,
+// the same is done of the rows that have come (expert_parallel.h).
 #include "base/check.h"
 #include "shard/expert_rounds.h"
 #include "shard/router_loss.h"

@@ -35,6 +35,21 @@ std::map<std::string, std::vector<bool>> loaded(const Plan& plan, Rank rank, con
 
 }  // namespace
 
+TEST_CASE("`hotbunk layout` has columns of experts where tensor parallelism is, whatever stands before it") {
+  for (const char* layout :
+       {"dp: 1, cp: 2, tp: 2, etp: 2, order: cp-tp-ep-dp-pp", "dp: 2, tp: 2, etp: 2, order: dp-tp-cp-ep-pp",
+        "dp: 1, cp: 2, tp: 2, etp: 2, order: dp-tp-cp-ep-pp"}) {
+    CAPTURE(layout);
+    const Scenario s =
+        tiny(4, 2,
+             {fmt::format("train.layout={{{}}}", layout), "model.model_type=mixtral",
+              "model.architectures=[MixtralForCausalLM]", "model.num_local_experts=4", "model.num_experts_per_tok=2"});
+    const TrainHoldings holdings = TrainHoldings::of(s).value();
+    for (Rank rank = 0; rank < 4; ++rank)
+      CHECK(holdings.expert().coordinate(rank, "etp") == holdings.dense().coordinate(rank, "tp"));
+  }
+}
+
 TEST_CASE("what `hotbunk layout` says a rank holds is what it loads") {
   for (const char* engine : {"fsdp2", "fsdp1", "ddp"})
     for (const auto& [dp, tp, fsdp, ep, etp] : {std::tuple{4, 1, -1, 0, 1},
