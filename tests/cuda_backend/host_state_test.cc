@@ -14,6 +14,7 @@
 #include "spec/safetensors.h"
 #include "tests/cuda_backend/beside_cpu.h"
 #include "tests/cuda_backend/left_out.h"
+#include "tests/cuda_backend/runs.h"
 #include "tests/paths.h"
 
 using namespace hotbunk;
@@ -215,4 +216,19 @@ TEST_CASE("a call that fails beside the host's ops: the run ends with rank, phas
         CHECK_THAT(it.failures[rank], Catch::Contains(fmt::format("rank {}", rank)) && Catch::Contains("phase "));
     CHECK_THAT(it.text(), Catch::Contains(entry));
   }
+}
+
+TEST_CASE("what the host computes is no kernel of a device's profile") {
+  const Folder folder;
+  REQUIRE(write_file_atomic(folder.root / "tiny.yaml", tiny_job_text));
+  const Ended e = folder.command(
+      fmt::format("{0} calibrate {1}/tiny.yaml --set train.offload=layerwise --set sync.transport=collective --backend "
+                  "cuda-fake --steps 2 --out {1}/profile.double.yaml",
+                  program_file, folder.root.string()),
+      "calibrate");
+  INFO(e.err);
+  REQUIRE(e.code == 0);
+  const std::string profile = read_file(folder.root / "profile.double.yaml").value_or("");
+  CHECK_THAT(profile, Catch::Contains("op: clip_coefficient,") && Catch::Contains("op: d2h,"));
+  CHECK_THAT(profile, !Catch::Contains("op: adamw,") && !Catch::Contains("op: sum_squares,"));
 }
