@@ -47,7 +47,7 @@ Row measure(const Hot& hot) {
     op.group = 0;
   Placed placed;
   std::vector<std::unique_ptr<DeviceBlock>> blocks;
-  const auto place = [&](const Operand& o, bool fill) {
+  const auto put = [&](const Operand& o, bool fill) {
     Tensor t;
     t.buffer = static_cast<BufferId>(placed.at.size());
     t.dtype = o.dtype, t.rank = static_cast<int>(o.shape.size());
@@ -76,8 +76,8 @@ Row measure(const Hot& hot) {
     staging.in_use();
     return t;
   };
-  for (const Operand& o : hot.inputs) op.inputs.push_back(place(o, true));
-  for (const Operand& o : hot.outputs) op.outputs.push_back(place(o, hot.reads_outputs));
+  for (const Operand& o : hot.inputs) op.inputs.push_back(put(o, true));
+  for (const Operand& o : hot.outputs) op.outputs.push_back(put(o, hot.reads_outputs));
   Body body;
   body.ops = {op};
   program.bodies = {body};

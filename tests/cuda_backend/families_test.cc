@@ -87,7 +87,7 @@ TEST_CASE("of families with windows, caps, sinks and latents, too, log-probs are
     }
 }
 
-TEST_CASE("engines whose ranks hold parts of every sequence, with windows, sinks and latents: one CPU rank's tokens") {
+TEST_CASE("engines whose ranks hold parts of sequences: one CPU rank's tokens, with windows, sinks and latents") {
   for (const std::string& family : families()) {
     INFO(family);
     const Sets sets = {family, "rollout.layout={tp: 1, cp: 2, dp: 1}", "workload.response_tokens.mean=4",

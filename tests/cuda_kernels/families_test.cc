@@ -395,7 +395,7 @@ TEMPLATE_TEST_CASE("keys and values are made of what the pool keeps, where paged
   // sequences, and of what a rank has that holds every other token.
   for (const auto& [l, share] : {std::pair{Latent{2, 8, 4, 6, 2}, KeyShare{}},
                                  {Latent{3, 24, 16, 24, 8}, {}},
-                                 {Latent{2, 8, 4, 6, 2}, {2, 1}}}) {
+                                 {Latent{2, 8, 4, 6, 2}, {2, 0}}}) {
     Draw draw(static_cast<std::uint64_t>(l.d));
     const int block_tokens = 4, max_blocks = 3, most = block_tokens * max_blocks, S = 2, kept = l.r + l.t;
     const std::vector<std::int32_t> lengths = {5, 9}, tables = {3, 0, 7, 4, 1, 2};

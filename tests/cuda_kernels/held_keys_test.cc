@@ -28,21 +28,21 @@ struct Kernels {
 
 std::uint32_t warps_of_two(int n) { return static_cast<std::uint32_t>((n + 1) / 2); }  // blocks of 64 threads
 
-constexpr int block_tokens = 4;
+constexpr int tokens_of_block = 4;
 
-/// Blocks of all ranks together, ranks block_tokens tokens each, in no order.
+/// Blocks of all ranks together, ranks tokens_of_block tokens each, in no order.
 struct Tables {
   int ranks, each;
   std::vector<std::int32_t> numbers;
   Tables(const Shape& s, int of) : ranks(of), each(0) {
     for (std::size_t q = 0; q + 1 < s.cu.size(); ++q)
-      each = std::max(each, (s.cu[q + 1] - s.cu[q] + ranks * block_tokens - 1) / (ranks * block_tokens));
+      each = std::max(each, (s.cu[q + 1] - s.cu[q] + ranks * tokens_of_block - 1) / (ranks * tokens_of_block));
     const int all = each * s.S();
     for (int i = 0; i < all; ++i) numbers.push_back(all - 1 - i);
   }
   /// As the host feeds it: position p of sequence q.
   std::int32_t slot(int q, int p) const {
-    const int in_block = ranks * block_tokens;
+    const int in_block = ranks * tokens_of_block;
     return numbers[static_cast<std::size_t>(q * each + p / in_block)] * in_block + p % in_block;
   }
 };
@@ -85,22 +85,22 @@ void check_parts(Kernels& k, const Shape& s, int ranks, bool tiled) {
     std::vector<float> lses;
     for (int rank = 0; rank < ranks; ++rank) {
       const KeyShare share{ranks, rank};
-      Array<E> pool(k.memory, "pool", blocks.numbers.size() * static_cast<std::size_t>(block_tokens * s.of_keys())),
+      Array<E> pool(k.memory, "pool", blocks.numbers.size() * static_cast<std::size_t>(tokens_of_block * s.of_keys())),
           o(k.memory, "o", n * ad);
       Array<float> lse(k.memory, "lse", n * a);
       k.rows.run("kv_write_" + name, {static_cast<std::uint32_t>(s.T())}, 32, all.begin(), where.begin(), pool.begin(),
-                 s.heads(), block_tokens, share);
-      k.rows.run("kv_write_" + name, {1}, 32, all.begin(), first_slot.begin(), pool.begin(), s.heads(), block_tokens,
+                 s.heads(), tokens_of_block, share);
+      k.rows.run("kv_write_" + name, {1}, 32, all.begin(), first_slot.begin(), pool.begin(), s.heads(), tokens_of_block,
                  share);
       if (tiled)
         k.tiles.run("tiled_paged_attention_" + D,
                     {static_cast<std::uint32_t>((T * s.a / s.k + 63) / 64 + s.S()), static_cast<std::uint32_t>(s.k)},
                     128, q.begin(), s.width(), pool.begin(), cu.begin(), table.begin(), length.begin(), o.begin(),
-                    lse.begin(), s.S(), s.heads(), block_tokens, blocks.each, s.scores(scale), share);
+                    lse.begin(), s.S(), s.heads(), tokens_of_block, blocks.each, s.scores(scale), share);
       else
         k.rows.run("paged_attention_" + name, {warps_of_two(T * s.a)}, 64, q.begin(), s.width(), pool.begin(),
-                   cu.begin(), table.begin(), length.begin(), o.begin(), lse.begin(), T, s.S(), s.heads(), block_tokens,
-                   blocks.each, s.scores(scale), share);
+                   cu.begin(), table.begin(), length.begin(), o.begin(), lse.begin(), T, s.S(), s.heads(),
+                   tokens_of_block, blocks.each, s.scores(scale), share);
       parts.push_back(o.values());
       for (const float v : lse.values()) lses.push_back(v);
     }
@@ -128,14 +128,14 @@ void check_parts(Kernels& k, const Shape& s, int ranks, bool tiled) {
 
 // Sequences of one token, of which one rank has all, of none, and of more than a tile of every rank's; values of other
 // widths; windows narrower than the ranks are many, and wider; capped scores.
-const std::vector<Shape> shapes = {
+const std::vector<Shape> held_shapes = {
     {4, 2, 16, {0, 1, 1, 24}}, {2, 1, 8, {0, 9, 13}, 24, 2}, {2, 2, 24, {0, 3, 40}, 16, 11, 1.5f}, {1, 1, 8, {0, 140}}};
 
 }  // namespace
 
 TEMPLATE_TEST_CASE("keys of every sequence in parts: attention by rows", "[kernels][held]", float, Bf16) {
   Kernels k;
-  for (const Shape& s : shapes)
+  for (const Shape& s : held_shapes)
     for (const int ranks : {2, 3})
       if (s.T() < 100) {  // the long one is for tiles
         INFO(s.d << " numbers of a head, " << ranks << " ranks");
@@ -145,7 +145,7 @@ TEMPLATE_TEST_CASE("keys of every sequence in parts: attention by rows", "[kerne
 
 TEST_CASE("keys of every sequence in parts: attention in tiles", "[kernels][held]") {
   Kernels k;
-  for (const Shape& s : shapes)
+  for (const Shape& s : held_shapes)
     for (const int ranks : {2, 3}) {
       INFO(s.d << " numbers of a head, " << ranks << " ranks");
       check_parts<Bf16>(k, s, ranks, true);

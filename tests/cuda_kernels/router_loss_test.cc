@@ -13,7 +13,7 @@ namespace {
 struct Router {
   int experts, choices, sigmoid, sharers;
 };
-constexpr double balance = 0.7, z = 0.3;
+constexpr double balance_factor = 0.7, z_factor = 0.3;
 
 /// Of a token's logits, with its sequence's counts.
 double loss_of(const Router& r, const std::vector<double>& logits, const float* counts) {
@@ -22,7 +22,7 @@ double loss_of(const Router& r, const std::vector<double>& logits, const float* 
     const double score = r.sigmoid != 0 ? 1.0 / (1.0 + std::exp(-logits[e])) : std::exp(logits[e]);
     scores += score, exps += std::exp(logits[e]), choices += counts[e], counted += counts[e] * score;
   }
-  return balance * counted / scores + z * choices / r.choices * std::log(exps) * std::log(exps);
+  return balance_factor * counted / scores + z_factor * choices / r.choices * std::log(exps) * std::log(exps);
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ TEMPLATE_TEST_CASE("routers' losses are of each sequence's counts, and gradients
     CHECK(counts.values() == counted);
     const std::vector<E> before = gradient.values();
     d.run("router_loss_" + name, {3}, 96, gradient.begin(), logits.begin(), counts.begin(), sequences.begin(),
-          weights.begin(), losses.begin(), T, balance, z, r.experts, r.choices, r.sigmoid, r.sharers);
+          weights.begin(), losses.begin(), T, balance_factor, z_factor, r.experts, r.choices, r.sigmoid, r.sharers);
     d.run("router_loss_sum", {1}, 64, losses.begin(), metrics.begin(), T, 0, 2);
     double sum = 0;
     for (int t = 0; t < T; ++t) {
