@@ -49,12 +49,11 @@ std::string targets_of(const std::vector<std::string>& matrices) {
   return fmt::format("[{}]", fmt::join(out, ", "));
 }
 
-std::vector<std::string> matrices_of(const LoraSpec& lora) {
+/// Those that the model has, each once.
+std::vector<std::string> matrices_of(const ModelSpec& model) {
   std::vector<std::string> out;
-  for (const LoraTarget& t : lora_targets)
-    if (lora.targets == "all-linear" ||
-        ("-" + lora.targets + "-").find(fmt::format("-{}-", t.module)) != std::string::npos)
-      out.emplace_back(t.module);
+  for (const LoraTarget& t : lora_targets_of(model))
+    if (model.adapts(t.base) && std::ranges::find(out, t.module) == out.end()) out.emplace_back(t.module);
   return out;
 }
 
@@ -116,7 +115,7 @@ void read_adapters(RuleInput& in) {
 void write_adapters(RuleOutput& out) {
   const LoraSpec& lora = out.scenario.model.lora;
   if (!lora.on()) return;
-  const std::vector<std::string> matrices = matrices_of(lora);
+  const std::vector<std::string> matrices = matrices_of(out.scenario.model);
   const bool all = lora.targets == "all-linear";
   const auto list = [](const std::vector<std::string>& names) { return fmt::format("[{}]", fmt::join(names, ",")); };
   out.give("adapters_on", true);

@@ -249,6 +249,8 @@ TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatro
                  Catch::Contains("model.lora.merge=true") && Catch::Contains("load_format=safetensors") &&
                  !Catch::Contains("model.lora.rank"));
   CHECK_THAT(launch(0, {"train.lora.rank=8"}), Catch::Contains("model.target_modules=all-linear"));
+  CHECK_THAT(launch(0, {"model=deepseek-v2", "train.lora={rank: 8, targets: [q_a_proj, kv_b_proj]}"}),
+             Catch::Contains("model.target_modules=[q_a_proj,kv_b_proj]"));
   CHECK_THAT(launch(1, attention), Catch::Contains("model.lora.rank=16") && Catch::Contains("type=canonical_lora") &&
                                        Catch::Contains("[linear_q,linear_k,linear_v,linear_proj]") &&
                                        !Catch::Contains("lora_rank"));
