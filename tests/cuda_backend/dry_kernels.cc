@@ -292,7 +292,7 @@ void add_latents(std::vector<Hot>& all, DType x) {
 /// Half of each row, as it is and in the other dtype, and its hash.
 void add_boxes(std::vector<Hot>& all, DType x) {
   const Box half{.src_offset = 0, .src_pitch = H, .dst_offset = 0, .dst_pitch = H / 2, .rows = T, .cols = H / 2};
-  const std::vector<Move> moves = test::moves_of({half});
+  const std::vector<Move> moves = hotbunk::test::moves_of({half});
   const Operand rows{x, {T, H}}, narrow{x, {T, H / 2}}, other{x == f32 ? DType::bf16 : f32, {T, H / 2}};
   all.push_back({"copy_boxes", OpKind::copy_boxes, {rows}, {narrow}, {}, false, moves});
   all.push_back({"copy_boxes, cast", OpKind::copy_boxes, {rows}, {other}, {}, false, moves});
