@@ -46,10 +46,11 @@ Meaning meaning_of(const std::string& key) {
   if (key.starts_with("run.")) return Meaning::of_the_run;
   if (key == "sync.every") return Meaning::computation;
   // Sums run in another order there, memory is another, and nothing else differs.
-  for (const char* where : {"cluster.", "train.engine", "train.wrap.", "train.layout.", "rollout.layout.", "sync.",
-                            "train.offload", "train.prefetch", "train.reshard_after_forward", "train.expert_capacity",
-                            "train.expert_dispatch", "train.pipeline_", "train.num_layers_in_", "train.account_for_",
-                            "transition", "rollout.sleep", "rollout.memory_fraction", "rollout.kv_cache_tokens"})
+  for (const char* where :
+       {"cluster.", "train.engine", "train.wrap.", "train.layout.", "rollout.layout.", "sync.", "train.offload",
+        "train.prefetch", "train.reshard_after_forward", "train.expert_capacity", "train.expert_dispatch",
+        "train.context_exchange", "train.pipeline_", "train.num_layers_in_", "train.account_for_", "transition",
+        "rollout.sleep", "rollout.memory_fraction", "rollout.kv_cache_tokens"})
     if (key.starts_with(where)) return Meaning::where_it_runs;
   return Meaning::computation;
 }
@@ -140,6 +141,14 @@ bool only_its_end_is_left(const ResumePoint& from, const Scenario& now) {
 
 Result<Scenario> scenario_of(const ResumePoint& from, const std::vector<std::string>& sets) {
   return load_scenario(from.checkpoint.folder / checkpoint_file::scenario, sets);
+}
+
+Status take_choices(const ResumePoint& from, Scenario& now) {
+  if (now.train.context_exchange != ContextExchange::automatic || now.train.layout.cp == 1) return {};
+  const auto before = scenario_of(from, {});
+  if (!before) return tl::unexpected(before.error());
+  now.train.context_exchange = before->train.context_exchange;
+  return {};
 }
 
 Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {

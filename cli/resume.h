@@ -26,6 +26,10 @@ Result<ResumePoint> find_resume(const std::filesystem::path& dir);
 /// The checkpoint's own scenario with --set on top: what `run --resume DIR` without a scenario file runs.
 Result<Scenario> scenario_of(const ResumePoint&, const std::vector<std::string>& sets);
 
+/// What the scenario leaves to cost (train.context_exchange: auto) is what the checkpoint's run had chosen, so that its
+/// own scenario file goes on bit for bit; where that had nothing to choose (cp 1), it stays open.
+Status take_choices(const ResumePoint&, Scenario& now);
+
 /// E424 with every difference that would change the computation, and when nothing is left to do or data and initial
 /// weights are not those of the checkpoint any more. Warnings, which are no failure, come back: another layout, no
 /// moments (E425).

@@ -288,6 +288,7 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
   auto scenario =
       o.scenario.path.empty() ? scenario_of(*from, o.scenario.sets) : load_scenario(o.scenario.path, o.scenario.sets);
   if (!scenario) return refuse(scenario.error());
+  if (auto taken = take_choices(*from, *scenario); !taken) return refuse(taken.error());
   start.from = std::move(*from);
   if (!spawned) {
     const auto warnings = check_resume(*start.from, *scenario);

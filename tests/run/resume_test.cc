@@ -120,6 +120,48 @@ TEST_CASE("a run in parts is the run in one piece: tokens, rewards, losses, weig
   }
 }
 
+TEST_CASE("what a scenario leaves to cost stays as the run began, and may be said otherwise with a warning") {
+  // The scenario without its line: auto.
+  const fs::path file = work_folder() / "exchange.yaml";
+  {
+    std::istringstream lines(text_of(fs::path(source_folder) / "scenarios/context-parallel-cpu.yaml"));
+    std::ofstream out(file);
+    for (std::string line; std::getline(lines, line);)
+      if (line.find("context_exchange") == std::string::npos) out << line << '\n';
+  }
+  const auto exchange_of = [](const fs::path& run) {
+    const std::string text = text_of(run / "scenario.yaml");
+    for (const char* way : {"ring", "all-gather"})
+      if (text.find(std::string("context_exchange: ") + way) != std::string::npos) return std::string(way);
+    return std::string("none");
+  };
+  const fs::path out = work_folder() / "exchange", other = work_folder() / "exchange_other";
+  must_run(fmt::format("run {} --set steps=1 --out {}", file.string(), out.string()));
+  const std::string chosen = exchange_of(out), another = chosen == "ring" ? "all-gather" : "ring";
+  CHECK(chosen != "none");
+  const Result2 on = hotbunk_command(fmt::format("run {} --set steps=2 --resume {}", file.string(), out.string()));
+  INFO(on.err);
+  CHECK(on.code == 0);
+  CHECK(on.err.find("E425") == std::string::npos);
+  CHECK(exchange_of(out) == chosen);
+  CHECK(computed(out).size() == 2);
+  // A run that was told the other way goes on so, whatever takes less.
+  must_run(fmt::format("run {} --set steps=1 --set train.context_exchange={} --out {}", file.string(), another,
+                       other.string()));
+  const Result2 kept = hotbunk_command(fmt::format("run {} --set steps=2 --resume {}", file.string(), other.string()));
+  INFO(kept.err);
+  CHECK(kept.code == 0);
+  CHECK(kept.err.find("E425") == std::string::npos);
+  CHECK(exchange_of(other) == another);
+  const Result2 told = hotbunk_command(fmt::format("run {} --set steps=3 --set train.context_exchange={} --resume {}",
+                                                   file.string(), chosen, other.string()));
+  INFO(told.err);
+  CHECK(told.code == 0);
+  CHECK_THAT(told.err,
+             Catch::Contains("warning[E425]") &&
+                 Catch::Contains(fmt::format("train.context_exchange: {} in the checkpoint, {} now", another, chosen)));
+}
+
 TEST_CASE("kill -9 at fifty random moments loses no step that was saved and changes no bit") {
   const std::string file =
       scenario("killed_often", 1, 1, "steps: 6\ncheckpoint_every: 1").string() + sets("algorithm.kl_coef=0.1");
