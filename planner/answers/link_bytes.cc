@@ -76,8 +76,8 @@ void add_training(const TrainModel& model, const TrainPoint& p, const TrainPrice
 }
 
 /// Forward passes that score samples, through training's layers: under ZeRO-3 and FSDP each gathers the parameters
-/// once, where a pass of training with resharding does twice. `l`: the actor's layers, `t`: the price of whose
-/// parameters move.
+/// once, where a step of training gathers them gathers_of_step() times. `l`: the actor's layers, `t`: the price of
+/// whose parameters move.
 void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layers& l, const TrainPrice& t,
                  RlPhase phase, std::vector<LinkUse>& out) {
   const RlSetting& s = rl.setting();
@@ -88,8 +88,7 @@ void add_scoring(const RlModel& rl, const TrainPoint& p, const TrainModel::Layer
   add_layers(rl.train(), p, f, s.mini_batches, split);
   if (!p.gathers_units()) return;
   const RankGroups where = rl.train().groups(p);
-  const double once = s.mini_batches / p.full_gathers() * static_cast<double>(by.point.micro_batches) /
-                      static_cast<double>(p.micro_batches);
+  const double once = s.mini_batches * static_cast<double>(by.point.micro_batches) / p.gathers_of_step();
   if (phase != RlPhase::reference) split.host("parameters from the host", once * t.host_up_bytes);
   split.ring("dp parameters", OpKind::all_gather, where.shard(),
              once * (t.data_gather_payload - t.expert_data_gather_payload));

@@ -87,13 +87,13 @@ std::vector<BufferId> PricedPlanWriter::scoring_work(std::string_view what, cons
           transient("communication", bytes.communication - messages, Category::communication)};
 }
 
-/// Sharded parameters, gathered once in a forward pass: half of what passes of training with resharding gather.
+/// Sharded parameters, gathered once in a forward pass: of training's gathers one.
 /// `seconds`: of an iteration.
 void PricedPlanWriter::gathered_parameters(std::string_view what, BufferId weights, const TrainPrice& t,
                                            double seconds) {
   const TrainPoint& p = point_.train;
   if (!p.gathers_units()) return;
-  const double runs = static_cast<double>(p.micro_batches) * p.full_gathers();
+  const double runs = p.gathers_of_step();
   const double experts = t.expert_data_gather_payload / runs, others = t.data_gather_payload / runs - experts;
   const double of_others = experts > 0.0 ? seconds * others / (others + experts) : seconds;
   communicate(OpKind::all_gather, streams::gather, shard_family(), fmt::format("{}.parameters", what), {weights},

@@ -398,15 +398,14 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   const bool streams = p.gathers_units();
   const double every = static_cast<double>(p.micro_batches);
   if (const double on_host = host_fraction(p); on_host > 0.0) {
-    const double own = on_host * held.own_trained(p), passes = streams ? every : 1.0;
-    out.host_down_bytes = passes * own * b.grads;
+    const double own = on_host * held.own_trained(p);
+    out.host_down_bytes = (streams ? every : 1.0) * own * b.grads;
     // What is stepped there comes up; where shards stream, frozen ones too.
-    out.host_up_bytes =
-        passes * (streams ? p.full_gathers() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params);
+    out.host_up_bytes = streams ? p.gathers_of_step() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params;
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;
-  const double gathers = p.sharding == Sharding::replicated ? 0.0 : streams ? every * p.full_gathers() : 1.0;
+  const double gathers = p.sharding == Sharding::replicated ? 0.0 : streams ? p.gathers_of_step() : 1.0;
   // Experts are divided among their own replicas; where there are none in a shard group, not at all.
   const std::int64_t own = p.expert_shard_ranks();
   const double expert = own > 1 ? held.expert : 0.0, trained_expert = held.frozen ? 0.0 : expert;

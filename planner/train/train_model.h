@@ -57,6 +57,9 @@ struct TrainPoint {
   bool holds_units() const { return gathers_units() && pp > 1 && !reshard_after_forward; }
   /// Parameters are gathered unit by unit around each pass.
   bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
+  /// How often a step gathers each unit among all ranks that share it: once where layers are held, else in every
+  /// micro-batch. Of seconds and bytes alike. (Our lowering gathers the root in every pass all the same: PassStreams.)
+  double gathers_of_step() const { return holds_units() ? 1.0 : static_cast<double>(micro_batches) * full_gathers(); }
   /// And their shards, with gradients and optimizer state, live on the host.
   bool streams_from_host() const { return optimizer_on_host && gathers_units(); }
   /// Ranks that hold the same experts: fewer than hold the same of the other layers.

@@ -167,7 +167,7 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
   const double gathered = streams ? held.ordinary + held.adapters : trained;
   out.gather = listing + both(OpKind::all_gather, group, gathered * b.params, experts,
                               (streams ? held.expert : trained_expert) * b.params);
-  if (streams) out.gather *= p.holds_units() ? 1.0 : m * p.full_gathers();
+  if (streams) out.gather *= p.gathers_of_step();
   if (const double kept = (held.all() - held.ends + held.adapters) * b.params; streams && p.reshard_ranks > 0)
     out.gather +=
         m * calls * cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
@@ -197,7 +197,7 @@ TrainModel::StepEnd TrainModel::step_end(const TrainPoint& p, const StageShare& 
   if (p.streams_from_host()) {
     const HostPass host = host_pass(p, held);
     const auto all = static_cast<double>(p.micro_batches), later = all - 1.0;
-    gather += (p.holds_units() ? 1.0 : all * p.full_gathers()) * host.up;
+    gather += p.gathers_of_step() * host.up;
     // A gradient that is there already makes the copy down wait, and with it the launches of the next unit's backward:
     // from the second micro-batch on nothing hides a reduction.
     blocked = later * (reduce / all + host.down + host.add);

@@ -188,6 +188,48 @@ TEST_CASE("hybrid shards: explain lists both levels, and the search tries groups
   CHECK(std::count(tried.begin(), tried.end(), 8) == 1);
 }
 
+TEST_CASE("layers that a pipeline holds are gathered once a step, in seconds and in bytes") {
+  const TrainModel model = hybrid_model(dense(), 2);  // nothing overlaps
+  const auto price = [&](bool held, std::int64_t m, bool on_host) {
+    TrainPoint p{.dp = 8, .pp = 2, .sharding = Sharding::fsdp, .micro_batches = m};
+    p.reshard_after_forward = !held, p.optimizer_on_host = on_host;
+    REQUIRE(p.holds_units() == held);
+    return model.price(p);
+  };
+  for (const bool on_host : {false, true}) {
+    INFO(on_host);
+    const TrainPrice half = price(true, 8, on_host), held = price(true, 16, on_host), few = price(false, 8, on_host),
+                     streamed = price(false, 16, on_host);
+    CHECK(held.data_gather_payload == half.data_gather_payload);
+    CHECK(streamed.data_gather_payload == Approx(32 * held.data_gather_payload));
+    CHECK(held.host_up_bytes == half.host_up_bytes);
+    CHECK(streamed.host_up_bytes == Approx(32 * held.host_up_bytes));
+    CHECK((held.host_up_bytes > 0) == on_host);
+    // All else is alike, so that the difference is gathers: of 16 micro-batches 31, of 8 of them 15.
+    const double more = term_of(streamed, Term::data) - term_of(held, Term::data),
+                 fewer = term_of(few, Term::data) - term_of(half, Term::data);
+    CHECK(fewer > 0);
+    CHECK(more == Approx(31.0 / 15 * fewer));
+  }
+  // A stage's parameters in bf16, once; and a scoring pass gathers them in each micro-batch, held or not.
+  const auto asked = [](bool held) {
+    return hybrid_pricer(
+        "model: llama-3.1-8b\nprofile: torchtitan\ncluster: {gpu: h100-sxm-80gb, nodes: 2, gpus_per_node: 8}\n"
+        "train: {engine: fsdp2, layout: {dp: 8, pp: 2}, recompute: full, micro_batch_tokens: 4096}\n"
+        "rollout: {engine: vllm, layout: {tp: 2, dp: 8}}\nalgorithm: {prompts: 128, samples_per_prompt: 1}\n"
+        "workload: {prompt_tokens: {mean: 2048, max: 2048, distribution: fixed},"
+        " response_tokens: {mean: 2048, max: 2048, distribution: fixed}}\n",
+        {held ? "train.reshard_after_forward=false" : "train.reshard_after_forward=true"});
+  };
+  const auto held = asked(true), streamed = asked(false);
+  REQUIRE(held->point().train.micro_batches == 16);
+  CHECK(held->train().price(held->point().train).data_gather_payload == Approx(8.03e9).epsilon(0.001));
+  CHECK(streamed->train().price(streamed->point().train).data_gather_payload == Approx(32 * 8.03e9).epsilon(0.001));
+  CHECK(line(*held, RlPhase::old_logprobs, "dp parameters").first > 0);
+  CHECK(line(*held, RlPhase::old_logprobs, "dp parameters").first ==
+        Approx(line(*streamed, RlPhase::old_logprobs, "dp parameters").first));
+}
+
 TEST_CASE("scoring passes exchange what their layers do, one forward pass of it") {
   const char* text =
       "model: qwen3-30b-a3b\ncluster: {gpu: h100-sxm-80gb, nodes: 4, gpus_per_node: 8}\n"
