@@ -53,7 +53,10 @@ int run(const ExplainArguments& o) {
     code = found.best.empty() ? exit_no : exit_done;
   }
   if (o.smallest) {
-    const auto small = smallest_cluster(*scenario, catalog_root());
+    // As `plan --gpus ?`: of other clusters nothing is chosen.
+    const auto open = load_scenario(o.scenario.path, o.scenario.sets);
+    if (!open) return report_errors(open.error());
+    const auto small = smallest_cluster(*open, catalog_root());
     if (!small) return report_errors(small.error());
     doc["smallest"] = json_from<Json>(to_json(*small));
     text += "\n" + render(*small);

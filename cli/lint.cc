@@ -10,7 +10,6 @@
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "spec/catalog.h"
-#include "spec/loader.h"
 
 namespace hotbunk {
 namespace {
@@ -20,8 +19,10 @@ struct LintArguments {
 };
 
 int run(const LintArguments& o) {
-  const auto scenario = load_scenario(o.scenario.path, o.scenario.sets);
-  if (!scenario) return report_errors(scenario.error());
+  const auto loaded = load_chosen(o.scenario);
+  if (!loaded) return report_errors(loaded.error());
+  const Scenario* const scenario = &loaded->scenario;
+  if (loaded->exchange) note_auto(*scenario, loaded->exchange);
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const std::vector<Finding> findings = lint(**pricer);

@@ -277,12 +277,14 @@ int run(const PlanArguments& o) {
     else fmt::print("{}", resolved_yaml(resolved->scenario));
     return exit_done;
   }
-  const auto loaded = load_chosen(o.scenario);
-  if (!loaded) return report_errors(loaded.error());
-  const Scenario* const scenario = &loaded->scenario;
-  note_undisturbed(*scenario, "the plan");
-  note_auto(*scenario);
-  if (o.gpus == "?" || !o.within.empty()) return smallest(o, *scenario);
+  auto open = load_scenario(o.scenario.path, o.scenario.sets);
+  if (!open) return report_errors(open.error());
+  note_undisturbed(*open, "the plan");
+  note_auto(*open);
+  // Of other clusters: what this one's layout chooses says nothing of them, and the ring takes less memory.
+  if (o.gpus == "?" || !o.within.empty()) return smallest(o, *open);
+  const ChosenScenario loaded = with_choices(std::move(*open));
+  const Scenario* const scenario = &loaded.scenario;
   if (const auto reasons = unsupported_to_execute(*scenario); !reasons.empty() && !o.print && o.out.empty())
     return price(o, *scenario, reasons);
   std::optional<Job> job;
@@ -308,11 +310,11 @@ int run(const PlanArguments& o) {
   if (o.scenario.json) {
     report.document["findings"] = json_from<Json>(to_json(scenario->name, findings))["findings"];
     report.document["search"] = json_from<Json>(to_json(*choices));
-    if (loaded->exchange) report.document["context_exchange"] = json_from<Json>(to_json(*loaded->exchange));
+    if (loaded.exchange) report.document["context_exchange"] = json_from<Json>(to_json(*loaded.exchange));
     print_document(json_text(report.document, 1));
   } else {
     print_answer(o, **pricer, *choices, findings, report.memory);
-    if (loaded->exchange) fmt::print("train.context_exchange auto: {}\n", render(*loaded->exchange));
+    if (loaded.exchange) fmt::print("train.context_exchange auto: {}\n", render(*loaded.exchange));
   }
   if (!o.html.empty()) {
     if (auto s = write_plan_page(o.html, **pricer, explain(**pricer), *choices, {}); !s)

@@ -1,4 +1,5 @@
 // train.context_exchange: auto as a user runs it.
+#include "tests/json.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -28,5 +29,16 @@ TEST_CASE("every command takes the same exchange of keys and values where the sc
   CHECK(kept(run) == chosen);
   CHECK(kept(simulated) == chosen);
   CHECK_THAT(hotbunk_command("layout " + scenario).out, Catch::Contains("Keys and values come by " + chosen + ", "));
+  CHECK_THAT(hotbunk_command("lint " + scenario).err,
+             Catch::Contains("note: auto: train.context_exchange " + chosen + ", "));
   CHECK_THAT(hotbunk_command("plan " + scenario).out, Catch::Contains("train.context_exchange auto: " + chosen + ", "));
+  // All rows of a search have the exchange that the scenario's own has.
+  const auto rows = [&](const std::string& exchange) {
+    const auto searched =
+        hotbunk_command(fmt::format("plan {} --set train.context_exchange={} --json", scenario, exchange));
+    return json_from<nlohmann::json>(searched.out).at("search").at("best");
+  };
+  const nlohmann::json left_open = rows("auto");
+  CHECK(left_open == rows(chosen));
+  CHECK(left_open != rows(chosen == "ring" ? "all-gather" : "ring"));
 }
