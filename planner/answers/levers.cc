@@ -70,9 +70,8 @@ std::vector<std::string> without_effect(const Scenario& s, bool lowered) {
                               s.train.account_for_embedding ? "embedding" : "loss"));
   if (!lowered && router_losses(s).any())
     out.emplace_back(
-        "losses of routers change nothing of this estimate: their counts and passes, below 0.1 % of training, stand "
-        "where "
-        "there is a plan");
+        "losses of routers change nothing of this estimate: their passes, and with cp or ulysses the sum of their "
+        "counts, stand where there is a plan");
   if (!lowered && s.train.expert_dispatch != ExpertDispatch::per_expert)
     out.push_back(fmt::format(
         "train.expert_dispatch = {} changes nothing of this estimate: whether a token goes once to each rank "

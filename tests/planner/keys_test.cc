@@ -231,22 +231,25 @@ TEST_CASE("what has no effect beside the other keys is said") {
   CHECK_THAT(notes_of("expert-rounds-cpu", {}), !Catch::Contains("changes nothing"));
   CHECK_THAT(notes_of("deepseek-v3-megatron", {"train.router_z_loss_coef=0.001"}),
              Catch::Contains("losses of routers change nothing of this estimate"));
-  // And it need not: of a plan, which has them, they take less than a thousandth of training.
-  const auto training = [](const char* coefficient) {
+  // Of a plan, which has them: what docs/experts.md says of each layout.
+  const auto training = [](const char* layout, const char* coefficient) {
     const auto pricer = pricer_of_text(
         "name: routers\nmodel: qwen3-30b-a3b\ncluster: {gpu: h100-sxm-80gb, nodes: 8, gpus_per_node: 8}\n"
-        "train: {engine: fsdp2, layout: {dp: 64, ep: 8}, micro_batch_tokens: 8192, recompute: full}\n"
+        "train: {engine: fsdp2, micro_batch_tokens: 8192, recompute: full, context_exchange: ring}\n"
         "rollout: {engine: hotbunk, layout: {tp: 2, dp: 32}}\nalgorithm: {prompts: 256, samples_per_prompt: 8}\n"
         "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 4096}}\n",
-        {std::string("train.router_aux_loss_coef=") + coefficient,
-         std::string("train.router_z_loss_coef=") + coefficient});
+        {fmt::format("train.layout={}", layout), fmt::format("train.router_aux_loss_coef={}", coefficient)});
     RlPrice price;
     REQUIRE(use_plan(pricer->scenario(), pricer->train().cost(), price));
     return price.seconds[static_cast<std::size_t>(RlPhase::train)];
   };
-  const double without = training("0"), with = training("0.001");
-  CHECK(with > without);
-  CHECK(with < 1.001 * without);
+  for (const auto& [layout, percent] : {std::pair{"{dp: 64, ep: 8}", 0.042},
+                                        {"{dp: 32, cp: 2, ep: 8}", 0.15},
+                                        {"{dp: 16, cp: 4, ep: 8}", 0.20},
+                                        {"{dp: 16, cp: 2, ulysses: 2, ep: 8}", 0.27}}) {
+    INFO(layout);
+    CHECK(100.0 * (training(layout, "0.01") / training(layout, "0") - 1.0) == Approx(percent).epsilon(0.03));
+  }
   CHECK_THAT(notes({"train.account_for_loss_in_pipeline_split=true"}),
              Catch::Contains("train.account_for_loss_in_pipeline_split changes nothing"));
   const std::string copies = "train.expert_dispatch = per-rank changes nothing of this estimate";
