@@ -20,10 +20,10 @@ ExchangeChoice::Way price_of(Scenario s, ContextExchange exchange, const CostMod
   s.train.context_exchange = exchange;
   RlPrice price;
   if (!use_plan(s, cost, price)) return {};
-  ExchangeChoice::Way out{.seconds = 0, .fits = price.fits};
+  double seconds = 0.0;
   for (const RlPhase phase : {RlPhase::reference, RlPhase::old_logprobs, RlPhase::train})
-    out.seconds += price.seconds[static_cast<std::size_t>(phase)];
-  return out;
+    seconds += price.seconds[static_cast<std::size_t>(phase)];
+  return {.seconds = seconds, .fits = price.fits};
 }
 
 }  // namespace
@@ -37,27 +37,31 @@ std::optional<ExchangeChoice> choose_context_exchange(const Scenario& s, const s
   ExchangeChoice out{.chosen = ContextExchange::ring,
                      .ring = price_of(s, ContextExchange::ring, cost),
                      .all_gather = price_of(s, ContextExchange::all_gather, cost)};
-  if (out.all_gather.fits && (!out.ring.fits || out.all_gather.seconds < out.ring.seconds))
+  const auto& [chosen, ring, gathered] = out;
+  if (!ring.seconds && !gathered.seconds) return std::nullopt;
+  if (!ring.seconds || (gathered.fits && (!ring.fits || *gathered.seconds < *ring.seconds)))
     out.chosen = ContextExchange::all_gather;
   return out;
 }
 
 std::string to_json(const ExchangeChoice& c) {
   const auto way = [](const ExchangeChoice::Way& w) {
-    return nlohmann::ordered_json{{"seconds", w.seconds}, {"fits", w.fits}};
+    nlohmann::ordered_json out = {{"training_s", nullptr}, {"fits", w.fits}};
+    if (w.seconds) out["training_s"] = *w.seconds;
+    return out;
   };
   return json_text(
-      nlohmann::ordered_json{{"chosen", name_of(c.chosen)}, {"ring", way(c.ring)}, {"all-gather", way(c.all_gather)}});
+      nlohmann::ordered_json{{"chosen", name_of(c.chosen)}, {"ring", way(c.ring)}, {"all_gather", way(c.all_gather)}});
 }
 
 std::string render(const ExchangeChoice& c) {
   const bool gathers = c.chosen == ContextExchange::all_gather;
-  const auto said = [](const ExchangeChoice::Way& way) {
-    return format_seconds(way.seconds) + (way.fits ? "" : ", which does not fit");
-  };
-  return fmt::format(
-      "{}, {} of an iteration's training ({}: {})", name_of(c.chosen), said(gathers ? c.all_gather : c.ring),
-      name_of(gathers ? ContextExchange::ring : ContextExchange::all_gather), said(gathers ? c.ring : c.all_gather));
+  const ExchangeChoice::Way &way = gathers ? c.all_gather : c.ring, &other = gathers ? c.ring : c.all_gather;
+  const auto seconds = [](const ExchangeChoice::Way& w) { return w.seconds ? format_seconds(*w.seconds) : "no plan"; };
+  return fmt::format("{}, {} of an iteration's training ({}: {}{}){}", name_of(c.chosen), seconds(way),
+                     name_of(gathers ? ContextExchange::ring : ContextExchange::all_gather), seconds(other),
+                     way.fits && other.seconds && !other.fits ? ", which does not fit" : "",
+                     way.fits ? "" : "; neither fits");
 }
 
 }  // namespace hotbunk

@@ -5,7 +5,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/format.h"
 #include "planner/answers/plan_answer.h"
+#include "tests/json.h"
 #include "tests/planner/pricers.h"
 
 using namespace hotbunk;
@@ -63,7 +65,25 @@ TEST_CASE("Of two ways the one that fits is taken, whatever it costs") {
   CHECK((tight.ring.fits && !tight.all_gather.fits));
   CHECK(tight.all_gather.seconds < tight.ring.seconds);
   CHECK(tight.chosen == ContextExchange::ring);
-  CHECK_THAT(render(tight), Catch::StartsWith("ring, ") && Catch::EndsWith("which does not fit)"));
+  CHECK_THAT(render(tight), Catch::StartsWith("ring, ") && Catch::EndsWith(", which does not fit)"));
+  // Where neither fits it is the one that takes less memory, and both seconds stand as they are.
+  const ExchangeChoice neither =
+      chosen(over_context(1024, {fmt::format("cluster.device_memory_mib={}", ring / 2.0 / (1024 * 1024))}));
+  CHECK((!neither.ring.fits && !neither.all_gather.fits));
+  CHECK(neither.chosen == ContextExchange::ring);
+  CHECK(render(neither) == fmt::format("ring, {} of an iteration's training (all-gather: {}); neither fits",
+                                       format_seconds(neither.ring.seconds.value()),
+                                       format_seconds(neither.all_gather.seconds.value())));
+}
+
+TEST_CASE("A way without a plan is said to have none, and takes no 0 seconds") {
+  const ExchangeChoice one{
+      .chosen = ContextExchange::all_gather, .ring = {}, .all_gather = {.seconds = 0.25, .fits = true}};
+  CHECK(render(one) == "all-gather, 250.00 ms of an iteration's training (ring: no plan)");
+  CHECK(json_from<nlohmann::ordered_json>(to_json(one)) ==
+        nlohmann::ordered_json{{"chosen", "all-gather"},
+                               {"ring", {{"training_s", nullptr}, {"fits", false}}},
+                               {"all_gather", {{"training_s", 0.25}, {"fits", true}}}});
 }
 
 TEST_CASE("Nothing is chosen where the scenario says it, has no context parallelism, or has no plan") {
