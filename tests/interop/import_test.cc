@@ -1,6 +1,7 @@
 // Launches of six systems as scenarios: what each key becomes, whose default stands in, what is refused.
 #include "interop/import.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "tests/interop/launches.h"
@@ -302,10 +303,20 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(dynamic.train.logprob_micro_batch_sequences == 0);
   // ZeRO's optimizer on the host, of the stages whose parameters are whole.
   CHECK(a.optimizer.cpu_fraction == 0);
-  for (const char* flag : {" --ds.adam_offload", " --adam_offload"}) {
-    CHECK(import_of("openrlhf", words(now + " --ds.zero_stage 2" + flag)).scenario.optimizer.cpu_fraction == 1);
-    const ImportedScenario third = import_of("openrlhf", words(now + flag));
+  for (const std::string flag : {"ds.adam_offload", "adam_offload"}) {
+    INFO(flag);
+    const auto why = [&](const ImportedScenario& i) {
+      const auto key = std::ranges::find(i.keys, flag, &ImportedKey::key);
+      return key == i.keys.end() ? std::string("not given") : key->why;
+    };
+    const ImportedScenario second = import_of("openrlhf", words(now + " --ds.zero_stage 2 --" + flag));
+    CHECK(second.scenario.optimizer.cpu_fraction == 1);
+    CHECK(why(second).empty());
+    // Beside stage 3's shards it has no key, and the scenario's comment says so.
+    const ImportedScenario third = import_of("openrlhf", words(now + " --" + flag));
     CHECK(third.scenario.optimizer.cpu_fraction == 0);
+    CHECK(why(third) == "read only where ds.zero_stage is 1 or 2");
+    CHECK_THAT(third.text, Catch::Contains("#   " + flag + ": " + why(third)));
   }
   const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
   REQUIRE(!uncovered);

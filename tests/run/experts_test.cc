@@ -1,4 +1,5 @@
 // scenarios/moe-cpu.yaml as a user runs it.
+#include "tests/run/json_lines.h"
 #include "tests/run/program.h"
 
 using namespace hotbunk;
@@ -41,9 +42,13 @@ TEST_CASE("routers with losses of their own train as the plan says") {
   const fs::path run = work_folder() / "router-losses";
   must_run(fmt::format("run {}/scenarios/router-losses-cpu.yaml --set steps=2 --check --out {}", source_folder,
                        run.string()));
-  std::ifstream metrics(run / "metrics.jsonl");
-  const std::string text(std::istreambuf_iterator<char>(metrics), {});
-  CHECK_THAT(text, Catch::Contains("\"actor/router_loss\":0.0"));  // 0.02 where routers are balanced, and a little
+  const auto steps = lines_of(run / "metrics.jsonl");
+  REQUIRE(steps.size() == 2);
+  for (const nlohmann::json& step : steps) {
+    const auto loss = step.at("actor/router_loss").get<double>();
+    CHECK(loss > 0.02);  // as of balanced routers, and a little
+    CHECK(loss < 0.05);
+  }
 }
 
 TEST_CASE("DeepSeek-V3 in small goes on in another layout, is served from its checkpoint, and says what it cannot do") {
