@@ -175,6 +175,12 @@ std::optional<Diagnostic> why_not_exported(const LaunchTable& table, const Scena
                     "train.lora.rank {}",
                     table.title, scenario.model.lora.rank),
         "export verl or nemo-rl, or set train.lora.rank to 0");
+  if (scenario.train.engine == TrainEngine::megatron)
+    if (const auto lost = rules::without_bridge_module(scenario.model); !lost.empty())
+      return refused(
+          fmt::format("Megatron has no modules for adapters of {}'s {}", scenario.model.name, fmt::join(lost, ", ")),
+          "set train.engine to fsdp2 and profile to verl-fsdp, whose launch names a model's own matrices, or "
+          "train.lora.rank to 0");
   return std::nullopt;
 }
 

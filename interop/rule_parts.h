@@ -27,6 +27,8 @@ void read_offload(RuleInput&);
 void write_offload(RuleOutput&);
 void read_adapters(RuleInput&);
 void write_adapters(RuleOutput&);
+/// The matrices with adapters of which Megatron-Bridge has no module: no list there says them, and an empty one is all.
+std::vector<std::string> without_bridge_module(const ModelSpec&);
 void read_cpu_optimizer(RuleInput&);
 void write_cpu_optimizer(RuleOutput&);
 void read_loss(RuleInput&);

@@ -4,13 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <sstream>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "interop/rule_parts.h"
 #include "interop/settings.h"
+#include "spec/family.h"
 #include "spec/model.h"
 #include "spec/scenario_keys.h"
 
@@ -19,17 +20,25 @@ namespace {
 
 /// A module of Megatron's and the matrices of a checkpoint that it is. `fused`: of its adapters of type lora, where q,
 /// k and v, and gate and up, are one module with one A; the others are of canonical_lora, which has an A for each.
+/// `latent`: of models that have latent attention, or of those that have not; none: of both.
 struct BridgeModule {
   std::string_view name;
   bool fused, canonical;
   std::vector<std::string_view> matrices;
+  std::optional<bool> latent = {};
 };
-/// Source: Megatron-Bridge's LoRA and CanonicalLoRA, as verl/trainer/config/model/hf_model.yaml lists them.
+/// Source: Megatron-Bridge's LoRA and CanonicalLoRA, as verl/trainer/config/model/hf_model.yaml lists them; of latent
+/// attention the modules of Megatron-Core's MLASelfAttention, as Megatron-Bridge's DeepSeek bridges map them.
 const std::vector<BridgeModule>& bridge_modules() {
-  static const std::vector<BridgeModule> all = {{"linear_qkv", true, false, {"q_proj", "k_proj", "v_proj"}},
-                                                {"linear_q", false, true, {"q_proj"}},
-                                                {"linear_k", false, true, {"k_proj"}},
-                                                {"linear_v", false, true, {"v_proj"}},
+  static const std::vector<BridgeModule> all = {{"linear_qkv", true, false, {"q_proj", "k_proj", "v_proj"}, false},
+                                                {"linear_q", false, true, {"q_proj"}, false},
+                                                {"linear_k", false, true, {"k_proj"}, false},
+                                                {"linear_v", false, true, {"v_proj"}, false},
+                                                {"linear_q_proj", true, true, {"q_proj"}, true},
+                                                {"linear_q_down_proj", true, true, {"q_a_proj"}, true},
+                                                {"linear_q_up_proj", true, true, {"q_b_proj"}, true},
+                                                {"linear_kv_down_proj", true, true, {"kv_a_proj_with_mqa"}, true},
+                                                {"linear_kv_up_proj", true, true, {"kv_b_proj"}, true},
                                                 {"linear_proj", true, true, {"o_proj"}},
                                                 {"linear_fc1", true, false, {"gate_proj", "up_proj"}},
                                                 {"linear_fc1_gate", false, true, {"gate_proj"}},
@@ -38,14 +47,21 @@ const std::vector<BridgeModule>& bridge_modules() {
   return all;
 }
 
-/// As train.lora.targets has them: in their order of a layer, all-linear where there are all.
-std::string targets_of(const std::vector<std::string>& matrices) {
-  std::vector<std::string> out;
-  for (const LoraTarget& t : lora_targets)
-    if (std::ranges::find(matrices, t.module) != matrices.end()) out.emplace_back(t.module);
+bool has_matrix(const BridgeModule& module, const ModelSpec& model, const std::string& matrix) {
+  return module.latent.value_or(model.mla.has_value()) == model.mla.has_value() &&
+         std::ranges::find(module.matrices, matrix) != module.matrices.end();
+}
+
+/// As train.lora.targets has them: in the order of the model's layer, all-linear where there are all of its family's.
+std::string targets_of(const std::vector<std::string>& matrices, const std::optional<ModelSpec>& model) {
+  std::vector<std::string_view> family, out;
+  for (const LoraTarget& t : model ? family_of(model->family).adapters : std::span<const LoraTarget>(lora_targets))
+    if (std::ranges::find(family, t.module) == family.end()) family.push_back(t.module);
+  for (const std::string_view module : family)
+    if (std::ranges::find(matrices, module) != matrices.end()) out.push_back(module);
+  if (out.size() == family.size()) return "all-linear";
   for (const std::string& other : matrices)  // that no layer has: the scenario's own rules say so
-    if (std::ranges::find(lora_targets, other, &LoraTarget::module) == lora_targets.end()) out.push_back(other);
-  if (out.size() == lora_targets.size()) return "all-linear";
+    if (std::ranges::find(family, other) == family.end()) out.push_back(other);
   return fmt::format("[{}]", fmt::join(out, ", "));
 }
 
@@ -58,12 +74,11 @@ std::vector<std::string> matrices_of(const ModelSpec& model) {
 }
 
 /// The modules of one kind that have any of the matrices: of fused ones some may have others, too.
-std::vector<std::string> modules_for(const std::vector<std::string>& matrices, bool fused) {
+std::vector<std::string> modules_for(const ModelSpec& model, const std::vector<std::string>& matrices, bool fused) {
   std::vector<std::string> out;
   for (const BridgeModule& m : bridge_modules())
-    if ((fused ? m.fused : m.canonical) && std::ranges::any_of(m.matrices, [&](const auto& one) {
-          return std::ranges::find(matrices, one) != matrices.end();
-        }))
+    if ((fused ? m.fused : m.canonical) &&
+        std::ranges::any_of(matrices, [&](const std::string& one) { return has_matrix(m, model, one); }))
       out.emplace_back(m.name);
   return out;
 }
@@ -89,7 +104,7 @@ void read_targets(RuleInput& in) {
     matrices.insert(matrices.end(), at->matrices.begin(), at->matrices.end());
     shared |= at->matrices.size() > 1;
   }
-  in.set("train.lora.targets", targets_of(matrices),
+  in.set("train.lora.targets", targets_of(matrices, in.model),
          said->said + (shared ? "; q, k and v, and gate and up, have one A together there, each its own here" : ""),
          said->where);
 }
@@ -112,6 +127,14 @@ void read_adapters(RuleInput& in) {
     in.set("train.lora.adapter", yaml_text(folder->value), folder->said, folder->where);
 }
 
+std::vector<std::string> without_bridge_module(const ModelSpec& model) {
+  std::vector<std::string> out = matrices_of(model);
+  std::erase_if(out, [&](const std::string& matrix) {
+    return std::ranges::any_of(bridge_modules(), [&](const BridgeModule& m) { return has_matrix(m, model, matrix); });
+  });
+  return out;
+}
+
 void write_adapters(RuleOutput& out) {
   const LoraSpec& lora = out.scenario.model.lora;
   if (!lora.on()) return;
@@ -125,9 +148,10 @@ void write_adapters(RuleOutput& out) {
   out.give("adapter_matrices", all ? "all-linear" : list(matrices));
   if (!all) out.give("adapter_matrix_names", list(matrices));
   out.give("adapter_kind", std::string("canonical"));
-  out.give("adapter_modules", list(modules_for(matrices, false)));
+  out.give("adapter_modules", list(modules_for(out.scenario.model, matrices, false)));
   // An empty list is all of them.
-  out.give("adapter_fused_modules", list(all ? std::vector<std::string>() : modules_for(matrices, true)));
+  out.give("adapter_fused_modules",
+           list(all ? std::vector<std::string>() : modules_for(out.scenario.model, matrices, true)));
   if (!lora.adapter.empty()) out.give("adapter_folder", lora.adapter);
   // What a scenario's engines are sent are merged weights, and verl's vLLM reads the frozen ones from the checkpoint.
   out.give("adapters_merged", true);

@@ -148,14 +148,14 @@ struct SavedPart {
 Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, DType dtype, const std::string& name,
                     std::vector<BufferId>& used) {
   const UnitState& of = state.units()[u];
-  LayerAdapters adapters;
-  const auto use = [&](const GatheredUnit& g) { used.insert(used.end(), {g.parts, g.whole.parts.front().buffer}); };
-  for (const UnitParam& p : of.unit.params)
-    if (state.model().adapts(p.role) && !adapters.contains(p.layer))
-      use(adapters.emplace(p.layer, state.gather_unit(b, *state.adapters_of(p.layer), "export.lora.")).first->second);
+  const auto gather = [&](std::size_t unit) {
+    GatheredUnit out = state.gather_unit(b, unit, "export.lora.");
+    used.insert(used.end(), {out.parts, out.whole.parts.front().buffer});
+    return out;
+  };
+  const LayerAdapters adapters = adapters_for(state, of.unit, gather);
   if (of.unit.flat && !adapters.empty()) {
-    const GatheredUnit whole = state.gather_unit(b, u, "export.lora.");
-    use(whole);
+    const GatheredUnit whole = gather(u);
     b.begin_call("export.merge", name);
     return merge_flat(b, state.model(), whole, adapters, dtype, name);
   }

@@ -301,14 +301,14 @@ class SyncLowering {
   /// One unit's gathered parameters at a time: these are given back before the next one's come.
   Tensor merged_shard(const SyncedUnit& u, const std::string& prefix) {
     if (!whole_) whole_ = b_.limit_slots("sync.whole", 1);
-    LayerAdapters adapters;
     std::vector<BufferId> used;
-    const auto use = [&](const GatheredUnit& g) { used.insert(used.end(), {g.parts, g.whole.parts.front().buffer}); };
-    for (const UnitParam& p : u.unit->params)
-      if (s_.model.adapts(p.role) && !adapters.contains(p.layer))
-        use(adapters.emplace(p.layer, gathered(*t_.adapters_of(p.layer), prefix)).first->second);
-    const GatheredUnit whole = gathered(u.number, prefix);
-    use(whole);
+    const auto gather = [&](std::size_t unit) {
+      GatheredUnit out = gathered(unit, prefix);
+      used.insert(used.end(), {out.parts, out.whole.parts.front().buffer});
+      return out;
+    };
+    const LayerAdapters adapters = adapters_for(t_, *u.unit, gather);
+    const GatheredUnit whole = gather(u.number);
     b_.take_turn(*whole_, used);
     const std::string name = prefix + "merge." + u.unit->name;
     b_.begin_call("sync.merge", name);

@@ -441,6 +441,15 @@ GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std
   return out;
 }
 
+LayerAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
+                           const std::function<GatheredUnit(std::size_t)>& gather) {
+  LayerAdapters out;
+  for (const UnitParam& p : unit.params)
+    if (state.model().adapts(p.role) && !out.contains(p.layer))
+      out.emplace(p.layer, gather(*state.adapters_of(p.layer)));
+  return out;
+}
+
 Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
                   const LayerAdapters& adapters, DType dtype, const std::string& name) {
   const WholeUnit::Part& whole = gathered.whole.parts.front();

@@ -19,6 +19,7 @@
 // some parameters are frozen (train.frozen); under fsdp2 these are kept as the others are, in the master's dtype.
 #pragma once
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -304,6 +305,10 @@ Side on_first_rank(const UnitParam&, std::int64_t ranks);
 /// from a tensor [rows, cols] into another.
 void emit_merge(ProgramBuilder&, const ModelSpec&, const GatheredUnit& adapters, const UnitParam&, Range rows,
                 const Tensor& from, const Tensor& to, const std::string& name);
+/// The adapters of each layer of which the unit has matrices that have some, one layer after another: `gather` brings
+/// a unit of the state, by its number.
+LayerAdapters adapters_for(const TrainState&, const ShardedUnit&,
+                           const std::function<GatheredUnit(std::size_t)>& gather);
 /// A rank's shard of a flat unit whose matrices get their adapters, in `dtype`. A row may begin in one rank's shard and
 /// end in the next one's, so every rank makes each matrix whole, one after another, and takes its own elements.
 /// Source: verl and PEFT merge so under FSDP1 (summon_full_params around merge_adapter).

@@ -34,6 +34,11 @@ const LoraTarget* lora_target(const ModelSpec& model, ParamRole base) {
   return at == all.end() ? nullptr : &*at;
 }
 
+bool one_adapter_of_qkv(const ModelSpec& model) {
+  const LoraTarget *const q = lora_target(model, ParamRole::q_proj), *const k = lora_target(model, ParamRole::k_proj);
+  return q != nullptr && k != nullptr && q->a == k->a;
+}
+
 bool ModelSpec::adapts(ParamRole base) const {
   const LoraTarget* const target = lora.on() ? lora_target(*this, base) : nullptr;
   if (target == nullptr) return false;

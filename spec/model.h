@@ -290,6 +290,8 @@ ModelSpec base_of(ModelSpec);
 /// Of the matrices of its layers those that may have adapters, in their order; nullptr: not this one.
 std::vector<LoraTarget> lora_targets_of(const ModelSpec&);
 const LoraTarget* lora_target(const ModelSpec&, ParamRole base);
+/// Whether q, k and v are one module, whose adapter has one A (GPT-2's c_attn).
+bool one_adapter_of_qkv(const ModelSpec&);
 /// Its adapters' parameters, layer by layer in the order of their matrices: NAME.lora_A.weight, NAME.lora_B.weight;
 /// where matrices are one module, its A, and B by matrix.
 std::vector<ParamSpec> adapters_of(const ModelSpec&);

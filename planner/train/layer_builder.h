@@ -19,12 +19,6 @@ struct Quantization {
 Quantization quantization_of(const std::string& precision);
 
 /// Collects one layer. Every call is one operation of the framework's forward pass with its backward.
-/// Whether q, k and v are one module, whose adapter has one A (GPT-2's c_attn).
-inline bool one_adapter_of_qkv(const ModelSpec& m) {
-  const LoraTarget *const q = lora_target(m, ParamRole::q_proj), *const k = lora_target(m, ParamRole::k_proj);
-  return q != nullptr && k != nullptr && q->a == k->a;
-}
-
 class LayerBuilder {
  public:
   LayerBuilder(const TrainModel&, const TrainPoint&, std::vector<KeptTensor>* kept = nullptr);

@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include "planner/train/layer_builder.h"
-
 namespace hotbunk {
 namespace {
 

@@ -8,6 +8,11 @@ import math
 
 NUM_TASK_TOKENS = 15  # rl/tasks.h
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
+PLAIN = ("llama", "qwen2", "qwen3", "mistral", "gemma2")  # of one form; Qwen2 may become Mixtral or Qwen3-MoE
+KINDS = PLAIN + ("deepseek_v2", "deepseek_v3", "gpt2")
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+           "mistral": "MistralForCausalLM", "gemma2": "Gemma2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+           "deepseek_v3": "DeepseekV3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
 
 def divisors(n):
@@ -18,11 +23,21 @@ def whole_under(kv_heads, tp):
     return kv_heads % tp == 0 or tp % kv_heads == 0
 
 
+def num_layers(model):
+    return model.get("num_hidden_layers", model.get("n_layer"))
+
+
+def num_experts(model):
+    """Of a layer; 0 of a dense model."""
+    return next((model[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in model), 0)
+
+
 def tensor_parallel_sizes(scenario, world):
     """Sizes of one engine that a model allows and that divide a world."""
     m = scenario["model"]
-    cut = [m["num_attention_heads"], m["intermediate_size"], m.get("moe_intermediate_size", m["intermediate_size"])]
-    return [d for d in divisors(world) if all(n % d == 0 for n in cut) and whole_under(m["num_key_value_heads"], d)]
+    heads, width = m.get("num_attention_heads", m.get("n_head")), m.get("intermediate_size", m.get("n_inner"))
+    cut = [heads, width, m.get("moe_intermediate_size", width)]
+    return [d for d in divisors(world) if all(n % d == 0 for n in cut) and whole_under(m.get("num_key_value_heads", heads), d)]
 
 
 def draw_task(r):
@@ -56,23 +71,56 @@ def draw_experts(r, sizes):
             "intermediate_size": unit * r.randint(1, 12), "norm_topk_prob": r.random() < 0.5, "decoder_sparse_step": 1}
 
 
-def draw_model(r, tp, cuts, longest):
-    """Llama, Qwen2 (biases), Qwen3 (head norms), Mistral (a window), Gemma-2 or one with experts, MHA to MQA, tied or
-    not; sizes that divide nothing they need not. `tp`: of an engine."""
-    architectures = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma2": "Gemma2"}
-    kind = r.choice(list(architectures))
+def draw_latents(r, kind, sizes, layers):
+    """What DeepSeek-V2 and V3 have besides: latent attention, and experts in groups behind dense layers."""
+    unit = math.lcm(*sizes)
+    groups, each = r.choice([1, 2, 3]), r.randint(2, 4)
+    experts = math.lcm(unit, groups) * each
+    chosen_groups = r.randint(1, groups)
+    model = {"q_lora_rank": r.choice([None, r.randint(1, 20)]), "kv_lora_rank": r.randint(1, 20),
+             "qk_nope_head_dim": r.randint(1, 9), "qk_rope_head_dim": 2 * r.randint(1, 4), "v_head_dim": r.randint(1, 11),
+             "n_routed_experts": experts, "num_experts_per_tok": r.randint(1, min(8, chosen_groups * experts // groups)),
+             "moe_intermediate_size": unit * r.randint(1, 12), "n_shared_experts": r.randint(0, 2),
+             "first_k_dense_replace": r.randint(0, layers - 1), "n_group": groups, "topk_group": chosen_groups,
+             "routed_scaling_factor": r.choice([1.0, 2.5])}
+    if kind == "deepseek_v2":
+        model.update(topk_method="group_limited_greedy", norm_topk_prob=False)
+    else:
+        model["norm_topk_prob"] = r.random() < 0.5
+    return model
+
+
+def draw_gpt2(r, model):
+    """The same sizes by GPT-2's names, of which a head's width is hidden size over heads."""
+    heads, positions = model["num_attention_heads"], model["max_position_embeddings"]
+    return {"model_type": "gpt2", "architectures": model["architectures"], "n_embd": heads * r.randint(1, 6),
+            "n_layer": model["num_hidden_layers"], "n_head": heads, "n_inner": model["intermediate_size"],
+            "n_positions": positions, "layer_norm_epsilon": 1e-5,
+            **{k: model[k] for k in ("vocab_size", "tie_word_embeddings", "initializer_range", "bos_token_id", "eos_token_id")}}
+
+
+def draw_model(r, tp, cuts, longest, kinds=KINDS):
+    """Llama, Qwen2 (biases), Qwen3 (head norms), Mistral (a window), Gemma-2, DeepSeek (latents), GPT-2 or one with
+    experts, MHA to MQA, tied or not; sizes that divide nothing they need not. `tp`: of an engine."""
+    kind = r.choice(kinds)
     sizes = [tp, cuts["tp"] * cuts["ulysses"], cuts["tp"]]
     unit = math.lcm(*sizes)
     heads = unit * r.randint(1, 4 if unit < 4 else 2)
     kv = r.choice([k for k in divisors(heads) if all(whole_under(k, n) for n in sizes)])
     model = {
-        "model_type": kind, "architectures": [architectures[kind] + "ForCausalLM"],
+        "model_type": kind, "architectures": [CLASSES[kind]],
         "hidden_size": r.randint(3, 48), "intermediate_size": unit * r.randint(1, 24 if unit < 4 else 4),
         "num_hidden_layers": cuts["pp"] * cuts["vpp"] + r.randint(0, 4),
         "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": 2 * r.randint(1, 6),
         "vocab_size": r.choice([15, 16, 17, 33, 64, 150]), "max_position_embeddings": r.choice([longest, longest + 3, 128]),
         "rms_norm_eps": 1e-6, "rope_theta": r.choice([1e4, 1e6]), "tie_word_embeddings": r.random() < 0.5,
         "initializer_range": r.choice([0.02, 0.1, 0.3]), "bos_token_id": 1, "eos_token_id": 2}
+    if kind == "gpt2":
+        return draw_gpt2(r, model)
+    if kind.startswith("deepseek"):
+        del model["head_dim"]
+        model["num_key_value_heads"] = heads
+        model.update(draw_latents(r, kind, sizes, model["num_hidden_layers"]))
     if kind in ("mistral", "gemma2"):
         model["sliding_window"] = r.choice([1, 3, max(1, longest // 2), longest + 3])
     if kind == "gemma2":
@@ -121,13 +169,50 @@ def draw_order(r):
     return "-".join(axes)
 
 
+def experts_in_order(layout):
+    """Whether experts lie over neighbours in the layout's order of ranks: the data ranks right behind tp where they are
+    over both, else one behind the other (spec/executable.cc)."""
+    tp, ep, etp = layout["tp"], layout.get("ep", 1), layout.get("etp", 1)
+    places = math.gcd(tp, etp * ep)
+    if etp * ep == 1 or (places == tp and etp * ep == tp):  # all on each rank; or over tp alone
+        return True
+    order = layout.get("order", "tp-cp-ep-dp-pp").split("-")
+    sizes = {"tp": tp, "dp": layout["dp"], "pp": layout["pp"], "cp": layout["cp"], "ulysses": layout["ulysses"]}
+    if "ulysses" not in order:
+        sizes["cp"] *= sizes.pop("ulysses")
+    axes = "".join({"tp": "t", "pp": "o"}.get(axis, "d") for axis in order if sizes.get(axis, 1) > 1)
+    data = axes[axes.find("d"):axes.rfind("d") + 1]
+    return set(data) <= {"d"} and (etp == tp or not data or "td" in axes)
+
+
+def draw_experts_mesh(r, model, layout, data_ranks, shards):
+    """Any etp that divides tp, and any ep of those that divide the experts and the ranks; sequence parallelism where a
+    block of ranks needs tokens of its own (spec/expert_mesh.h)."""
+    tp, meshes = layout["tp"], []
+    for etp in divisors(tp):
+        for ep in divisors(math.gcd(num_experts(model), data_ranks * tp // etp)):
+            places = math.gcd(tp, etp * ep)
+            spread = etp * ep // places
+            if shards == 1 or shards % spread == 0:
+                meshes.append({"etp": etp, "ep": ep, "apart": places < tp or spread > 1})
+    mesh = r.choice(meshes)
+    needs_sp = mesh.pop("apart") and mesh["etp"] < tp
+    return mesh | ({"sp": True} if needs_sp else {})
+
+
 def draw_part_that_trains(r, model):
     """Adapters, or patterns of what does not train; nothing in half the draws."""
-    experts = model["model_type"] in ("mixtral", "qwen3_moe")
+    kind, experts = model["model_type"], num_experts(model) > 0
+    whole = kind == "gpt2" or kind.startswith("deepseek")  # is trained whole, or not but for its adapters
     if r.random() < 0.25:
+        some = ["q_proj", "v_proj", "o_proj"]
+        if kind == "gpt2":
+            some = r.choice([["c_attn"], ["c_fc", "c_proj"]])
+        elif whole:
+            some = ["q_a_proj" if model["q_lora_rank"] else "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
         return {"lora": {"rank": r.randint(1, 9), "alpha": r.choice([1, 4, 16]),
-                         "targets": ["q_proj", "v_proj", "o_proj"] if experts or r.random() < 0.5 else "all-linear"}}
-    if r.random() < 0.33:
+                         "targets": some if experts or r.random() < 0.5 else "all-linear"}}
+    if not whole and r.random() < 0.33:
         return {"frozen": r.choice([["model.embed_tokens.*"], ["*.self_attn.*"], ["model.layers.0.*", "model.norm.weight"],
                                     ["*experts*"] if experts else ["*.mlp.*"]])}
     return {}
@@ -140,28 +225,30 @@ def draw_train(r, world, cuts, model, longest):
     micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
     layout = {"dp": data_ranks // cuts["ulysses"] // cuts["cp"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
               "sp": sp}
-    if model["model_type"] in ("mixtral", "qwen3_moe"):
-        experts = model.get("num_experts", model.get("num_local_experts"))
+    if num_experts(model):
         shards = 1 if engine == "ddp" else data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
-        over_data = [k for k in divisors(math.gcd(experts, data_ranks)) if shards == 1 or shards % k == 0]
-        layout.update(r.choice([{"etp": 1, "ep": cuts["tp"]}] + [{"etp": cuts["tp"], "ep": k} for k in over_data]))
+        layout.update(draw_experts_mesh(r, model, layout, data_ranks, shards))
     train = {"engine": engine, "layout": layout,
              "context_exchange": r.choice(["auto", "ring", "all-gather"]), "micro_batch_tokens": micro, "recompute": r.choice(["none", "selective", "full"]),
              "precision": {"params": r.choice(["fp32", "fp32", "bf16"])}, "offload": r.choice(["none", "sleep"]),
-             "reshard_after_forward": cuts["pp"] > 1 or r.random() < 0.5, "prefetch": r.randint(0, 1),
+             "reshard_after_forward": r.random() < 0.5, "prefetch": r.randint(0, 1),
              "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
-    if model["model_type"] in ("mixtral", "qwen3_moe"):
+    if num_experts(model):
         train["router_aux_loss_coef"], train["router_z_loss_coef"] = r.choice([(0, 0), (0.1, 0), (0.3, 0.01)])
-    if cuts["tp"] == 1 and cuts["pp"] == 1 and r.random() < 0.35:  # flat units, which nothing else cuts
+    has_router_bias = model["model_type"] == "deepseek_v3"  # which no optimizer steps
+    if cuts["tp"] == 1 and cuts["pp"] == 1 and not has_router_bias and r.random() < 0.35:  # flat units, which nothing else cuts
         layout.update(ep=1, etp=1)
         train.update(engine="fsdp1", wrap=r.choice([
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
-            {"policy": "names", "names": [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
+            {"policy": "names", "names": r.choice([["transformer.h.0*"], ["*.wte", "*.attn"]]) if model["model_type"] == "gpt2"
+             else [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
     train.update(draw_part_that_trains(r, model))
-    if layout.get("ep", 1) in (1, cuts["tp"]) and layout.get("etp", 1) in (1, cuts["tp"]) and r.random() < 0.3:
+    if r.random() < 0.3:
         layout["order"] = draw_order(r)
+        if not experts_in_order(layout):
+            del layout["order"]
     if cuts["pp"] > 1:
-        train.update(draw_split(r, model["num_hidden_layers"], cuts))
+        train.update(draw_split(r, num_layers(model), cuts))
         train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe", "zero-bubble"] + ["interleaved"] * (cuts["vpp"] > 1))
     elif layout["dp"] == world and r.random() < 0.5:
         layout["dp"] = "auto"
@@ -173,13 +260,12 @@ def draw_engine(r, world, tp, model):
     every sequence, with whole experts, or with sequences of its own."""
     layout = {"tp": tp, "order": r.choice(["contiguous", "strided", "auto"])}
     engines = world // tp
-    experts = model.get("num_experts", model.get("num_local_experts", 1))
-    if tp > 1 and experts % tp == 0 and r.random() < 0.5:
+    if tp > 1 and num_experts(model) > 0 and num_experts(model) % tp == 0 and r.random() < 0.5:
         layout["ep"] = tp
     if tp > 1 and r.random() < 0.2:
         layout["attention_dp"] = tp
     elif r.random() < 0.5:
-        layout["pp"] = r.choice([d for d in divisors(engines) if model["num_hidden_layers"] % d == 0])
+        layout["pp"] = r.choice([d for d in divisors(engines) if num_layers(model) % d == 0])
         layout["cp"] = r.choice(divisors(engines // layout["pp"]))
         engines //= layout["pp"] * layout["cp"]
     return layout | {"dp": engines}
@@ -273,14 +359,14 @@ def num_ranks(scenario):
     return c["nodes"] * c["gpus_per_node"] * c["ranks_per_device"]
 
 
-def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2):
+def draw_scenario(r, worlds=WORLDS, sft_share=0.2, steps=2, kinds=KINDS):
     """A scenario; with sft its task.data is "data.jsonl", which the caller writes beside it (sft_data)."""
     world = r.choice(worlds)
     tp, cuts = r.choice(divisors(world)), draw_cuts(r, world)
     task, task_prompt, answer = draw_task(r)
     prompt, response = task_prompt + r.choice([0, 0, 3]), answer + r.choice([0, 0, 1, 6])
     longest = prompt + response
-    sft, model = r.random() < sft_share, draw_model(r, tp, cuts, longest)
+    sft, model = r.random() < sft_share, draw_model(r, tp, cuts, longest, kinds)
     s = {"name": "drawn", "seed": r.randrange(1 << 40), "steps": steps, "checkpoint_every": r.choice([0, 0, 1, 2]),
          "model": model, "train": draw_train(r, world, cuts, model, longest),
          "optimizer": {"lr": r.choice([0, 1e-4, 1e-3, 1e-2]), "beta1": r.choice([0.9, 0.5]),
@@ -318,9 +404,9 @@ def with_world(r, scenario, world):
     return s
 
 
-def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0):
+def small_job(r, worlds=(2, 3, 4), steps=100000, checkpoint_every=0, kinds=KINDS):
     """A job that is known to run long: for blows from outside."""
-    s = draw_scenario(r, worlds=worlds, sft_share=0.15, steps=steps)
+    s = draw_scenario(r, worlds=worlds, sft_share=0.15, steps=steps, kinds=kinds)
     s["checkpoint_every"] = checkpoint_every
     s["optimizer"].update(lr=1e-4, max_grad_norm=1)
     s["train"]["precision"] = {"params": "fp32"}

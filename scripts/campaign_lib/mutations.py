@@ -26,8 +26,9 @@ def first_files(place):
         return home
     shutil.rmtree(home, ignore_errors=True)
     r, maker = random.Random(0), Place(place.hotbunk, home, place.patience)
-    scenario = draw.draw_scenario(r, worlds=(1,), sft_share=0)
+    scenario = draw.draw_scenario(r, worlds=(1,), sft_share=0, kinds=("qwen3",))
     scenario.update(steps=2, checkpoint_every=0)
+    scenario["train"].pop("lora", None)  # what it writes is a whole model
     scenario["model"].update(model_type="qwen3", architectures=["Qwen3ForCausalLM"], max_position_embeddings=64,
                              rope_scaling={"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
                                            "high_freq_factor": 4.0, "original_max_position_embeddings": 32})

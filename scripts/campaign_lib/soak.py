@@ -38,7 +38,7 @@ def slope(points):
 
 def draw_job(r, steps):
     """Small enough that the steps are many; one of the draws that fit the hours is enough to see a slope."""
-    s = draw.small_job(r, worlds=(1, 2, 4), steps=steps, checkpoint_every=steps // 4)
+    s = draw.small_job(r, worlds=(1, 2, 4), steps=steps, checkpoint_every=steps // 4, kinds=draw.PLAIN)
     s["model"].update(hidden_size=8, num_hidden_layers=1, vocab_size=16)
     s["train"]["recompute"] = "none"
     s["algorithm"]["prompts"] = s["algorithm"]["mini_batches"]

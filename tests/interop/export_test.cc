@@ -234,6 +234,20 @@ TEST_CASE("a launch names what its system can load: the hub's name, and the scen
   CHECK(read_back("verl", launch).model == instruct->model);
 }
 
+TEST_CASE("adapters: all of a family's matrices are all-linear, whatever they are called") {
+  std::vector<std::string> sets = {
+      "model=gpt2", "workload={prompt_tokens: {mean: 64, max: 256}, response_tokens: {mean: 256, max: 512}}",
+      "train.lora={rank: 8, targets: [c_attn, c_proj, c_fc]}"};
+  const auto targets = [&] {
+    const auto s = load_scenario_text(bases()[0].text, "base.yaml", sets);
+    if (!s) FAIL(render(s.error()));
+    return read_back("verl", export_launch(table_of("verl"), *s)).model.lora.targets;
+  };
+  CHECK(targets() == "all-linear");
+  sets.back() = "train.lora={rank: 8, targets: [c_proj, c_attn]}";
+  CHECK(targets() == "c_attn-c_proj");
+}
+
 TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatron-LM refuse") {
   const auto launch = [](std::size_t base, const std::vector<std::string>& sets) {
     const auto s = load_scenario_text(bases()[base].text, "base.yaml", sets);
@@ -259,6 +273,30 @@ TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatro
   // Its module of q, k and v has them all.
   CHECK_THAT(launch(3, {"train.lora={rank: 16, targets: [q_proj]}"}),
              Catch::Contains("# NeMo-RL has no key for train.lora.targets: q_proj; this says q_proj-k_proj-v_proj"));
+  // Latent attention's modules have names of their own, o_proj's not.
+  for (const std::size_t base : {1U, 3U}) {
+    CHECK_THAT(launch(base, {"model=deepseek-v2", "train.lora={rank: 8, targets: [q_a_proj, kv_b_proj]}"}),
+               Catch::Contains("target_modules=[linear_q_down_proj,linear_kv_up_proj]") &&
+                   !Catch::Contains("no key for train.lora"));
+    CHECK_THAT(
+        launch(base, {"model=deepseek-v2", "train.lora={rank: 8, targets: [q_b_proj, kv_a_proj_with_mqa, o_proj]}"}),
+        Catch::Contains("target_modules=[linear_q_up_proj,linear_kv_down_proj,linear_proj]") &&
+            !Catch::Contains("no key for train.lora"));
+  }
+  // GPT-2's matrices have none: a list without them would be empty, which is all modules.
+  const std::vector<std::string> gpt2 = {
+      "model=gpt2", "workload={prompt_tokens: {mean: 64, max: 256}, response_tokens: {mean: 256, max: 512}}"};
+  for (const auto& [base, targets, lost] :
+       {std::tuple{1U, "[c_attn]", "c_attn"}, {3U, "[c_fc, c_proj]", "c_proj, c_fc"}}) {
+    std::vector<std::string> sets = gpt2;
+    sets.push_back(fmt::format("train.lora={{rank: 8, targets: {}}}", targets));
+    const auto adapted = load_scenario_text(bases()[base].text, "base.yaml", sets);
+    if (!adapted) FAIL(render(adapted.error()));
+    const auto why = why_not_exported(table_of(bases()[base].system), *adapted);
+    REQUIRE(why.has_value());
+    CHECK(why->code == "E156");
+    CHECK_THAT(why->message, Catch::EndsWith(fmt::format("adapters of gpt2's {}", lost)));
+  }
   for (const std::size_t base : {0U, 1U, 3U})
     CHECK_THAT(launch(base, {}), !Catch::Contains("lora") && !Catch::Contains("peft"));
   for (const auto& [base, name] : {std::pair{2U, "slime"}, {4U, "Megatron-LM"}}) {

@@ -107,11 +107,19 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
       "tensor-parallel group: set train.layout.etp to a divisor of 2");
   refused(
       "--set train.layout.etp=1 --set train.layout.sp=false",
-      "train.layout.ep 1 x etp 1 over blocks of 1 of tp 2 without sequence parallelism: set train.layout.sp to true");
-  refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
-          "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: set train.layout.sp to true");
+      "train.layout.ep 1 x etp 1 over blocks of 1 of tp 2 without sequence parallelism: a block needs tokens of its "
+      "own; set train.layout.sp to true");
+  refused(
+      "--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
+      "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: Megatron-core demands it, too; set "
+      "train.layout.sp to true");
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
           "the data ranks do not follow tp in it");
+  // Where each rank has all experts there is no order to follow.
+  must_run(fmt::format(
+      "run {} --set train.layout.etp=1 --set train.layout.ep=1 --set train.layout.order=dp-tp-cp-ep-pp --set steps=1 "
+      "--check --out {}",
+      scenario, (work_folder() / "experts-whole-in-any-order").string()));
   refused(
       "--set rollout.layout.tp=4 --set rollout.layout.dp=1 --set rollout.layout.ep=2 --set model.num_attention_heads=8 "
       "--set model.num_key_value_heads=4",
