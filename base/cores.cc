@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace hotbunk {
 
@@ -19,6 +20,34 @@ std::int64_t local_cores() {
   std::int64_t used = 0, period = 0;
   if (!(quota >> used >> period) || used <= 0 || period <= 0) return cores;
   return std::min(cores, std::max<std::int64_t>(1, used / period));
+}
+
+std::string allowed_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  std::string out;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return out;
+  for (int core = 0; core < CPU_SETSIZE; ++core) out += CPU_ISSET(core, &allowed) ? '1' : '0';
+  out.erase(out.find_last_of('1') + 1);
+  return out;
+}
+
+std::int64_t cores_of_rank(const std::string& mine, std::span<const std::string> of_host, std::int64_t usable) {
+  const auto may_run_on = [](const std::string& cores, std::size_t core) {
+    return core < cores.size() && cores[core] == '1';
+  };
+  double share = 0.0;
+  std::vector<bool> sharing(of_host.size());
+  for (std::size_t core = 0; core < mine.size(); ++core) {
+    if (mine[core] != '1') continue;
+    int ranks = 0;
+    for (std::size_t r = 0; r < of_host.size(); ++r)
+      if (may_run_on(of_host[r], core)) ++ranks, sharing[r] = true;
+    share += 1.0 / std::max(1, ranks);
+  }
+  const auto sharers = std::max<std::int64_t>(1, std::ranges::count(sharing, true));
+  const auto whole = static_cast<std::int64_t>(share + 1e-6);  // six thirds are two
+  return std::max<std::int64_t>(1, usable < std::ranges::count(mine, '1') ? std::min(whole, usable / sharers) : whole);
 }
 
 double busy_core_seconds() {

@@ -294,7 +294,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
-  cpu.compute_threads = std::max(1, static_cast<int>(local_machine().cores) / std::max(1, world.size()));
+  cpu.compute_threads = static_cast<int>(world.cores());
   cpu.span_steps = *o.steps;
   cpu.measure_cpu = true;
   CpuBackend backend(world, **driver, cpu);

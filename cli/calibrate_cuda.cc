@@ -69,13 +69,14 @@ std::vector<Measurement> reduce(const Samples& samples) {
 }
 
 int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples, const std::string& device,
-             double launch_seconds, const Trace& measured, const std::vector<SampleLengths>& lengths) {
+             int threads, double launch_seconds, const Trace& measured, const std::vector<SampleLengths>& lengths) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
   const auto products = cuda_products(o.backend, "");
-  hardware.source = fmt::format("{}hotbunk calibrate --backend {} on {}, {} ranks, scenario {}, matrix products: {}",
-                                o.backend == "cuda-fake" ? std::string(double_profile) + ": " : "", o.backend, device,
-                                job.plan.num_ranks(), job.scenario.name, products ? *products : "");
+  hardware.source = fmt::format(
+      "{}hotbunk calibrate --backend {} on {}, {} ranks, {} host threads each, scenario {}, matrix products: {}",
+      o.backend == "cuda-fake" ? std::string(double_profile) + ": " : "", o.backend, device, job.plan.num_ranks(),
+      threads, job.scenario.name, products ? *products : "");
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;
   hardware.measurements = reduce(samples);
   hardware.launch = {launch_seconds, "measured: the host's time per cuLaunchKernel, mean of 500 in a row"};
@@ -118,7 +119,8 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
-  const auto backend = make(**driver, *o.steps);
+  const auto threads = static_cast<int>(world.cores());
+  const auto backend = make(**driver, *o.steps, threads);
   const auto trace =
       execute(job.plan, *backend, **driver, {.steps = *o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});
   if (!trace) {
@@ -132,8 +134,8 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
   int code = exit_done;
   if (world.rank() == 0) {
     const cuda::Context& context = on_device.context();
-    code = conclude(o, job, merge(samples), context.device_name(), cuda::launch_seconds(context), merge_traces(traces),
-                    lengths);
+    code = conclude(o, job, merge(samples), context.device_name(), threads, cuda::launch_seconds(context),
+                    merge_traces(traces), lengths);
   }
   world.leave();
   return code;

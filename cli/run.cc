@@ -122,18 +122,19 @@ Status check_drift(const RunArguments& o, const Job& job) {
                  .help = "save a new plan with `hotbunk plan --out`, or run the scenario that it was made from"});
 }
 
-int compute_threads(const RunArguments& o, int num_ranks) {
-  if (o.threads > 0) return o.threads;
-  return std::max(1, static_cast<int>(local_machine().cores) / std::max(1, num_ranks));
+/// Of a rank. Every rank asks, whether it was told or not: the others wait for what it says of its cores.
+int compute_threads(const RunArguments& o, World& world) {
+  const auto cores = static_cast<int>(world.cores());
+  return o.threads > 0 ? o.threads : cores;
 }
 
 /// The options that every rank must have been given alike.
-PlanFacts shared_options(const RunArguments& o, int num_ranks, const Start& start) {
+PlanFacts shared_options(const RunArguments& o, int threads, const Start& start) {
   return {{"first step", std::to_string(start.first_step())},
           {"--transport", o.transport.empty() ? "by host" : o.transport},
           {"--check", o.check ? "true" : "false"},
           {"--backend", o.backend},
-          {"--threads", fmt::format("{}", compute_threads(o, num_ranks))},
+          {"--threads", fmt::format("{}", threads)},
           {"--trace-steps", fmt::format("{}", o.span_steps)},
           {"bf16 products", bf16_products(o)}};
 }
@@ -203,7 +204,8 @@ Result<std::vector<CarriedFile>> carried_files(const Scenario& s) { return read_
 int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
-  if (auto s = check_agreement(world, run_facts(job, shared_options(o, world.size(), start))); !s) {
+  const int threads = compute_threads(o, world);
+  if (auto s = check_agreement(world, run_facts(job, shared_options(o, threads, start))); !s) {
     world.leave();
     return report_errors(s.error());
   }
@@ -235,7 +237,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   auto driver = make_training_driver(job.plan, job.scenario, driver_options);
   if (!driver) return report_errors(driver.error());
   if (world.size() > 1) world.barrier("all is read");
-  const auto backend = make_backend(**driver, start.first_step() - 1 + o.span_steps);
+  const auto backend = make_backend(**driver, start.first_step() - 1 + o.span_steps, threads);
   if (auto s = check_supported(job.plan, *backend); !s) {  // by every rank: once is enough to say it
     world.leave();
     return first ? report_errors(s.error()) : exit_bad_input;
@@ -335,9 +337,9 @@ int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& star
 }
 
 MakeBackend cpu_backend(const RunArguments& o, CpuWorld& world) {
-  return [&o, &world](Driver& driver, std::int32_t span_steps) {
+  return [&o, &world](Driver& driver, std::int32_t span_steps, int threads) {
     CpuOptions cpu;
-    cpu.compute_threads = compute_threads(o, world.size());
+    cpu.compute_threads = threads;
     cpu.span_steps = span_steps;
     cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
     if (o.transport == "gloo") cpu.transport = Transport::gloo;
@@ -365,11 +367,6 @@ Status check_backend(const RunArguments& o) {
   return {};
 }
 
-/// Ranks that share a node's cores.
-int local_ranks(const Job& job) {
-  return std::min(static_cast<int>(job.plan.num_ranks()), static_cast<int>(job.scenario.cluster.ranks_per_node()));
-}
-
 int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
              const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
   const bool processes = env && env->world_size > 1;
@@ -385,7 +382,6 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
                    .check_order = o.check,
                    .products = o.products,
                    .ranks = job.plan.num_ranks(),
-                   .host_threads = compute_threads(o, local_ranks(job)),
                    .env = env,
                    .world = world_options(job)},
                   [&](World& world, const MakeBackend& make) {
@@ -510,7 +506,8 @@ void add_run(CommandLine& line) {
       .check(one_of({"own", "backward", "all"}));
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));
-  sub.option("--threads", o->threads, "compute threads of each rank (default: cores / ranks)").check(thread_count());
+  sub.option("--threads", o->threads, "compute threads of each rank (default: its share of the cores)")
+      .check(thread_count());
   sub.option("--trace-steps", o->span_steps, "iterations whose ops are kept in the trace").check(whole_from(0));
   sub.option("--samples-every", o->samples_every,
              "write samples of every n-th step, 0: none (default: the first, about 20 more and the last)")

@@ -68,11 +68,11 @@ Result<Products> products_of(const std::string& asked, const std::optional<cuda:
 using RunRank = std::function<int(World&, const MakeBackend&)>;
 
 int run_rank_in(const CudaRun& run, const Products& products, cuda::CudaWorld& world, const RunRank& rank) {
-  return rank(world, [&](Driver& plan_driver, std::int32_t span_steps) {
+  return rank(world, [&](Driver& plan_driver, std::int32_t span_steps, int threads) {
     return std::make_unique<cuda::CudaBackend>(world, plan_driver,
                                                cuda::CudaOptions{.span_steps = span_steps,
                                                                  .keep_timings = run.keep_timings,
-                                                                 .host_threads = run.host_threads,
+                                                                 .host_threads = threads,
                                                                  .check_order = run.check_order,
                                                                  .blas = products.blas,
                                                                  .products = products.policy,

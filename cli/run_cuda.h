@@ -16,8 +16,9 @@
 
 namespace hotbunk {
 
-/// Makes a rank's backend in its world; the iterations up to span_steps keep their spans.
-using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int32_t span_steps)>;
+/// Makes a rank's backend in its world; the iterations up to span_steps keep their spans, and so many threads compute
+/// what it computes on the host.
+using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int32_t span_steps, int threads)>;
 
 struct CudaRun {
   bool fake = false;
@@ -28,7 +29,6 @@ struct CudaRun {
   bool keep_timings = false;
   std::string products{};  // own, backward, all; "": the default (cuda_products)
   int ranks = 1;
-  int host_threads = 1;          // of each rank, for what it computes on the host
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <concepts>
 #include <exception>
 #include <string>
 #include <utility>
@@ -40,16 +41,22 @@ Status guarded(const BoundOp& op, F&& call) {
   return guarded([&] { return fmt::format("op {} '{}'", name_of(op->kind), label_of(op)); }, std::forward<F>(call));
 }
 
-/// What `work` throws, with the op that it was for.
-template <class F>
-void naming(const BoundOp& op, F&& work) {
+/// What `work` throws, with `what` it was for.
+template <std::invocable What, class F>
+void naming(What&& what, F&& work) {
   try {
     work();
   } catch (const InternalError& e) {
-    throw InternalError(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+    throw InternalError(fmt::format("{} ({})", e.what(), what()));
   } catch (const std::exception& e) {
-    throw RuntimeFailure(fmt::format("{} (op {} '{}')", e.what(), name_of(op->kind), op.name()));
+    throw RuntimeFailure(fmt::format("{} ({})", e.what(), what()));
   }
+}
+
+/// What `work` throws, with the op that it was for.
+template <class F>
+void naming(const BoundOp& op, F&& work) {
+  naming([&] { return fmt::format("op {} '{}'", name_of(op->kind), op.name()); }, std::forward<F>(work));
 }
 
 }  // namespace hotbunk

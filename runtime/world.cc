@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/limits.h"
 #include "runtime/shm_region.h"
 #include "runtime/store_server.h"
@@ -120,6 +121,16 @@ void World::meet_hosts() {
   std::vector<RankStatus*> slots;
   for (const SharedMapping& m : status_->pages) slots.push_back(reinterpret_cast<RankStatus*>(m.base()));
   watch_->use_status(std::move(slots));
+}
+
+std::int64_t World::cores() {
+  if (size_ == 1) return local_cores();
+  const std::string mine = allowed_cores();
+  const std::vector<std::string> all = gather("cores", mine);
+  std::vector<std::string> of_host;
+  for (int r = 0; r < size_; ++r)
+    if (same_host(r)) of_host.push_back(all[static_cast<std::size_t>(r)]);
+  return cores_of_rank(mine, of_host, local_cores());
 }
 
 bool World::same_host(int rank) const { return hosts_.at(rank) == hosts_[rank_]; }

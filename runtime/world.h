@@ -43,6 +43,8 @@ class World {
   /// "" when all ranks of the world share memory, else why not; the same answer on every rank.
   std::string why_no_sharing() const;
   DeathWatch& watch() { return *watch_; }
+  /// Cores for this rank beside those of its host (cores_of_rank). Every rank calls it, once.
+  std::int64_t cores();
 
   /// A communicator of `ranks` (world ranks, in group order; this rank is one of them) over host memory. Every one of
   /// them calls it, with the same name; a name is used once per group.

@@ -167,7 +167,10 @@ Status CudaDevice::map(StreamId, const BoundOp& op) {
 
 Status CudaDevice::unmap(StreamId, const BoundOp& op) {
   record_.note_call();
-  if (auto s = drain(); !s) return s;
+  if (auto s = drain(); !s) {  // an op before it, which is then named in the message, or this wait
+    s.error().front().notes.push_back(fmt::format("before op {} '{}'", name_of(op->kind), label_of(op)));
+    return s;
+  }
   return guarded(op, [&] {
     const auto start = record_.now();
     memory_.unmap(*op);
@@ -275,7 +278,10 @@ Status CudaDevice::record(StreamId id, EventId event) {
                    const auto at = static_cast<std::size_t>(event);
                    Stream& s = stream(id);
                    const PooledEvent e = latest_[at] = events_.take();
-                   s.queue->enqueue([&s, e] { HB_CUDA(s.launch.driver(), cuEventRecord(e.get(), s.launch.stream())); });
+                   s.queue->enqueue([&s, e, event] {
+                     naming([&] { return fmt::format("recording event {} on stream {}", event, s.queue->name()); },
+                            [&] { HB_CUDA(s.launch.driver(), cuEventRecord(e.get(), s.launch.stream())); });
+                   });
                    s.queue->record(issued_[at]);
                  });
 }
@@ -288,8 +294,10 @@ Status CudaDevice::wait(StreamId id, EventId event) {
   if (latest_[at] == nullptr) return {};  // never recorded
   Stream& s = stream(id);
   s.queue->wait(issued_[at]);
-  s.queue->enqueue(
-      [&s, e = latest_[at]] { HB_CUDA(s.launch.driver(), cuStreamWaitEvent(s.launch.stream(), e.get(), 0)); });
+  s.queue->enqueue([&s, e = latest_[at], event] {
+    naming([&] { return fmt::format("waiting for event {} on stream {}", event, s.queue->name()); },
+           [&] { HB_CUDA(s.launch.driver(), cuStreamWaitEvent(s.launch.stream(), e.get(), 0)); });
+  });
   return {};
 }
 
@@ -299,9 +307,12 @@ Status CudaDevice::drain() {
                    launch_joined();
                    for (auto& s : streams_)
                      if (s) s->queue->sync();
-                   for (auto& s : streams_)
-                     if (s) s->synchronize(), s->learn();
-                   note_timed();
+                   naming([] { return std::string("waiting for the streams"); },
+                          [&] {
+                            for (auto& s : streams_)
+                              if (s) s->synchronize(), s->learn();
+                            note_timed();
+                          });
                    drained_ = true;
                    if (order_) order_->join();
                    const Driver& d = context_.driver();

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/cores.h"
 #include "base/diagnostic.h"
 #include "base/dtype.h"
 #include "base/file.h"
@@ -180,3 +182,24 @@ TEST_CASE("work in parallel goes on where the machine gives no more threads") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 #endif
+
+TEST_CASE("a rank's share of the cores: whole where it is bound to its own, else by how many ranks may run there") {
+  using Masks = std::vector<std::string>;
+  const std::string eight(8, '1');
+  CHECK(cores_of_rank(eight, Masks{eight}, 8) == 8);
+  CHECK(cores_of_rank(eight, Masks(4, eight), 8) == 2);        // torchrun, our own launcher, ranks as threads
+  CHECK(cores_of_rank(eight, Masks(3, eight), 8) == 2);        // 8 / 3
+  CHECK(cores_of_rank("111111", Masks(3, "111111"), 6) == 2);  // six thirds
+  CHECK(cores_of_rank(eight, Masks(16, eight), 8) == 1);
+  // srun --cpus-per-task=4 on 16 cores, bound: nobody else runs on them.
+  CHECK(cores_of_rank("1111", Masks{"1111", "00001111", "000000001111", "0000000000001111"}, 4) == 4);
+  CHECK(cores_of_rank("00001111", Masks{"1111", "00001111"}, 4) == 4);
+  // Bound to sockets of four cores, two ranks each.
+  CHECK(cores_of_rank("1111", Masks{"1111", "1111", "00001111", "00001111"}, 4) == 2);
+  // One that is bound to nothing beside one that is: 2 of its own, half of the other 2.
+  CHECK(cores_of_rank("1111", Masks{"1111", "11"}, 4) == 3);
+  // A quota of 4 cores on 8 is for both ranks.
+  CHECK(cores_of_rank(eight, Masks(2, eight), 4) == 2);
+  CHECK(std::ranges::count(allowed_cores(), '1') >= local_cores());
+  CHECK(allowed_cores().ends_with('1'));
+}

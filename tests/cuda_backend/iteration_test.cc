@@ -121,6 +121,29 @@ TEST_CASE("every wait that the plan needs is missed where it is left out") {
   CHECK(out.needed >= 10);
 }
 
+namespace {
+
+/// What a rank's failure says of where it was.
+struct Said {
+  bool noticed = false;      // it heard of another rank's failure
+  bool opening = false;      // of the context, before any rank, or of what a rank opens before its first phase
+  bool between_ops = false;  // events of the plan, and the host's waits for all streams
+  bool rank = false, phase = false, op = false;
+};
+
+Said said_of(const std::string& failure, bool nothing_ran) {
+  const auto has = [&](const char* text) { return failure.find(text) != std::string::npos; };
+  return {.noticed = has("noticed it in"),
+          .opening = (nothing_ran && !failure.starts_with("error[")) || has("while opening the plan's arenas"),
+          .between_ops = has("(recording event ") || has("(waiting for event ") || has("(waiting for the streams)") ||
+                         has("note: recording an event"),
+          .rank = has("note: rank "),
+          .phase = has(", phase ") || has(", between two phases"),
+          .op = has("(op ") || has("op map '") || has("op unmap '")};
+}
+
+}  // namespace
+
 TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody is left waiting") {
   // 4 tokens a sample: the third decode step is launched as graphs.
   const Job job = job_of({"workload.response_tokens.mean=4", "workload.response_tokens.max=4"});
@@ -130,7 +153,7 @@ TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody
   CHECK(!whole.calls.contains("cuCtxSynchronize"));  // the host waits for streams, never for the whole device
   std::vector<std::pair<std::string, std::int64_t>> entries(whole.calls.begin(), whole.calls.end());
   std::set<std::string> failed_at;
-  int met = 0;
+  int met = 0, in_phases = 0, named = 0;
   for (std::uint64_t i = 0; i < 200; ++i) {
     // Entries in turn, so that rare ones are met too; the call at random.
     const auto& [entry, calls] = entries[i % entries.size()];
@@ -159,14 +182,23 @@ TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody
     bool names_call = false;
     for (std::size_t rank = 0; rank < it.failures.size(); ++rank) {
       const std::string& f = it.failures[rank];
-      names_call = names_call || f.find(entry) != std::string::npos;
-      // Before the first op the device is opened, which is said instead.
-      if (f.find("phase") == std::string::npos && !f.empty())
-        CHECK_THAT(f, Catch::Contains("opening") || Catch::Contains(entry) || Catch::Contains("rank "));
-      else if (!f.empty()) CHECK_THAT(f, Catch::Contains(fmt::format("rank {}", rank)));
+      if (f.empty()) continue;
+      const Said said = said_of(f, it.launches.empty());
+      const bool is_its_call = !said.noticed && f.find(entry) != std::string::npos;
+      names_call = names_call || is_its_call;
+      // Every rank says who it is and in which phase, but before there are any.
+      if (said.opening) continue;
+      if (is_its_call) ++in_phases, named += said.rank && said.phase && said.op ? 1 : 0;
+      CHECK_THAT(f, Catch::Contains(fmt::format("rank {}, ", rank)));
+      CHECK(said.phase);
+      // Whose call failed names the op, but where none was at work.
+      if (!said.noticed) CHECK((said.op || said.between_ops));
     }
     CHECK(names_call);
   }
+  CAPTURE(in_phases, named);
+  CHECK(in_phases >= 110);
+  CHECK(named * 10 >= in_phases * 7);
   CHECK(met >= 180);
   CHECK(failed_at.size() >= 15);
 }

@@ -97,7 +97,7 @@ class GpuScript(unittest.TestCase):
         self.assertEqual(s.status, 0, s.said)
         self.assertIn("machine: no GPU (cuda-fake)", s.said)
         for what in ("conformance suite", "the demo, shortened, on CPU ranks", "the demo, ranks as threads on one device",
-                     "the same lengths were sampled"):
+                     "the same lengths were sampled", "state on the host", "sequences that ranks hold in parts"):
             self.assertRegex(s.row(what), r" ok +\d+\.\d s$")
         self.assertIn("no row", s.row("the whole demo learns"))
         for what in ("tiny: training step", "tiny: decode, 4 sequences", "tiny: sleep of training's state",
@@ -124,7 +124,8 @@ class GpuScript(unittest.TestCase):
         self.assertRegex(run["date"], r"^\d{4}-\d\d-\d\d$")
         kernels = [row["claim"] for row in s.before["claims"] if row["claim"].startswith("kernels/")]
         self.assertEqual(set(s.claims), {*kernels, "conformance suite", "the demo, ranks as threads on one device",
-                                         "the whole demo learns", "benchmarks"})
+                                         "the whole demo learns", "state on the host",
+                                         "sequences that ranks hold in parts", "benchmarks"})
         self.assertEqual([r["claim"] for r in s.evidence["claims"]], [r["claim"] for r in s.before["claims"]])
 
     def test_what_fails_is_a_row_an_exit_status_and_no_evidence(self):
@@ -133,7 +134,8 @@ class GpuScript(unittest.TestCase):
         for what in ("conformance suite", "the same lengths were sampled", "benchmarks"):
             self.assertRegex(s.row(what), r" FAILED *$")
         self.assertRegex(s.row("8b: run"), "FAILED with 3")
-        self.assertEqual(set(s.claims), {"the demo, ranks as threads on one device", "the whole demo learns"})
+        self.assertEqual(set(s.claims), {"the demo, ranks as threads on one device", "the whole demo learns",
+                                         "state on the host", "sequences that ranks hold in parts"})
 
 
 if __name__ == "__main__":
