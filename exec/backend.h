@@ -73,6 +73,8 @@ struct RunOptions {
   std::function<Status(std::int32_t step)> on_step_end{};  // an iteration is done; a failure ends the run
 };
 
+/// E601: a backend does not execute this op, and why.
+Diagnostic unsupported(const Op&, const Body&, const std::string& why);
 /// E601: the first op of the plan that the backend does not execute.
 Status check_supported(const Plan&, const Backend&);
 

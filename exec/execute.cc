@@ -11,8 +11,6 @@
 
 namespace hotbunk {
 
-namespace {
-
 Diagnostic unsupported(const Op& op, const Body& body, const std::string& why) {
   return {.code = "E601",
           .message = fmt::format("this backend does not execute {}: {}", name_of(op.kind), why),
@@ -20,8 +18,6 @@ Diagnostic unsupported(const Op& op, const Body& body, const std::string& why) {
           .notes = {fmt::format("first asked for by '{}' of {}", op.name, body.name)},
           .help = "choose another backend, or a layout without this op"};
 }
-
-}  // namespace
 
 Status check_supported(const Plan& plan, const Backend& backend) {
   for (const Program& program : plan.programs)

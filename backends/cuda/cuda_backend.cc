@@ -45,8 +45,10 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
                            .where = {},
                            .notes = {"sync.transport is ipc, whose ranks read weights where their peers keep them"},
                            .help = "set sync.transport to collective"});
+  const Result<bool> on_host = computes_on_host(plan.program(local[0]), *this);
+  if (!on_host) return fail(on_host.error());
   try {
-    check_threads(options_.host_threads);  // OpenMP ends the process where it gets none
+    if (*on_host) check_threads(options_.host_threads);  // OpenMP ends the process where it gets none
     world_.context().make_current();
     auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_,
                                                shares ? &world_.share_memory() : nullptr);

@@ -31,6 +31,10 @@
 
 namespace hotbunk::cuda {
 
+/// Whether ops of the program compute on the host, by where their tensors lie. E601 for one that has some there and
+/// others on the device, or that the kernels of where they lie do not compute.
+Result<bool> computes_on_host(const Program&, const Backend&);
+
 class CudaDevice final : public Device {
  public:
   /// `peers`: where the plan reads ranks of other processes.

@@ -207,6 +207,26 @@ TEST_CASE("a checkpoint does not know that its state lay on the host: the run go
   }
 }
 
+TEST_CASE("an op with tensors on the host and others on the device is refused before anything runs") {
+  auto job = planned(load_tiny_job(tiny_layerwise));
+  REQUIRE(job);
+  for (Program& program : job->plan.programs) {
+    BufferId of_program = -1;
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          if (op->kind == OpKind::adamw && of_program < 0) of_program = op.buffer(op->inputs[0]).id;
+        });
+    REQUIRE(of_program >= 0);
+    program.buffers[static_cast<std::size_t>(of_program)].section = transient_section;  // the device's
+  }
+  const Iteration it = run_iteration(job->plan, job->scenario);
+  for (const std::string& f : it.failures)
+    CHECK_THAT(
+        f, Catch::Contains("E601") && Catch::Contains("tensors are in the host's memory, the others on the device"));
+  CHECK(it.launches.empty());
+}
+
 namespace {
 
 /// Calls of the double's entries at a moment of a run.

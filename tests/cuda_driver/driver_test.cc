@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
+#include <thread>
+#include <vector>
 
 #include "backends/cuda/fake/fake_driver.h"
 
@@ -351,6 +353,16 @@ TEST_CASE("a fault comes where it was asked for, and later calls go on unless it
   CHECK(d.cuMemUnmap(4096, chunk) == CUDA_ERROR_LAUNCH_FAILED);
   CUstream s = nullptr;
   CHECK(d.cuStreamCreate(&s, 0) == CUDA_ERROR_LAUNCH_FAILED);  // of the context, until it is gone
+}
+
+TEST_CASE("a thread that begins when another has ended knows nothing of what that one did", "[driver]") {
+  FakeDriver fake(with_seed(1));
+  const Driver d = fake.table();
+  std::vector<std::byte> memory(64);
+  for (const char* name : {"first", "second"})  // the second may get the first one's id
+    std::thread([&] { d.host_touches(name, memory.data(), memory.size(), true); }).join();
+  REQUIRE(fake.findings().size() == 1);
+  CHECK_THAT(fake.findings().front(), Catch::Contains("'first' of the host and 'second' of the host touch"));
 }
 
 TEST_CASE("a machine without a driver says so", "[driver]") {

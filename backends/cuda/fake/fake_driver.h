@@ -209,7 +209,9 @@ class FakeDriver {
   bool run_one();
   bool ready(const Stream&);
   void note(const Stream&, const Task&, const std::vector<Touch>&);
-  Clock& host() { return hosts_[std::this_thread::get_id()].clock; }
+  Clock& host() { return hosts_[this_thread()].clock; }
+  /// A number of the calling thread's own, which no later thread gets: an id may come again.
+  static std::int64_t this_thread();
   /// A host thread's own access to the host's memory.
   void host_touches(const std::string& name, std::uint64_t begin, std::uint64_t end, bool write);
   /// 'name' and where it ran, of a finding.
@@ -267,7 +269,7 @@ class FakeDriver {
     std::int32_t number = -1;  // its place in clocks, once it has touched the host's memory itself
     std::int64_t touches = 0;
   };
-  std::map<std::thread::id, HostThread> hosts_;
+  std::map<std::int64_t, HostThread> hosts_;  // by this_thread()
   std::set<std::int32_t> host_numbers_;
   std::function<std::string(CUdeviceptr, CUdeviceptr)> before_unmap_;
 };

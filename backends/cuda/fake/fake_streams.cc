@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "backends/cuda/fake/fake_driver.h"
@@ -212,8 +213,14 @@ std::string FakeDriver::said(const TouchedBytes::Toucher& t) const {
                                           : fmt::format("'{}' on stream {}", name, t.stream);
 }
 
+std::int64_t FakeDriver::this_thread() {
+  static std::atomic<std::int64_t> threads{0};
+  thread_local const std::int64_t mine = threads++;
+  return mine;
+}
+
 void FakeDriver::host_touches(const std::string& name, std::uint64_t begin, std::uint64_t end, bool write) {
-  HostThread& h = hosts_[std::this_thread::get_id()];
+  HostThread& h = hosts_[this_thread()];
   if (h.number < 0) host_numbers_.insert(h.number = num_streams_++);
   const TouchedBytes::Toucher me{h.number, ++h.touches, touched_.number_of(name)};
   if (const auto c = touched_.touch(begin, end, write, me, h.clock); c)
