@@ -74,7 +74,7 @@ int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples
   hardware.name = job.scenario.cluster.gpu.name;
   const auto products = cuda_products(o.backend, "");
   hardware.source = fmt::format(
-      "{}hotbunk calibrate --backend {} on {}, {} ranks, {} host threads each, scenario {}, matrix products: {}",
+      "{}hotbunk calibrate --backend {} on {}, {} ranks, host threads of each: {}, scenario {}, matrix products: {}",
       o.backend == "cuda-fake" ? std::string(double_profile) + ": " : "", o.backend, device, job.plan.num_ranks(),
       threads, job.scenario.name, products ? *products : "");
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;

@@ -1,5 +1,5 @@
-// One iteration of two ranks in layouts, dtypes and models of all kinds: beside the simulator, and in fp32 beside one
-// rank of the CPU backend.
+// One iteration of two ranks or four in layouts, dtypes and models of all kinds: beside the simulator, and in fp32
+// beside one rank of the CPU backend.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -26,6 +26,18 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       "num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, vocab_size: 17, "
       "max_position_embeddings: 32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, "
       "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2, num_local_experts: 3, num_experts_per_tok: 2}";
+  const std::string gpt2 =
+      "model={model_type: gpt2, architectures: [GPT2LMHeadModel], n_embd: 8, n_inner: 12, n_layer: 1, n_head: 2, "
+      "n_positions: 32, vocab_size: 17, initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}";
+  const std::string latents =
+      "model={model_type: deepseek_v3, architectures: [DeepseekV3ForCausalLM], hidden_size: 16, intermediate_size: 12, "
+      "num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 17, max_position_embeddings: "
+      "32, rms_norm_eps: 1.0e-6, rope_theta: 10000.0, tie_word_embeddings: false, initializer_range: 0.1, "
+      "bos_token_id: 1, eos_token_id: 2, q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, "
+      "v_head_dim: 8, moe_intermediate_size: 8, n_routed_experts: 4, num_experts_per_tok: 2, n_shared_experts: 1, "
+      "n_group: 2, topk_group: 1, first_k_dense_replace: 2, routed_scaling_factor: 2.5}";
+  const std::string adapters = "train.lora={rank: 3, alpha: 6, targets: all-linear}";
+  const std::string four_ranks = "cluster.ranks_per_device=4";
   const std::string parts = "rollout.layout={tp: 1, cp: 2, dp: 1}";
   const std::string alone = "rollout.layout.tp=1", two = "rollout.layout.dp=2";
   const std::string bf16 = "train.precision.params=bf16", engine_bf16 = "rollout.dtype=bf16";
@@ -33,7 +45,7 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
   const std::string narrow = "train.precision.grads=bf16";
   // A sample for each micro-batch of a pipeline.
   const std::string four_batches = "train.micro_batch_tokens=5", two_layers = "model.num_hidden_layers=2";
-  // Samples' rewards differ, so that there are gradients, with seed 9, or, of qwen3, with this one.
+  // Samples' rewards differ, so that there are gradients, with seed 9, or, of qwen3 and latents, with this one.
   const std::string seed = "seed=7";
   const std::vector<Sets> variants = {
       {bf16, engine_bf16},
@@ -74,6 +86,14 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       // Each rank of the engine has every other token of a sequence: by rows, and in tiles.
       {parts, qwen3, seed},
       {mixtral, parts, bf16, engine_bf16},
+      // Four ranks: half of each of two experts; layers that a pipeline's ranks keep whole over its micro-batches.
+      {mixtral, four_ranks, "model.num_local_experts=4", "model.num_attention_heads=4", "model.head_dim=4",
+       "train.layout={dp: 1, tp: 4, ep: 2, etp: 2}", "rollout.layout={tp: 1, dp: 4}"},
+      {"train.layout={dp: 2, pp: 2}", four_ranks, "train.reshard_after_forward=false", two_layers, four_batches,
+       "rollout.layout={tp: 2, dp: 2}"},
+      // Adapters of other families.
+      {gpt2, adapters, alone, two},
+      {latents, adapters, alone, two, seed},
   };
   std::uint64_t ran = 0;
   int compared = 0;
@@ -93,5 +113,6 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
     if (router_losses(job->scenario).any()) CHECK(one.trace.metrics.at(0).values.at("actor/router_loss") > 0.01);
     ++compared;
   }
-  CHECK(compared >= 15);
+  CAPTURE(compared);
+  CHECK(compared >= 25);
 }
