@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -323,16 +324,10 @@ Status CudaDevice::drain() {
 }
 
 void CudaDevice::note_timed() {
-  const Driver& d = context_.driver();
-  const auto since_base = [&](const PooledEvent& e) {
-    float milliseconds = 0;
-    HB_CUDA(d, cuEventElapsedTime(&milliseconds, base_.get(), e.get()));
-    return base_ns_ + std::llround(static_cast<double>(milliseconds) * 1e6);
-  };
   for (std::size_t id = 0; id < streams_.size(); ++id) {
     if (!streams_[id]) continue;
     for (const Timed& t : streams_[id]->timed) {
-      const std::int64_t start = since_base(t.start), end = since_base(t.end);
+      const std::int64_t start = since_base(base_, base_ns_, t.start), end = since_base(base_, base_ns_, t.end);
       record_.note_op(static_cast<StreamId>(id), t.op, t.where, start, end, t.sizes, t.bytes);
       keep_timing(t.op, t.sizes, t.where, end - start);
     }
@@ -348,10 +343,19 @@ void CudaDevice::keep_timing(const BoundOp& op, const Sizes& sizes, const Device
 
 void CudaDevice::set_base() {
   const Stream& lead = *streams_[static_cast<std::size_t>(lead_stream)];
-  base_ = events_.take(true);
+  const PooledEvent before = std::exchange(base_, events_.take(true));
   HB_CUDA(context_.driver(), cuEventRecord(base_.get(), lead.launch.stream()));
   HB_CUDA(context_.driver(), cuEventSynchronize(base_.get()));
-  base_ns_ = record_.now().ns;
+  const std::int64_t now_ns = record_.now().ns;
+  // This thread may have learnt late of the base before and at once of this one: what ran between the two must not lie
+  // behind what comes.
+  base_ns_ = before == nullptr ? now_ns : std::max(now_ns, since_base(before, base_ns_, base_));
+}
+
+std::int64_t CudaDevice::since_base(const PooledEvent& base, std::int64_t base_ns, const PooledEvent& event) const {
+  float milliseconds = 0;
+  HB_CUDA(context_.driver(), cuEventElapsedTime(&milliseconds, base.get(), event.get()));
+  return base_ns + std::llround(static_cast<double>(milliseconds) * 1e6);
 }
 
 Status CudaDevice::check_order(const BoundOp& op, const Sizes& sizes) {

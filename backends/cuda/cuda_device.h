@@ -104,6 +104,8 @@ class CudaDevice final : public Device {
   void note_timed();
   /// The device's clock and the host's at one moment, with nothing running.
   void set_base();
+  /// When the event was, on the host's clock; `base`: when that one was is known.
+  std::int64_t since_base(const PooledEvent& base, std::int64_t base_ns, const PooledEvent& event) const;
   void keep_timing(const BoundOp&, const Sizes&, const DeviceRecord::Where&, std::int64_t nanoseconds);
   Status check_order(const BoundOp&, const Sizes&);
 
