@@ -120,7 +120,7 @@ Checked check_nccl() {
 }
 
 /// The devices, whether they reach one another, what nodes talk over, and what forms matrix products.
-void check_devices(std::vector<Checked>& out) {
+void check_devices([[maybe_unused]] std::vector<Checked>& out) {
 #ifdef HOTBUNK_CUDA
   if (const auto driver = cuda::open_driver()) {
     for (const std::string& line : cuda::device_lines(*driver)) out.push_back({"CUDA device", line, true, ""});
