@@ -46,11 +46,26 @@ Meaning meaning_of(const std::string& key) {
   if (key.starts_with("run.")) return Meaning::of_the_run;
   if (key == "sync.every") return Meaning::computation;
   // Sums run in another order there, memory is another, and nothing else differs.
-  for (const char* where :
-       {"cluster.", "train.engine", "train.wrap.", "train.layout.", "rollout.layout.", "sync.", "train.offload",
-        "train.prefetch", "train.reshard_after_forward", "train.expert_capacity", "train.expert_dispatch",
-        "train.context_exchange", "train.pipeline_", "train.num_layers_in_", "train.account_for_", "transition",
-        "rollout.sleep", "rollout.memory_fraction", "rollout.kv_cache_tokens"})
+  for (const char* where : {"cluster.",
+                            "train.engine",
+                            "train.wrap.",
+                            "train.layout.",
+                            "rollout.layout.",
+                            "sync.",
+                            "train.offload",
+                            "train.prefetch",
+                            "train.reshard_after_forward",
+                            "train.expert_capacity",
+                            "train.expert_dispatch",
+                            "train.context_exchange",
+                            "optimizer.cpu_fraction",
+                            "train.pipeline_",
+                            "train.num_layers_in_",
+                            "train.account_for_",
+                            "transition",
+                            "rollout.sleep",
+                            "rollout.memory_fraction",
+                            "rollout.kv_cache_tokens"})
     if (key.starts_with(where)) return Meaning::where_it_runs;
   return Meaning::computation;
 }

@@ -1,5 +1,5 @@
 // A run that was interrupted and resumed is the run that was not, bit for bit; what is interrupted leaves nothing half;
-// signals end a run whole.
+// signals end a run whole. Long for the ways to stop, which share the runs that they are compared with.
 #include <signal.h>
 
 #include <catch2/catch.hpp>
@@ -465,6 +465,24 @@ TEST_CASE("a pipeline goes on with another split and schedule, and says so") {
     CHECK(elsewhere.err.find(said) != std::string::npos);
   const auto a = computed(same), b = computed(other);
   CHECK(a.at(2)["loss"].get<double>() == Approx(b.at(2)["loss"].get<double>()).margin(1e-3));
+}
+
+TEST_CASE("where the optimizer's state lay changes no bit of what goes on, and is said") {
+  const std::string file = (fs::path(source_folder) / "scenarios/cpu-optimizer-cpu.yaml").string();
+  const fs::path run = work_folder() / "host_step", same = work_folder() / "host_step_same",
+                 other = work_folder() / "host_step_other";
+  must_run(fmt::format("run {} --set steps=1 --out {}", file, run.string()));
+  const std::string on =
+      fmt::format("run {} --set steps=2 --resume {} --out ", file, (run / "checkpoints/final").string());
+  must_run(on + same.string());
+  const Result2 elsewhere = hotbunk_command(on + other.string() + sets("optimizer.cpu_fraction=0"));
+  INFO(elsewhere.err);
+  REQUIRE(elsewhere.code == 0);
+  CHECK_THAT(elsewhere.err, Catch::Contains("warning[E425]: the run goes on elsewhere") &&
+                                Catch::Contains("optimizer.cpu_fraction: 0.5 in the checkpoint, 0 now"));
+  CHECK(computed(other) == computed(same));
+  for (const char* weights : {"model.safetensors", "optimizer.safetensors"})
+    CHECK(text_of(other / "checkpoints/final" / weights) == text_of(same / "checkpoints/final" / weights));
 }
 
 TEST_CASE("a checkpoint goes on in any engine and shard group, bit for bit where nothing changed") {
