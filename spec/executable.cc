@@ -98,8 +98,11 @@ void executable_experts(const Scenario& s, const Need& need) {
        "train.layout.ep {}{} with what {} data ranks shard: {} % {} = {}; ranks that spread experts have to be among "
        "those",
        t.ep, where, shards, shards, mesh.spread, shards % mesh.spread);
+  // A place sends its part of a token's rows on average (filled_up): of tokens that divide, a whole number.
   need(!over_both || t.sp, "train.layout.ep {}{} without sequence parallelism: {}; set train.layout.sp to true", t.ep,
-       where, mesh.blocks == 1 ? "Megatron-core demands it, too" : "a block needs tokens of its own");
+       where,
+       mesh.blocks == 1 ? fmt::format("its places share rows of tokens evenly, which have to divide by tp {}", t.tp)
+                        : std::string("a block needs tokens of its own"));
   if (mesh.places * mesh.spread == 1) return;  // all experts on each rank: nothing of them is by a rank's place
   need(!over_both || data == 1 || data_ranks_follow_tensor(t),
        "train.layout.ep {}{} with order {}: the data ranks do not follow tp in it", t.ep, where, t.order);

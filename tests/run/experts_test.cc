@@ -111,8 +111,8 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
       "own; set train.layout.sp to true");
   refused(
       "--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
-      "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: Megatron-core demands it, too; set "
-      "train.layout.sp to true");
+      "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: its places share rows of tokens "
+      "evenly, which have to divide by tp 2; set train.layout.sp to true");
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
           "the data ranks do not follow tp in it");
   // Where each rank has all experts there is no order to follow.
