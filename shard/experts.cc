@@ -51,7 +51,7 @@ void ForwardWriter::expert_sort(const ForwardOp& op) {
 }
 
 void ForwardWriter::dispatch(const ForwardOp& op) {
-  const Tensor x = all_tokens_of(op.inputs[0], s_.blocks.count > 1);
+  const Tensor x = all_tokens_of(op.inputs[0], is_of_block(f_, s_, op));
   if (e_.ep.ranks == 1) {
     emit(op.kind, op.name, {x, at(op.inputs[1])}, {make(op.outputs[0])});
     return;
@@ -144,9 +144,9 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
 void BackwardWriter::dispatch(const ForwardOp& op) {
   Tensor dy = gradient(op.outputs[0]);
   if (e_.ep.copies()) {
-    const auto found = summands_of(op.inputs[0], is_of_block(op));
+    const auto found = summands_of(op.inputs[0], is_of_block(f_, s_, op));
     copies_from_experts(to_, f_, e_, "d_" + f_.value(op.outputs[0]).name, dy, found.tensor, found.first, values_);
-    return added(op.inputs[0], op.name + ".backward", is_of_block(op));
+    return added(op.inputs[0], op.name + ".backward", is_of_block(f_, s_, op));
   }
   if (e_.ep.ranks > 1 && !in_rounds(e_)) {
     const ForwardValue& y = f_.value(op.outputs[0]);
@@ -154,10 +154,10 @@ void BackwardWriter::dispatch(const ForwardOp& op) {
     from_experts(to_, f_, e_, "d_" + y.name, dy, choices, values_);
     dy = choices;
   }
-  const auto found = summands_of(op.inputs[0], is_of_block(op));
+  const auto found = summands_of(op.inputs[0], is_of_block(f_, s_, op));
   with(emit(OpKind::dispatch_backward, op.name + ".backward", {dy, value(op.inputs[1])}, {found.tensor}),
        Attr::accumulate, std::int64_t{found.first ? 0 : 1});
-  added(op.inputs[0], op.name + ".backward", is_of_block(op));
+  added(op.inputs[0], op.name + ".backward", is_of_block(f_, s_, op));
 }
 
 void BackwardWriter::route(const ForwardOp& op) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 #include "base/check.h"
@@ -27,7 +26,6 @@ Op& with_others(Op& op, const ForwardOp& forward) {
   return op;
 }
 
-bool is_norm(OpKind k) { return k == OpKind::rms_norm || k == OpKind::layer_norm; }
 OpKind backward_of_norm(OpKind k) {
   return k == OpKind::rms_norm ? OpKind::rms_norm_backward : OpKind::layer_norm_backward;
 }
@@ -44,136 +42,6 @@ Op& with_turned(Op& op, const TensorSharding& s) {
 /// By the table that the forward names, or else the model's.
 Op& with_turn(Op& op, const ForwardOp& forward, const ModelSpec& model) {
   return forward.attrs.empty() ? with_rope(op, model) : with_attrs(op, forward);
-}
-
-/// The sum that a norm is of.
-ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
-
-/// What an op leaves.
-std::vector<ValueId> results_of(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
-  std::vector<ValueId> out = op.outputs;
-  if (op.kind == OpKind::attention && s.ulysses.ranks > 1)
-    out.insert(out.end(), {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0])});
-  if (op.kind == OpKind::latent_attention && s.ulysses.ranks > 1)
-    out.insert(out.end(), {in_attention(f, s, op.outputs[2]), in_attention(f, s, op.outputs[0])});
-  if (op.kind == OpKind::expert_sort && s.ep.ranks > 1)
-    out.insert(out.end(), {sent_by_all(f, op), count_of_rows(f, op)});
-  if (op.kind == OpKind::expert_sort && s.ep.copies()) std::ranges::copy(copy_ids(f).all(), std::back_inserter(out));
-  return out;
-}
-
-/// What an op's backward reads of its inputs and results.
-std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
-  if (in_rounds(s) && is_of_a_round(f, op)) return {};
-  switch (op.kind) {
-    case OpKind::rms_norm:
-    case OpKind::layer_norm:
-      return {sum_of(op), op.outputs[1]};
-    case OpKind::linear:  // the gradient of its input asks for none of it
-      if (!s.trains(op.weights[0].first) && op.adapters.empty()) return {};
-      return {op.inputs[0]};
-    case OpKind::swiglu:
-    case OpKind::clamped_swiglu:
-    case OpKind::geglu:
-    case OpKind::gelu:
-      return {op.inputs[0]};
-    case OpKind::qk_norm:
-      return {op.inputs[0], op.outputs[1]};
-    case OpKind::attention:
-      return {in_attention(f, s, op.inputs[0]), in_attention(f, s, op.outputs[0]), op.outputs[1]};
-    case OpKind::latent_norm:
-      return {op.inputs[0], op.outputs[2]};
-    case OpKind::latent_attention: {
-      std::vector<ValueId> out = {in_attention(f, s, op.outputs[0]), op.outputs[1], in_attention(f, s, op.outputs[2])};
-      if (s.trains(op.weights[0].first) || !op.adapters.empty()) out.insert(out.begin(), op.inputs[1]);
-      return out;
-    }
-    case OpKind::route:
-      return {op.inputs[0], op.outputs[1]};
-    case OpKind::dispatch:
-      if (s.ep.copies()) {
-        std::vector<ValueId> out = copy_ids(f).all();
-        out.insert(out.end(), {sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))});
-        return out;
-      }
-      if (s.ep.ranks > 1) return {op.inputs[1], sent_by_all(f, *sort_of(f)), count_of_rows(f, *sort_of(f))};
-      return {op.inputs[1]};
-    case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
-      if (in_rounds(s)) return {op.inputs[1], routed_ops(f).dispatch.outputs[0]};
-      if (!s.trains(op.weights[0].first)) return {op.inputs[1]};
-      return op.inputs;
-    case OpKind::combine:
-      return {op.inputs.begin(), op.inputs.begin() + 3};
-    default:
-      return {};  // embedding and rope read what is fed; a sort has no backward
-  }
-}
-
-/// Where of what matrices side by side leave, or get, one of them begins.
-std::int64_t column_of(const TensorSharding& s, ParamRole base) {
-  const std::int64_t head = s.model.head_dim;
-  if (base == ParamRole::k_proj) return s.heads() * head;
-  if (base == ParamRole::v_proj) return (s.heads() + s.kv_heads()) * head;
-  return base == ParamRole::up_proj && s.model.gated_mlp ? s.width_of(Width::inner) : 0;
-}
-
-std::string adapter_name(const Adapter& adapter, const char* what) { return fmt::format("{}.{}", adapter.op, what); }
-
-/// What an adapter's A makes of x [T,K]: [T,r]. Where a matrix is cut by rows each rank has a summand of it, which is
-/// as good: B is not cut there, and what it leaves are summands of y.
-Tensor adapter_down(Emitter& to, const TensorSharding& s, const Adapter& adapter, const Tensor& x, const char* what) {
-  const Tensor a = to.weight(adapter.a), u = to.make(adapter_name(adapter, what), s.compute, {x.shape[0], a.shape[0]});
-  with(to.emit(OpKind::lora_down, lead_stream, adapter_name(adapter, what), {x, a}, {u}), Attr::factor, adapter.factor);
-  return u;
-}
-
-/// Of which modules an op is.
-RecomputeModules modules_of(const Forward& f, const ForwardOp& op) {
-  using M = RecomputeModule;
-  switch (op.kind) {
-    case OpKind::attention:
-      return RecomputeModules(M::core_attn);
-    case OpKind::latent_attention:  // one op makes packed heads of latents, and attends: both modules, or none
-      return RecomputeModules(M::core_attn, M::mla_up_proj);
-    case OpKind::route:
-    case OpKind::expert_sort:
-    case OpKind::grouped_linear:
-    case OpKind::combine:
-      return RecomputeModules(M::moe);
-    case OpKind::dispatch:
-      return RecomputeModules(M::moe, M::moe_act);
-    default:
-      if (is_norm(op.kind) || op.kind == OpKind::latent_norm) return RecomputeModules(M::layernorm);
-  }
-  const bool product = op.kind == OpKind::linear;
-  switch (f.value(op.outputs[0]).width) {
-    case Width::queries:
-      return product ? RecomputeModules(M::mla_up_proj) : RecomputeModules();
-    case Width::gate_up:
-      return RecomputeModules(M::mlp);
-    case Width::inner:  // of an MLP without a gate, a product's
-      return product ? RecomputeModules(M::mlp) : RecomputeModules(M::mlp, M::mlp_act);
-    case Width::experts:
-    case Width::expert_gate_up:
-      return RecomputeModules(M::moe);
-    case Width::expert_inner:
-      return RecomputeModules(M::moe, M::moe_act);
-    case Width::shared_gate_up:
-      return RecomputeModules(M::shared_experts, M::moe);
-    case Width::shared_inner:
-      return RecomputeModules(M::shared_experts, M::moe, M::mlp_act);
-    default:
-      return {};
-  }
-}
-
-/// What an op leaves that goes when these modules are computed again.
-std::vector<ValueId> dropped(const Forward& f, const TensorSharding& s, const ForwardOp& op, RecomputeModules modules) {
-  if (!modules_of(f, op).meets(modules)) return {};
-  std::vector<ValueId> out = results_of(f, s, op);
-  if (is_norm(op.kind)) std::erase(out, sum_of(op));                                    // the residual stream
-  if (op.kind == OpKind::attention) std::erase(out, in_attention(f, s, op.inputs[0]));  // q, k and v
-  return out;
 }
 
 }  // namespace
@@ -294,7 +162,7 @@ void ForwardWriter::attention(const ForwardOp& op) {
 void ForwardWriter::linear(const ForwardOp& op) {
   const bool takes_stream = f_.value(op.inputs[0]).width == Width::hidden,
              leaves_stream = f_.value(op.outputs[0]).width == Width::hidden;
-  const bool of_block = s_.blocks.count > 1 && is_of_experts(f_.value(op.outputs[0]).width);
+  const bool of_block = is_of_block(f_, s_, op);
   std::vector<Tensor> inputs = {takes_stream ? all_tokens_of(op.inputs[0], of_block) : at(op.inputs[0])};
   inputs.push_back(to_.weight(op.weights[0]));
   // What ranks sum gets its bias behind that, once.
@@ -309,14 +177,6 @@ void ForwardWriter::linear(const ForwardOp& op) {
   if (bias_of_sum) emit(OpKind::add_bias, op.name + ".bias", {y, to_.weight(op.weights[1])}, {y});
 }
 
-void ForwardWriter::add_adapters(const ForwardOp& op, const Tensor& x, const Tensor& found) {
-  for (const Adapter& adapter : op.adapters) {
-    const Tensor u = adapter_down(to_, s_, adapter, x, "lora_down");
-    with(to_.emit(OpKind::lora_up, lead_stream, adapter_name(adapter, "lora_up"), {u, to_.weight(adapter.b)}, {found}),
-         Attr::column, column_of(s_, adapter.base));
-  }
-}
-
 BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,
                                Values& gradients, bool accumulate)
     : f_(f),
@@ -328,11 +188,7 @@ BackwardWriter::BackwardWriter(const Forward& f, const TensorSharding& s, Backwa
       accumulate_(accumulate ? 1 : 0) {
   gradients_.resize(f.values().size());
   for (const ForwardOp& op : f.ops())
-    if (op.kind == OpKind::linear || op.kind == OpKind::dispatch) ++takers_[{op.inputs[0], is_of_block(op)}];
-}
-
-bool BackwardWriter::is_of_block(const ForwardOp& op) const {
-  return s_.blocks.count > 1 && is_of_experts(f_.value(op.outputs[0]).width);
+    if (op.kind == OpKind::linear || op.kind == OpKind::dispatch) ++takers_[{op.inputs[0], is_of_block(f, s, op)}];
 }
 
 void BackwardWriter::write(const ForwardOp& op) {
@@ -467,42 +323,12 @@ void BackwardWriter::norm(const ForwardOp& op) {
   for (ValueId in : op.inputs) gradient_of(in) = d_sum;
 }
 
-/// Gradients of an adapter's two matrices; what A left is computed again, which costs less than to keep it.
-void BackwardWriter::of_adapter(const Adapter& adapter, const Tensor& x, const Tensor& dy, const Tensor& d_down) {
-  const Tensor u = adapter_down(to_, s_, adapter, x, "lora_down.again");
-  Op& b = to_.emit(OpKind::lora_up_wgrad, lead_stream, adapter_name(adapter, "lora_up.wgrad"), {dy, u},
-                   {to_.gradient(adapter.b)});
-  with(with(b, Attr::column, column_of(s_, adapter.base)), Attr::accumulate, accumulate_);
-  with(to_.emit(OpKind::linear_wgrad, lead_stream, adapter_name(adapter, "lora_down.wgrad"), {d_down, x},
-                {to_.gradient(adapter.a)}),
-       Attr::accumulate, accumulate_);
-}
-
-std::vector<Tensor> BackwardWriter::through_adapters(const ForwardOp& op, const Tensor& dy) {
-  std::vector<Tensor> d_down;
-  for (const Adapter& adapter : op.adapters) {
-    const Tensor b = to_.weight(adapter.b);
-    d_down.push_back(to_.make(adapter_name(adapter, "d_lora_down"), s_.compute, {dy.shape[0], b.shape[1]}));
-    Op& d =
-        to_.emit(OpKind::lora_up_dgrad, lead_stream, adapter_name(adapter, "lora_up.dgrad"), {dy, b}, {d_down.back()});
-    with(with(d, Attr::column, column_of(s_, adapter.base)), Attr::factor, adapter.factor);
-  }
-  return d_down;
-}
-
-void BackwardWriter::add_of_adapters(const ForwardOp& op, const std::vector<Tensor>& d_down, const Tensor& dx) {
-  for (std::size_t i = 0; i < op.adapters.size(); ++i)
-    with(to_.emit(OpKind::linear_dgrad, lead_stream, adapter_name(op.adapters[i], "lora_down.dgrad"),
-                  {d_down[i], to_.weight(op.adapters[i].a)}, {dx}),
-         Attr::accumulate, std::int64_t{1});
-}
-
 void BackwardWriter::linear(const ForwardOp& op) {
   const ForwardValue &in = f_.value(op.inputs[0]), &out = f_.value(op.outputs[0]);
   const bool takes_stream = in.width == Width::hidden, leaves_stream = out.width == Width::hidden;
   const Tensor dy =
       leaves_stream ? all_tokens(to_, s_, "d_" + out.name, gradient(op.outputs[0])) : gradient(op.outputs[0]);
-  const bool trains = s_.trains(op.weights[0].first), of_block = is_of_block(op);
+  const bool trains = s_.trains(op.weights[0].first), of_block = is_of_block(f_, s_, op);
   const std::vector<Tensor> d_down = through_adapters(op, dy);
   const auto of_weights = [&] {
     if (!trains && op.adapters.empty()) return;
@@ -510,7 +336,7 @@ void BackwardWriter::linear(const ForwardOp& op) {
     const Tensor x = !takes_stream ? kept
                      : of_block    ? all_tokens(to_, e_, in.name + ".block.again", kept)
                                    : all_tokens(to_, s_, in.name + ".again", kept);
-    for (std::size_t i = 0; i < op.adapters.size(); ++i) of_adapter(op.adapters[i], x, dy, d_down[i]);
+    of_adapters(op, x, dy, d_down);
     if (!trains) return;
     std::vector<Tensor> outputs;
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
@@ -558,24 +384,6 @@ void emit_forward(const Forward& f, const TensorSharding& s, Emitter& to, Values
   ForwardWriter writer(f, s, to, values);
   for (std::size_t i = 0; i < f.ops().size(); ++i)
     if (runs[i]) writer.write(f.ops()[i]);
-}
-
-std::vector<ValueId> read_by_backward(const Forward& f, const TensorSharding& s) {
-  std::vector<ValueId> out;
-  for (const ForwardOp& op : f.ops())
-    for (ValueId id : reads_of_backward(f, s, op))
-      if (!std::ranges::count(out, id)) out.push_back(id);
-  return out;
-}
-
-std::vector<ValueId> kept_values(const Forward& f, const TensorSharding& s, Recompute recompute,
-                                 RecomputeModules modules, ValueId entry) {
-  if (recompute == Recompute::full) return {entry};
-  std::vector<ValueId> kept = read_by_backward(f, s);
-  if (recompute == Recompute::selective)
-    for (const ForwardOp& op : f.ops())
-      for (const ValueId id : dropped(f, s, op, modules)) std::erase(kept, id);
-  return kept;
 }
 
 void emit_backward(const Forward& f, const TensorSharding& s, BackwardEmitter& to, const Values& values,

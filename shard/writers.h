@@ -1,5 +1,5 @@
 // Who writes a forward's ops, and their backward, on one rank (rules.h). The rules of a mixture of experts are in
-// experts.cc, of latent attention in latent_attention.cc, all others in rules.cc.
+// experts.cc, of latent attention in latent_attention.cc, of adapters in adapters.cc, all others in rules.cc.
 #pragma once
 #include <map>
 #include <string>
@@ -17,10 +17,20 @@ inline ValueId in_attention(const Forward& f, const TensorSharding& s, ValueId i
 }
 
 OpKind backward_of_activation(OpKind);
+inline bool is_norm(OpKind k) { return k == OpKind::rms_norm || k == OpKind::layer_norm; }
+/// The sum that a norm is of.
+inline ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
+/// What an op leaves.
+std::vector<ValueId> results_of(const Forward&, const TensorSharding&, const ForwardOp&);
 
 /// Of products that are summands of ranks which share each expert, every rank adds its part of the bias, in its
 /// columns. `leaves`: what they leave goes back to its tokens.
 Op& with_bias_share(Op&, const ForwardOp&, bool leaves, const TensorSharding&);
+
+/// Whether the group is several blocks and an op's tokens are those of the rank's.
+inline bool is_of_block(const Forward& f, const TensorSharding& s, const ForwardOp& op) {
+  return s.blocks.count > 1 && is_of_experts(f.value(op.outputs[0]).width);
+}
 
 class ForwardWriter {
  public:
@@ -83,7 +93,7 @@ class BackwardWriter {
   void linear(const ForwardOp&);
   /// The gradients of what each adapter's A left; of its two matrices; and of x, added to what the matrices found.
   std::vector<Tensor> through_adapters(const ForwardOp&, const Tensor& dy);
-  void of_adapter(const Adapter&, const Tensor& x, const Tensor& dy, const Tensor& d_down);
+  void of_adapters(const ForwardOp&, const Tensor& x, const Tensor& dy, const std::vector<Tensor>& d_down);
   void add_of_adapters(const ForwardOp&, const std::vector<Tensor>& d_down, const Tensor& dx);
   void route(const ForwardOp&);
   void dispatch(const ForwardOp&);
@@ -117,8 +127,6 @@ class BackwardWriter {
   Summands summands_of(ValueId, bool of_block = false);
   /// `op` has added its own: when it was the last one, summands become the gradient.
   void added(ValueId, const std::string& op, bool of_block = false);
-  /// Whether an op's tokens are those of the rank's block.
-  bool is_of_block(const ForwardOp&) const;
 
   const Forward& f_;
   const TensorSharding& s_;
