@@ -26,11 +26,12 @@ struct ExplainArguments {
 using Json = nlohmann::ordered_json;
 
 int run(const ExplainArguments& o) {
-  const auto loaded = load_chosen(o.scenario);
-  if (!loaded) return report_errors(loaded.error());
-  const Scenario* const scenario = &loaded->scenario;
+  const auto open = load_scenario(o.scenario.path, o.scenario.sets);
+  if (!open) return report_errors(open.error());
+  const ChosenScenario loaded = with_choices(*open);
+  const Scenario* const scenario = &loaded.scenario;
   note_undisturbed(*scenario, "the price");
-  note_auto(*scenario, loaded->exchange);
+  note_auto(*scenario, loaded.exchange);
   const auto pricer = ScenarioPricer::make(*scenario, catalog_root());
   if (!pricer) return report_errors(pricer.error());
   const Explanation e = explain(**pricer);
@@ -54,8 +55,6 @@ int run(const ExplainArguments& o) {
   }
   if (o.smallest) {
     // As `plan --gpus ?`: of other clusters nothing is chosen.
-    const auto open = load_scenario(o.scenario.path, o.scenario.sets);
-    if (!open) return report_errors(open.error());
     const auto small = smallest_cluster(*open, catalog_root());
     if (!small) return report_errors(small.error());
     doc["smallest"] = json_from<Json>(to_json(*small));

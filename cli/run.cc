@@ -1,5 +1,5 @@
 // `run` has two lives: started by a user it becomes the launcher of local ranks; started with torchrun's, Slurm's or
-// MPI's variables (also by itself) it is one rank.
+// MPI's variables (also by itself) it is one rank. Long for the two, which read the same arguments and agree on them.
 #include <fmt/format.h>
 #include <unistd.h>
 

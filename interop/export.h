@@ -19,7 +19,8 @@ struct ExportedLaunch {
 };
 
 /// What a launch of the system cannot be, whatever its keys: E156. Megatron-LM has no rollout, slime and Megatron-LM
-/// have no adapters, and Megatron-Bridge's are of modules that it has for a model's matrices. nullopt: there is nothing such.
+/// have no adapters, and Megatron-Bridge's are of modules that it has for a model's matrices. nullopt: there is nothing
+/// such.
 std::optional<Diagnostic> why_not_exported(const LaunchTable&, const Scenario&);
 
 /// import_launch of it gives the same value of every key in exported_keys, but for what `unsaid` names.

@@ -87,10 +87,10 @@ namespace {
 
 /// A setting of an adapter_config.json under which PEFT computes something else; empty: none.
 std::string other_arithmetic(const nlohmann::json& config, const ModelSpec& model) {
-  for (const auto* key :
-       {"use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save"})
-    if (key == std::string_view("fan_in_fan_out") && transposes(model)) continue;  // PEFT sets it for Conv1D
-    else if (const auto at = config.find(key); at != config.end() && !at->is_null() && !at->empty() && *at != false)
+  std::vector<const char*> others = {"use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save"};
+  if (!transposes(model)) others.push_back("fan_in_fan_out");  // PEFT sets it for Conv1D
+  for (const char* const key : others)
+    if (const auto at = config.find(key); at != config.end() && !at->is_null() && !at->empty() && *at != false)
       return fmt::format("{}: {}", key, json_text(*at));
   if (const auto at = config.find("bias"); at != config.end() && *at != "none")
     return fmt::format("bias: {}", json_text(*at));

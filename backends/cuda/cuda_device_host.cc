@@ -62,7 +62,8 @@ Space CudaDevice::space_of(const BoundOp& op) const {
 
 std::int64_t CudaDevice::on_host(Stream& s, const CudaCall& call) {
   s.synchronize();
-  for (const Tensor& t : call.op.inputs) s.touch(call.bound, call.addresses.address(t), t.bytes(call.sizes), false);
+  for (const Tensor& t : std::span(call.op.inputs.data(), call.op.num_operands()))
+    s.touch(call.bound, call.addresses.address(t), t.bytes(call.sizes), false);
   for (const Tensor& t : call.op.outputs) s.touch(call.bound, call.addresses.address(t), t.bytes(call.sizes), true);
   const OpKernel kernel = op_kernel(call.op.kind);
   HB_CHECK(kernel, "no CPU kernel for {}", name_of(call.op.kind));

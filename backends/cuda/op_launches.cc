@@ -1,3 +1,5 @@
+// From an op to its launches, one function each, and what the kernels ask of an op: long because it has all of them
+// but those of attention, experts, latents and products.
 #include "backends/cuda/op_launches.h"
 
 #include <fmt/format.h>

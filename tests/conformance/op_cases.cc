@@ -879,32 +879,22 @@ void add_latent(std::vector<OpCase>& out, DType x) {
        {3, 4, 5},
        rotary,
        {}});
-  out.push_back({OpKind::latent_norm_backward,
-                 {{"dc", x, {T, r}, wave},
-                  {"ds", x, {T, t}, wave},
-                  kv_a,
-                  w,
-                  {"rstd", DType::f32, {T}, one},
-                  positions,
-                  to_write("dx", x, {T, r + t}),
-                  to_write("dw", DType::f32, {r})},
-                 {0, 1, 2, 3, 4, 5},
-                 {6, 7},
-                 rotary,
-                 {}});
-  // Of a frozen weight there is no gradient.
-  out.push_back({OpKind::latent_norm_backward,
-                 {{"dc", x, {T, r}, wave},
-                  {"ds", x, {T, t}, wave},
-                  kv_a,
-                  w,
-                  {"rstd", DType::f32, {T}, one},
-                  positions,
-                  to_write("dx", x, {T, r + t})},
-                 {0, 1, 2, 3, 4, 5},
-                 {6},
-                 rotary,
-                 {}});
+  OpCase backward{OpKind::latent_norm_backward,
+                  {{"dc", x, {T, r}, wave},
+                   {"ds", x, {T, t}, wave},
+                   kv_a,
+                   w,
+                   {"rstd", DType::f32, {T}, one},
+                   positions,
+                   to_write("dx", x, {T, r + t})},
+                  {0, 1, 2, 3, 4, 5},
+                  {6},
+                  rotary,
+                  {}};
+  out.push_back(backward);  // of a frozen weight, which has no gradient
+  backward.operands.push_back(to_write("dw", DType::f32, {r}));
+  backward.outputs.push_back(7);
+  out.push_back(std::move(backward));
   out.push_back({OpKind::latent_heads,
                  {{"q", x, {T, a * d}, whole},
                   {"kv", x, {T, of_kv}, whole},

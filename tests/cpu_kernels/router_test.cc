@@ -22,6 +22,31 @@ double weight_of(const DrawnRouting& d, std::int64_t t, std::int64_t j, const st
   return std::exp(logits[static_cast<std::size_t>(d.choice(t, j))]) / sum;
 }
 
+/// route_backward beside central differences of the weights by their definition, of drawn gradients.
+template <class Weight>
+void check_gradient(KernelContext& ctx, const Routing& routing, const DrawnRouting& d, Random& rng, Weight weight) {
+  std::vector<float> d_weights(d.weights.size());
+  for (float& x : d_weights) x = static_cast<float>(rng.normal());
+  Tensor d_logits(DType::f32, routing.tokens, routing.experts);
+  route_backward(ctx, routing, d_weights.data(), d.logits.data(), d.chosen.data(), d_logits.matrix());
+  check_close(
+      d_logits,
+      [&](auto t, auto e) {
+        const double h = 1e-5;
+        double sum = 0;
+        for (std::int64_t j = 0; j < routing.choices; ++j) {
+          const auto at = [&](double shift) {
+            std::vector<double> logits;
+            for (std::int64_t i = 0; i < routing.experts; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
+            return weight(d, t, j, logits);
+          };
+          sum += d_weights[static_cast<std::size_t>(t * routing.choices + j)] * (at(h) - at(-h)) / (2 * h);
+        }
+        return sum;
+      },
+      kF32Tolerance);
+}
+
 }  // namespace
 
 TEST_CASE("route takes the largest logits, of equal ones the lower number, and weighs by a softmax") {
@@ -115,26 +140,7 @@ TEST_CASE("DeepSeek's routers choose within the best groups, weigh without the b
     }
     CHECK(bias_mattered == (routing.bias.data != nullptr));
 
-    std::vector<float> d_weights(d.weights.size());
-    for (float& x : d_weights) x = static_cast<float>(rng.normal());
-    Tensor d_logits(DType::f32, routing.tokens, routing.experts);
-    route_backward(ctx, routing, d_weights.data(), d.logits.data(), d.chosen.data(), d_logits.matrix());
-    check_close(
-        d_logits,
-        [&](auto t, auto e) {
-          const double h = 1e-5;
-          double sum = 0;
-          for (std::int64_t j = 0; j < routing.choices; ++j) {
-            const auto at = [&](double shift) {
-              std::vector<double> logits;
-              for (std::int64_t i = 0; i < routing.experts; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
-              return deepseek_weight(d, t, j, logits);
-            };
-            sum += d_weights[static_cast<std::size_t>(t * routing.choices + j)] * (at(h) - at(-h)) / (2 * h);
-          }
-          return sum;
-        },
-        kF32Tolerance);
+    check_gradient(ctx, routing, d, rng, deepseek_weight);
   }
 }
 
@@ -199,25 +205,6 @@ TEST_CASE("route's backward is the derivative of its weights") {
   for (const Routing& routing : routings()) {
     CAPTURE(routing.tokens, routing.experts, routing.choices, routing.renormalise);
     const DrawnRouting d(ctx, routing, rng);
-    std::vector<float> d_weights(d.weights.size());
-    for (float& x : d_weights) x = static_cast<float>(rng.normal());
-    Tensor d_logits(DType::f32, routing.tokens, routing.experts);
-    route_backward(ctx, routing, d_weights.data(), d.logits.data(), d.chosen.data(), d_logits.matrix());
-    check_close(
-        d_logits,
-        [&](auto t, auto e) {
-          const double h = 1e-5;
-          double sum = 0;
-          for (std::int64_t j = 0; j < routing.choices; ++j) {
-            const auto at = [&](double shift) {
-              std::vector<double> logits;
-              for (std::int64_t i = 0; i < routing.experts; ++i) logits.push_back(d.logit(t, i) + (i == e ? shift : 0));
-              return weight_of(d, t, j, logits);
-            };
-            sum += d_weights[static_cast<std::size_t>(t * routing.choices + j)] * (at(h) - at(-h)) / (2 * h);
-          }
-          return sum;
-        },
-        kF32Tolerance);
+    check_gradient(ctx, routing, d, rng, weight_of);
   }
 }

@@ -1,4 +1,5 @@
-// Launches of six systems as scenarios: what each key becomes, whose default stands in, what is refused.
+// Launches of six systems as scenarios: what each key becomes, whose default stands in, what is refused. Long for the
+// systems, of which each has its own launches.
 #include "interop/import.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The joint search beside brute force over the same space. Long for the spaces and objectives, which share what
+// compares.
 #include "planner/search/search.h"
 
 #include <rapidcheck.h>

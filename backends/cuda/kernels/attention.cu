@@ -90,9 +90,9 @@ HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& 
   for (int j = threadIdx.x; j < of_values; j += blockDim.x) values[j] = from[of_keys + j];
 }
 
-/// Row t is one of the last cu_seqlens[s + 1] - cu_seqlens[s] of sequence s, of whose lengths[s] keys the pool holds those
-/// that are here; rows of other sequences than these S are left alone. width: from a row of x, which begins with its queries, to the next. lse:
-/// null, or as attention's.
+/// Row t is one of the last cu_seqlens[s + 1] - cu_seqlens[s] of sequence s, of whose lengths[s] keys the pool holds
+/// those that are here; rows of other sequences than these S are left alone. width: from a row of x, which begins with
+/// its queries, to the next. lse: null, or as attention's.
 template <class E>
 HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32_t* cu_seqlens, const int32_t* tables,
                                const int32_t* lengths, E* o, float* lse, int T, int S, const Heads& h, int block_tokens,
