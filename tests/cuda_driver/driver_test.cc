@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -353,6 +354,35 @@ TEST_CASE("a fault comes where it was asked for, and later calls go on unless it
   CHECK(d.cuMemUnmap(4096, chunk) == CUDA_ERROR_LAUNCH_FAILED);
   CUstream s = nullptr;
   CHECK(d.cuStreamCreate(&s, 0) == CUDA_ERROR_LAUNCH_FAILED);  // of the context, until it is gone
+}
+
+TEST_CASE("behind a finding nothing runs, whoever waits: what the failed rank gave back may be gone", "[driver]") {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    FakeDriver fake(with_seed(seed));
+    const Driver d = fake.table();
+    CUstream bad = nullptr, behind = nullptr;
+    CUevent done = nullptr;
+    for (CUstream* s : {&bad, &behind}) REQUIRE(d.cuStreamCreate(s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(d.cuEventCreate(&done, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    int first = 0, ran = 0;
+    const auto work = [&](int& count) {
+      return [&count] {
+        ++count;
+        return std::vector<FakeDriver::Touch>{};
+      };
+    };
+    fake.enqueue_work(bad, "first", work(first));
+    fake.enqueue_work(bad, "faulty", []() -> std::vector<FakeDriver::Touch> { throw std::runtime_error("a fault"); });
+    d.cuEventRecord(done, bad);
+    d.cuStreamWaitEvent(behind, done, 0);
+    fake.enqueue_work(behind, "behind", work(ran));
+    CHECK(d.cuStreamSynchronize(behind) == CUDA_ERROR_LAUNCH_FAILED);
+    CHECK(d.cuCtxSynchronize() == CUDA_ERROR_LAUNCH_FAILED);
+    CHECK(first == 1);
+    CHECK(ran == 0);
+    REQUIRE(fake.findings().size() == 1);
+    CHECK_THAT(fake.findings().front(), Catch::Contains("faulty: a fault"));
+  }
 }
 
 TEST_CASE("a thread that begins when another has ended knows nothing of what that one did", "[driver]") {

@@ -119,6 +119,9 @@ bool FakeDriver::ready(const Stream& s) {
 }
 
 bool FakeDriver::run_one() {
+  // A context with an error runs nothing more. The rank that met it is on its way out: what it has given back, the
+  // host's memory too, is gone, whatever another rank's thread still waits for.
+  if (sticky_ != CUDA_SUCCESS) return false;
   std::vector<Stream*> could;
   for (auto& [id, s] : streams_)
     if (ready(s)) could.push_back(&s);
