@@ -244,12 +244,12 @@ Row product_of(const Row& a, const Row& b) {
   for (std::size_t j = 0; j < a.size(); ++j) out.push_back(a[j] * b[j]);
   return out;
 }
-Row row_of(const Numbers& x, std::int64_t row, std::int64_t begin, std::int64_t n) {
+Row cells_of(const Numbers& x, std::int64_t row, std::int64_t begin, std::int64_t n) {
   Row out;
   for (std::int64_t j = 0; j < n; ++j) out.emplace_back(x(row, begin + j));
   return out;
 }
-Row row_of(const Numbers& x, std::int64_t row) { return row_of(x, row, 0, x.cols()); }
+Row cells_of(const Numbers& x, std::int64_t row) { return cells_of(x, row, 0, x.cols()); }
 Row less_mean(const Row& x) {
   const Bounded mean = mean_of(x);
   Row out;
@@ -260,7 +260,7 @@ Bounded rstd_of(const Row& x, double eps) { return Bounded(1) / sqrt(mean_of(pro
 
 /// x or x + r, as the norm finds it: of a sum what was stored of it.
 Row normed_row(OracleCall& c, std::int64_t t, std::size_t residual) {
-  if (c.inputs.size() <= residual) return row_of(c.inputs[0], t);
+  if (c.inputs.size() <= residual) return cells_of(c.inputs[0], t);
   Row out;
   for (std::int64_t j = 0; j < c.inputs[0].cols(); ++j) {
     c.outputs[2].put(t, j, Bounded(c.inputs[0](t, j)) + c.inputs[residual](t, j));
@@ -304,8 +304,8 @@ void norm_backward(OracleCall& c, bool centred) {
   const Numbers &dy = c.inputs[0], &x = c.inputs[1], &w = c.inputs[2], &rstd = c.inputs[3];
   std::vector<Sum> dw(static_cast<std::size_t>(x.cols())), db = dw;
   for (std::int64_t t = 0; t < x.rows(); ++t) {
-    const Row of = centred ? less_mean(row_of(x, t)) : row_of(x, t);
-    const Row dx = norm_gradient(row_of(dy, t), of, with_offset(c, row_of(w, 0)), rstd(t), centred);
+    const Row of = centred ? less_mean(cells_of(x, t)) : cells_of(x, t);
+    const Row dx = norm_gradient(cells_of(dy, t), of, with_offset(c, cells_of(w, 0)), rstd(t), centred);
     for (std::int64_t j = 0; j < x.cols(); ++j) {
       const auto i = static_cast<std::size_t>(j);
       c.outputs[0].put(t, j, dx[i] + c.before(0, t * x.cols() + j, Attr::residual));
@@ -328,8 +328,8 @@ void qk_norm_formula(OracleCall& c) {
   for (std::int64_t t = 0; t < x.rows(); ++t) {
     for (std::int64_t j = (a + k) * d; j < x.cols(); ++j) c.outputs[0](t, j) = x(t, j);
     for (std::int64_t h = 0; h < a + k; ++h) {
-      const Row of = row_of(x, t, h * d, d);
-      const Row w = with_offset(c, row_of(c.inputs[h < a ? 1 : 2], 0));
+      const Row of = cells_of(x, t, h * d, d);
+      const Row w = with_offset(c, cells_of(c.inputs[h < a ? 1 : 2], 0));
       const Bounded rstd = rstd_of(of, c.op.real(Attr::eps));
       c.outputs[1].put(t, h, rstd);
       for (std::int64_t j = 0; j < d; ++j) {
@@ -346,9 +346,9 @@ void qk_norm_backward_formula(OracleCall& c) {
   for (std::int64_t t = 0; t < x.rows(); ++t) {
     for (std::int64_t j = (a + k) * d; j < x.cols(); ++j) c.outputs[0](t, j) = dy(t, j);
     for (std::int64_t h = 0; h < a + k; ++h) {
-      const Row of = row_of(x, t, h * d, d);
-      const Row w = with_offset(c, row_of(c.inputs[h < a ? 2 : 3], 0));
-      const Row dx = norm_gradient(row_of(dy, t, h * d, d), of, w, rstd(t, h), false);
+      const Row of = cells_of(x, t, h * d, d);
+      const Row w = with_offset(c, cells_of(c.inputs[h < a ? 2 : 3], 0));
+      const Row dx = norm_gradient(cells_of(dy, t, h * d, d), of, w, rstd(t, h), false);
       for (std::int64_t j = 0; j < d; ++j) {
         const auto i = static_cast<std::size_t>(j);
         c.outputs[0].put(t, h * d + j, dx[i]);
@@ -395,7 +395,7 @@ void latent_norm_formula(OracleCall& c) {
   const Numbers &x = c.inputs[0], &w = c.inputs[1];
   const std::int64_t r = w.size(), half = c.op.integer(Attr::rope_dim) / 2;
   for (std::int64_t t = 0; t < x.rows(); ++t) {
-    const Row of = row_of(x, t, 0, r);
+    const Row of = cells_of(x, t, 0, r);
     const Bounded rstd = rstd_of(of, c.op.real(Attr::eps));
     c.outputs[2].put(t, rstd);
     for (std::int64_t j = 0; j < r; ++j) c.outputs[0].put(t, j, of[static_cast<std::size_t>(j)] * rstd * w(j));
@@ -411,7 +411,7 @@ void latent_norm_backward_formula(OracleCall& c) {
   const std::int64_t r = w.size(), half = ds.cols() / 2;
   std::vector<Sum> dw(static_cast<std::size_t>(r));
   for (std::int64_t t = 0; t < x.rows(); ++t) {
-    const Row of = row_of(x, t, 0, r), dx = norm_gradient(row_of(dc, t), of, row_of(w, 0), rstd(t), false);
+    const Row of = cells_of(x, t, 0, r), dx = norm_gradient(cells_of(dc, t), of, cells_of(w, 0), rstd(t), false);
     for (std::int64_t j = 0; j < r; ++j) {
       c.outputs[0].put(t, j, dx[static_cast<std::size_t>(j)]);
       dw[static_cast<std::size_t>(j)] += of[static_cast<std::size_t>(j)] * rstd(t) * dc(t, j);
