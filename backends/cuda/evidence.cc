@@ -47,8 +47,7 @@ std::string op_text(const Op& op) {
 std::vector<Evidence> hardware_evidence() {
   std::vector<Evidence> out;
   const nlohmann::json document = evidence_file();
-  for (const auto& row : document.at("claims"))
-    out.push_back({.claim = row.at("claim"), .last_run = last_run_of(row)});
+  for (const auto& row : document.at("claims")) out.push_back({.claim = row.at("claim"), .last_run = last_run_of(row)});
   return out;
 }
 
@@ -86,7 +85,9 @@ std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTota
     for (const std::int32_t b : bodies) {
       const Body& body = program.bodies[static_cast<std::size_t>(b)];
       std::set<std::string>& ops = found[body_kind(body.name)];
-      for (const Op& op : body.ops) ops.insert(op_text(op));
+      for (const Op& op : body.ops)
+        if (op.kind != OpKind::alloc && op.kind != OpKind::free)
+          ops.insert(op_text(op));  // these ask nothing of a device
     }
   }
   std::vector<RunBody> out;
