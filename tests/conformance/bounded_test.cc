@@ -31,6 +31,12 @@ TEST_CASE("sums of products in fp32, in any order, lie within their bound; a ter
       for (const std::size_t i : places)
         if (const float term = a[i] * b[i]; std::abs(term) > 0.01f) CHECK(!close(found - term, sum));
     }
+    // Terms that are exact: only additions round.
+    Sum whole;
+    float found = 0.0f;
+    for (const float x : a) whole += 1.5f + x / 2, found += 1.5f + x / 2;
+    CHECK(close(found, whole));
+    CHECK(!close(found - 1.0f, whole));
     CHECK(Bounded(sum).error > 0.0);
     CHECK(Bounded(sum).error < 1e-6 * n * n);
   }

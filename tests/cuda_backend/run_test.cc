@@ -33,6 +33,7 @@ TEST_CASE("the demo on the double: bytes and calls as simulated, the CPU backend
   CHECK(summary["equal"] == true);
   CHECK(summary["source"] == "measured");
   // Which bodies it executed, of which ops, and where these ever ran; in the folder too, also of a report made anew.
+  REQUIRE(summary.contains("bodies"));
   std::set<std::string> bodies;
   for (const Json& body : summary["bodies"]) {
     bodies.insert(body["body"]);
@@ -44,7 +45,8 @@ TEST_CASE("the demo on the double: bytes and calls as simulated, the CPU backend
     CHECK(bodies.contains(body));
   const auto saved = [&] {
     const Json all = json_from<Json>(read_file(folder.root / "fake/summary.json").value_or(""));
-    return std::vector<Json>{all["bodies"], all["matrix_products"], all["hardware_evidence"]};
+    return std::vector<Json>{all.value("bodies", Json()), all.value("matrix_products", Json()),
+                             all.value("hardware_evidence", Json())};
   };
   CHECK(saved() == std::vector<Json>{summary["bodies"], summary["matrix_products"], summary["hardware_evidence"]});
   CHECK(folder.command(fmt::format("{} report {}", program_file, (folder.root / "fake").string()), "report").code == 0);
