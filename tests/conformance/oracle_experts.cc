@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/check.h"
 #include "graph/slots.h"
 #include "tests/conformance/oracle.h"
 
@@ -54,6 +55,8 @@ void route_formula(OracleCall& c) {
       return scores[static_cast<std::size_t>(e)] + (c.inputs.size() > 1 ? c.inputs[1](e) : 0.0);
     };
     std::ranges::stable_sort(order, [&](auto a, auto b) { return good(a) > good(b); });
+    for (std::size_t j = 0; j + 1 < order.size() && j < static_cast<std::size_t>(C); ++j)
+      HB_CHECK(good(order[j]) - good(order[j + 1]) > 4 * fp32, "experts {} and {} are as good", order[j], order[j + 1]);
     order.resize(static_cast<std::size_t>(C));
     const Weights w = weights_of(c, scores, order);
     for (std::int64_t j = 0; j < C; ++j) {
