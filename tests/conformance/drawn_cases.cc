@@ -182,11 +182,15 @@ class Drawn {
         {made({T, H}), made(f32, {T}), made({T, H})}, eps);
     add(OpKind::layer_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
         {in({T, H}), gradient({H}), gradient({H})}, onto);
+    const auto around_one = [this](Attrs attrs) {
+      if (seed_ % 2 == 0) attrs.emplace_back(Attr::offset, 1.0);
+      return attrs;
+    };
     add(OpKind::qk_norm, {in({T, Q}), positive(x_, {d}), positive(x_, {d})}, {made({T, Q}), made(f32, {T, a + k})},
-        heads(eps));
+        heads(around_one(eps)));
     add(OpKind::qk_norm_backward,
         {in({T, Q}), in({T, Q}), positive(x_, {d}), positive(x_, {d}), positive(f32, {T, a + k})},
-        {made({T, Q}), gradient({d}), gradient({d})}, accumulate(heads()));
+        {made({T, Q}), gradient({d}), gradient({d})}, accumulate(heads(around_one({}))));
   }
 
   void add_rotations() {
@@ -281,6 +285,7 @@ class Drawn {
     Attrs latent = {
         {Attr::heads, a}, {Attr::kv_heads, a}, {Attr::head_dim, d}, {Attr::value_dim, v}, {Attr::rope_dim, t}};
     latent.insert(latent.end(), write.begin(), write.end());
+    if (seed_ % 2 == 0) latent.emplace_back(Attr::scale, 0.25);
     add(OpKind::latent_write, {in({T, r}), in({T, t}), slots()}, {in({blocks, block, r + t})}, write);
     add(OpKind::latent_attention,
         {in({T, a * d}), in({blocks, block, r + t}), in({a * (d - t + v), r}), cu_seqlens(), tables(), lengths()},
@@ -428,8 +433,9 @@ class Drawn {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
     const std::int64_t r = H, t = 2 * between(1, d / 4), v = between(1, 24), of_kv = a * (d - t + v),
                        Q = a * (2 * d + v);
-    const Attrs attrs = {{Attr::heads, a},    {Attr::kv_heads, a}, {Attr::head_dim, d},    {Attr::value_dim, v},
-                         {Attr::rope_dim, t}, {Attr::eps, 1e-4},   {Attr::rope_theta, 1e4}};
+    Attrs attrs = {{Attr::heads, a},    {Attr::kv_heads, a}, {Attr::head_dim, d},    {Attr::value_dim, v},
+                   {Attr::rope_dim, t}, {Attr::eps, 1e-4},   {Attr::rope_theta, 1e4}};
+    if (seed_ % 2 == 0) attrs.emplace_back(Attr::rope_amplitude, 1.25);
     add(OpKind::latent_norm, {in({T, r + t}), positive(x_, {r}), positions(T)},
         {made({T, r}), made({T, t}), made(f32, {T})}, attrs);
     add(OpKind::latent_norm_backward,

@@ -231,6 +231,10 @@ bool need_not_be_drawn(OpKind kind, Attr attr) {
       return kind == OpKind::latent_attention;
     case Attr::ranks:  // a word there
       return kind == OpKind::copy_sort || kind == OpKind::router_loss;
+    case Attr::heads:  // a word there
+      return kind == OpKind::attention_sinks || kind == OpKind::attention_sinks_backward;
+    case Attr::rope_first:  // of whole heads
+      return kind == OpKind::latent_norm || kind == OpKind::latent_norm_backward;
     case Attr::sigmoid:  // a function there
       return kind == OpKind::clamped_swiglu;
     default:
