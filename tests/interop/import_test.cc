@@ -179,6 +179,25 @@ TEST_CASE("slime: without --colocate training and rollout are apart") {
   CHECK(s.rollout.layout.dp == 8);
 }
 
+TEST_CASE("Megatron cuts the optimizer's state over data ranks where it is told to, over as many as an instance has") {
+  const std::string launch =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 2 ";
+  const auto shards = [&](const std::string& flags) {
+    return import_of("megatron", words(launch + flags)).scenario.train.layout.fsdp;
+  };
+  CHECK(shards("") == 1);  // all of it on each, a flag's default
+  CHECK(shards("--use-distributed-optimizer") == -1);
+  const std::string instances = "--use-distributed-optimizer --num-distributed-optimizer-instances ";
+  CHECK(shards(instances + "1") == -1);
+  CHECK(shards(instances + "2") == 2);  // of 4 data ranks
+  CHECK(shards("--num-distributed-optimizer-instances 2") == 1);
+  const auto odd = imported("megatron", words(launch + instances + "3"));
+  REQUIRE(!odd);
+  CHECK(odd.error()[0].code == "E151");
+  CHECK_THAT(render(odd.error()), Catch::Contains("8 GPUs / (tp x pp = 2) = 4 data ranks, 3 instances"));
+}
+
 TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
   const std::string launch =
       "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
