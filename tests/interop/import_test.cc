@@ -404,6 +404,12 @@ TEST_CASE("adapters are read by each system's names, and what is not switched on
                                           "'actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_fc2]'");
   CHECK((fused.rank == 32 && fused.alpha == 32.0 && fused.targets == "q_proj-k_proj-v_proj-down_proj"));
   CHECK(lora("verl", megatron + "actor_rollout_ref.model.lora.rank=32").targets == "all-linear");
+  // Modules of another attention's match nothing of a model with latents, as the list that is the default has them.
+  const LoraSpec latents = lora("verl", megatron +
+                                            "actor_rollout_ref.model.path=deepseek-ai/DeepSeek-V2-Lite "
+                                            "actor_rollout_ref.model.lora.rank=32 "
+                                            "'actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_proj]'");
+  CHECK((latents.rank == 32 && latents.targets == "o_proj"));
   const std::string nemo = "run_grpo.py policy.model_name=Qwen/Qwen3-8B policy.max_total_sequence_length=2048 ";
   CHECK_FALSE(lora("nemo-rl", nemo + "policy.dtensor_cfg.lora_cfg.dim=64").on());
   const LoraSpec dtensor =
