@@ -353,10 +353,21 @@ Result<StepLengths> lengths_of(const RunFolder& folder, Scenario scenario, const
   return recorded_lengths(folder.lengths(), scenario, walked ? walked->first : 1);
 }
 
+nlohmann::ordered_json facts_of_run(const RunFolder& folder) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  const auto text = read_file(folder.summary());
+  const auto all = text ? json_or_discarded<nlohmann::ordered_json>(*text) : nlohmann::ordered_json();
+  for (const char* key : {"hardware_evidence", "matrix_products", "bodies"})
+    if (all.is_object() && all.contains(key)) out[key] = all[key];
+  return out;
+}
+
 Status write_run_folder(const RunFolder& folder, const Job& job, const RunRecord& record) {
   Outputs outputs;
   // What cannot be made again comes first, and what is small: the disk may be full soon.
-  outputs.write(folder.summary(), json_text(summarize(job.plan, job.scenario, record.trace), 1) + "\n");
+  auto summary = summarize(job.plan, job.scenario, record.trace);
+  if (record.facts != nullptr) summary.update(*record.facts);
+  outputs.write(folder.summary(), json_text(summary, 1) + "\n");
   outputs.write(folder.scenario(), resolved_yaml(with_absolute_paths(job.scenario)));
   if (record.walked) outputs.write(folder.walked(), walked_json(*record.walked));
   outputs.write(folder.plan(), plan_to_json(job.plan, scenario_facts(job.scenario)));

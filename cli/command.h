@@ -1,6 +1,7 @@
 // What the subcommands share: options, exit codes, and jobs.
 #pragma once
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -155,7 +156,12 @@ struct RunRecord {
   std::optional<StepsWalked> walked{};  // none: no run.json
   /// Responses by length, where the folder's lengths.jsonl is not of all steps.
   std::optional<LengthCounts> responses{};
+  /// What summary.json says of the run beside what follows from plan and trace (facts_of_run).
+  const nlohmann::ordered_json* facts = nullptr;
 };
+/// Of a summary.json, what only the run knew: which bodies ever ran on hardware, who formed products. An empty object
+/// where there is none, or where no such file is.
+nlohmann::ordered_json facts_of_run(const RunFolder&);
 /// The lengths that a run recorded of these steps (default: all of the scenario's). E101, E120, E121.
 Result<StepLengths> lengths_of(const RunFolder&, Scenario, const std::optional<StepsWalked>&);
 /// Writes everything but checkpoints and the files of lines (metrics, lengths, hashes, samples), which the report reads

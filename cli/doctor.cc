@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
@@ -150,6 +151,26 @@ nlohmann::ordered_json evidence_rows() {
   return rows;
 }
 
+/// Of the same file the kinds of bodies, and in a line how many of them ran.
+nlohmann::ordered_json body_rows() {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+#ifdef HOTBUNK_CUDA
+  for (const cuda::BodyEvidence& b : cuda::body_evidence())
+    rows.push_back({{"body", b.body},
+                    {"ops", b.ops},
+                    {"last_run", b.last_run ? fmt::format("{} on {}: {}", b.last_run->date, b.last_run->machine,
+                                                          b.last_run->command)
+                                            : "never ran on hardware"}});
+#endif
+  return rows;
+}
+std::string body_line(const nlohmann::ordered_json& rows) {
+  const auto ran =
+      std::ranges::count_if(rows, [](const auto& row) { return row["last_run"] != "never ran on hardware"; });
+  if (ran == 0) return fmt::format("never ran on hardware, none of the {} that are known", rows.size());
+  return fmt::format("{} of {} ran on hardware (--json says which)", ran, rows.size());
+}
+
 int run(bool json) {
   const LocalMachine machine = local_machine();
   std::vector<Checked> findings;
@@ -176,9 +197,13 @@ int run(bool json) {
   }
   document["good"] = good;
   document["hardware_evidence"] = evidence_rows();
-  if (!json)
+  document["hardware_bodies"] = body_rows();
+  if (!json) {
     for (const auto& row : document["hardware_evidence"])
       fmt::print("     {:<40} {}\n", row["claim"].get<std::string>(), row["last_run"].get<std::string>());
+    if (!document["hardware_bodies"].empty())
+      fmt::print("     {:<40} {}\n", "bodies of plans, by kind", body_line(document["hardware_bodies"]));
+  }
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;
   if (json) print_document(json_text(document, 1));

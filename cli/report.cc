@@ -35,17 +35,20 @@ int run(const ReportArguments& o) {
                     .where = {folder.trace().string()},
                     .notes = {},
                     .help = "simulate again with --ops and the ranks that you want to look at"}});
+  const nlohmann::ordered_json facts = facts_of_run(folder);
   const RunRecord record{.trace = loaded->trace,
                          .predicted = loaded->predicted ? &*loaded->predicted : nullptr,
                          .calibration = hardware->source,
-                         .walked = loaded->walked};
+                         .walked = loaded->walked,
+                         .facts = &facts};
   const Status written = write_run_folder(folder, loaded->job, record), ended = end_in_folder(folder);
   for (const Status* s : {&written, &ended})
     if (!*s) return report_errors(s->error());
   if (!o.snapshot.empty())
     if (auto s = write_file_atomic(o.snapshot, to_pickle(memory_snapshot(loaded->job.plan, loaded->trace))); !s)
       return report_errors(s.error());
-  const auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
+  auto summary = summarize(loaded->job.plan, loaded->job.scenario, loaded->trace);
+  summary.update(facts);
   if (o.json) {
     print_document(json_text(summary, 1));
     return exit_done;

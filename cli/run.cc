@@ -167,26 +167,30 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   };
   auto simulated = simulate_run(o, job, folder, hardware, walked);
   if (!simulated) note(tl::unexpected(simulated.error()));
+  nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+  if (o.backend != "cpu")
+    facts = {{"hardware_evidence", hardware_evidence_line()},
+             {"matrix_products", bf16_products(o)},
+             {"bodies", hardware_evidence_of_bodies(job.plan, measured)}};
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,
                          .calibration = hardware.source,
-                         .walked = walked}));
+                         .walked = walked,
+                         .facts = &facts}));
   note(end_in_folder(folder));
   auto summary = summarize(job.plan, job.scenario, measured);
   const Comparison compared = simulated ? compare_traces(job.plan, *simulated, measured) : Comparison{};
   if (simulated) summary["equal"] = compared.equal;
-  if (o.backend != "cpu") {
-    summary["hardware_evidence"] = hardware_evidence_line();
-    summary["matrix_products"] = bf16_products(o);
-  }
+  summary.update(facts);
   if (o.scenario.json) {
     print_document(json_text(summary, 1));
     if (simulated && !compared.equal) fmt::print(stderr, "{}", render_comparison(compared, false));
   } else {
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (o.backend != "cpu")
-      print_result(fmt::format("{}; matrix products: {}\n", hardware_evidence_line(), bf16_products(o)));
+      print_result(fmt::format("{}; {}; matrix products: {}\n", hardware_evidence_line(),
+                               hardware_evidence_line(facts["bodies"]), bf16_products(o)));
     if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
   }
   if (!problems.empty()) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/check.h"
@@ -17,6 +18,17 @@
 #endif
 
 namespace hotbunk {
+
+std::string hardware_evidence_line(const nlohmann::ordered_json& bodies) {
+  std::vector<std::string> never;
+  for (const auto& b : bodies)
+    if (b.at("last_run_on_hardware").is_null()) never.push_back(b.at("body"));
+  if (never.empty()) return fmt::format("all {} kinds of bodies of this run ran on hardware before", bodies.size());
+  if (never.size() == bodies.size())
+    return fmt::format("none of the {} kinds of bodies of this run ever ran on hardware", bodies.size());
+  return fmt::format("{} of the {} kinds of bodies of this run never ran on hardware: {}", never.size(), bodies.size(),
+                     fmt::join(never, ", "));
+}
 
 std::int64_t fake_device_bytes(const Job& job, bool processes) {
   constexpr std::int64_t beside = std::int64_t{128} << 20;  // BlasProducts::workspace_bytes on some streams among it
@@ -113,6 +125,18 @@ bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 
 
 std::string hardware_evidence_line() { return "the CUDA backend " + cuda::evidence_text(); }
 
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan& plan, const Trace& trace) {
+  const auto known = cuda::body_evidence();
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const cuda::RunBody& b : cuda::bodies_that_ran(plan, trace.phase_totals)) {
+    const auto run = cuda::ran_on_hardware(b, known);
+    nlohmann::ordered_json last = nullptr;
+    if (run) last = {{"date", run->date}, {"machine", run->machine}, {"command", run->command}};
+    out.push_back({{"body", b.body}, {"ops", b.ops}, {"last_run_on_hardware", std::move(last)}});
+  }
+  return out;
+}
+
 Result<std::string> cuda_products(const std::string& backend, const std::string& asked) {
   // The double's says its version without a device.
   const auto products =
@@ -164,6 +188,10 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
 #else
 
 std::string hardware_evidence_line() { return ""; }
+
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&) {
+  return nlohmann::ordered_json::array();
+}
 
 Result<std::string> cuda_products(const std::string&, const std::string&) { return std::string("none"); }
 

@@ -4,15 +4,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "base/diagnostic.h"
 #include "cli/command.h"
 #include "exec/driver.h"
+#include "graph/plan.h"
 #include "runtime/launch.h"
 #include "runtime/rank_backend.h"
 #include "runtime/world.h"
+#include "trace/trace.h"
 
 namespace hotbunk {
 
@@ -38,6 +41,12 @@ std::int64_t fake_device_bytes(const Job&, bool processes);
 
 /// What of the backend ever ran on a GPU, in a line; "" where it was not built.
 std::string hardware_evidence_line();
+
+/// The bodies that a run executed, by kind, with the ops that they are of and where these ran on a GPU, null where at
+/// least one never did: as summary.json has them.
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&);
+/// That in a line: how many of them never ran on hardware, and which, where it is not all.
+std::string hardware_evidence_line(const nlohmann::ordered_json& bodies);
 
 /// What forms matrix products on that backend: "own kernels", or which of them cuBLASLt does, and its version. Without
 /// a wish, cuda takes cuBLASLt for backward products where the library is, and the double our kernels, which it is

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 
 #include "base/check.h"
@@ -15,16 +17,88 @@ std::string_view hardware_evidence_text(std::string_view name);  // generated: c
 
 namespace hotbunk::cuda {
 
+namespace {
+
+nlohmann::json evidence_file() {
+  return json_from<nlohmann::json>(std::string(hardware_evidence_text("hardware_evidence")));
+}
+std::optional<HardwareRun> last_run_of(const nlohmann::json& row) {
+  const auto& run = row.at("last_run");
+  if (run.is_null()) return {};
+  return HardwareRun{.date = run.at("date"), .machine = run.at("machine"), .command = run.at("command")};
+}
+
+/// "linear_wgrad bf16/fp32": its kind, and the dtypes of its numbers in the order of its tensors.
+std::string op_text(const Op& op) {
+  std::string out(name_of(op.kind));
+  std::vector<DType> seen;
+  for (const auto* side : {&op.inputs, &op.outputs})
+    for (const Tensor& t : *side) {
+      const bool number = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16;
+      if (!number || std::ranges::find(seen, t.dtype) != seen.end()) continue;
+      out += (seen.empty() ? " " : "/") + std::string(name_of(t.dtype));
+      seen.push_back(t.dtype);
+    }
+  return out;
+}
+
+}  // namespace
+
 std::vector<Evidence> hardware_evidence() {
-  const auto document = json_from<nlohmann::json>(std::string(hardware_evidence_text("hardware_evidence")));
   std::vector<Evidence> out;
-  for (const auto& row : document.at("claims")) {
-    Evidence e{.claim = row.at("claim"), .last_run = {}};
-    if (const auto& run = row.at("last_run"); !run.is_null())
-      e.last_run = HardwareRun{.date = run.at("date"), .machine = run.at("machine"), .command = run.at("command")};
-    out.push_back(std::move(e));
+  const nlohmann::json document = evidence_file();
+  for (const auto& row : document.at("claims")) out.push_back({.claim = row.at("claim"), .last_run = last_run_of(row)});
+  return out;
+}
+
+std::vector<BodyEvidence> body_evidence() {
+  std::vector<BodyEvidence> out;
+  const nlohmann::json document = evidence_file();
+  for (const auto& row : document.at("bodies"))
+    out.push_back({.body = row.at("body"), .ops = row.at("ops"), .last_run = last_run_of(row)});
+  return out;
+}
+
+std::string body_kind(std::string_view name) {
+  name = name.substr(0, name.find('/'));
+  std::string out;
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+    if (part.find_first_not_of("0123456789") == std::string_view::npos) continue;
+    out += (out.empty() ? "" : ".") + std::string(part);
   }
   return out;
+}
+
+std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTotal> phases) {
+  std::map<std::string, std::set<std::string>> found;
+  std::set<std::pair<std::int32_t, std::int16_t>> looked_at;  // ranks of one program run the same
+  for (const PhaseTotal& t : phases) {
+    if (t.phase < 0 || t.blocks == 0) continue;
+    const std::int32_t p = plan.program_of_rank.at(static_cast<std::size_t>(t.rank));
+    if (!looked_at.emplace(p, t.phase).second) continue;
+    const Program& program = plan.programs[static_cast<std::size_t>(p)];
+    std::set<std::int32_t> bodies;
+    for (const Block& block : program.phases.at(static_cast<std::size_t>(t.phase)))
+      for (const Call& call : block.calls) bodies.insert(call.body);
+    for (const std::int32_t b : bodies) {
+      const Body& body = program.bodies[static_cast<std::size_t>(b)];
+      std::set<std::string>& ops = found[body_kind(body.name)];
+      for (const Op& op : body.ops)
+        if (op.kind != OpKind::alloc && op.kind != OpKind::free)
+          ops.insert(op_text(op));  // these ask nothing of a device
+    }
+  }
+  std::vector<RunBody> out;
+  for (auto& [body, ops] : found) out.push_back({body, {ops.begin(), ops.end()}});
+  return out;
+}
+
+std::optional<HardwareRun> ran_on_hardware(const RunBody& b, const std::vector<BodyEvidence>& all) {
+  const auto row = std::ranges::find(all, b.body, &BodyEvidence::body);
+  if (row == all.end() || !std::ranges::includes(row->ops, b.ops)) return {};
+  return row->last_run;
 }
 
 std::string evidence_text() {

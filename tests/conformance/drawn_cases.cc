@@ -42,7 +42,7 @@ class Drawn {
   }
   /// Of engines whose ranks hold parts of every sequence's keys.
   std::vector<OpCase> all_held(std::int64_t ranks) {
-    add_paged(ranks), add_merged(ranks);
+    add_paged(ranks), add_merged(ranks), add_context(ranks, ranks, 0), add_context(ranks, 1, 1);
     return std::move(out_);
   }
   Sizes sizes() const { return {n_.T, n_.S, n_.T * n_.T}; }
@@ -79,6 +79,10 @@ class Drawn {
     return integers({n}, [of = numbers(), V = n_.V](std::int64_t i) {
       return static_cast<double>(std::min(V - 1, static_cast<std::int64_t>((of(i) + 1) / 2 * static_cast<double>(V))));
     });
+  }
+  /// Of log-probs; one row has none.
+  Operand targets() {
+    return integers({n_.T}, [of = ids(n_.T).value, none = first_](std::int64_t t) { return t == none ? -1.0 : of(t); });
   }
   static Operand positions(std::int64_t n) {
     return integers({n}, [](std::int64_t i) { return static_cast<double>(i * 5 % 97); });
@@ -136,8 +140,9 @@ class Drawn {
     add(OpKind::add, {in({T, H}), in(other, {T, H})}, {made({T, H})});
     add(OpKind::gather_rows, {in({T, H}), listed({S}, {T - 1, first_})}, {made({S, H})});
     const Box box{.src_offset = 1, .src_pitch = H + 2, .dst_offset = 0, .dst_pitch = H, .rows = T, .cols = H};
-    add(OpKind::copy_boxes, {in({T, H + 2})}, {made(other, {T, H})});
-    out_.back().moves = test::moves_of({box});
+    const Box all = {.src_pitch = H, .dst_offset = T * H, .dst_pitch = H, .rows = T, .cols = H, .input = 1};
+    add(OpKind::copy_boxes, {in({T, H + 2}), in(other, {T, H})}, {made(other, {2 * T, H})});
+    out_.back().moves = test::moves_of({box, all});
     add(OpKind::hash_boxes, {in({T, H + 2})}, {{"", DType::i64, {1}, [](std::int64_t) { return 0.0; }}},
         {{Attr::as_dtype, static_cast<std::int64_t>(x_)}});
     out_.back().moves = test::moves_of({box});
@@ -149,6 +154,8 @@ class Drawn {
     add(OpKind::linear, {in({T, K}), in({I, K}), in({I})}, {made({T, I})});
     add(OpKind::linear_dgrad, {in({T, I}), in({I, K})}, {in({T, K})}, accumulate());
     add(OpKind::linear_wgrad, {in({T, I}), in({T, K})}, {gradient({I, K}), gradient({I})}, accumulate());
+    add(OpKind::linear, {in({T, K}), in({I, K})}, {made({T, I})});
+    add(OpKind::linear_wgrad, {in({T, I}), in({T, K})}, {made(f32, {I, K})});
     const Attrs of = {{Attr::column, column}, {Attr::factor, 0.5}};
     add(OpKind::lora_down, {in({T, K}), in({R, K})}, {made({T, R})}, of);
     add(OpKind::lora_up, {in({T, R}), in({I, R})}, {in({T, N})}, of);
@@ -163,8 +170,12 @@ class Drawn {
     const Attrs eps = {{Attr::eps, 1e-5}}, onto = accumulate({{Attr::residual, std::int64_t{1}}});
     add(OpKind::rms_norm, {in({T, H}), positive(x_, {H}), in({T, H})}, {made({T, H}), made(f32, {T}), made({T, H})},
         eps);
+    const Attrs offset = {{Attr::eps, 1e-5}, {Attr::offset, 1.0}};
+    add(OpKind::rms_norm, {in({T, H}), in({H})}, {made({T, H}), made(f32, {T})}, offset);
     add(OpKind::rms_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
         {in({T, H}), gradient({H})}, onto);
+    add(OpKind::rms_norm_backward, {in({T, H}), in({T, H}), in({H}), positive(f32, {T})}, {made({T, H})},
+        {{Attr::offset, 1.0}});
     add(OpKind::layer_norm, {in({T, H}), positive(x_, {H}), in({H}), in({T, H})},
         {made({T, H}), made(f32, {T}), made({T, H})}, eps);
     add(OpKind::layer_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
@@ -178,34 +189,54 @@ class Drawn {
 
   void add_rotations() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
-    const std::int64_t Q = (a + 2 * k) * d, W = k > 1 ? k : 1;
-    for (const OpKind kind : {OpKind::rope, OpKind::rope_backward})
+    const std::int64_t Q = (a + 2 * k) * d, part = 2 * between(1, d / 2);
+    for (const OpKind kind : {OpKind::rope, OpKind::rope_backward}) {
       add(kind, {positions(T)}, {in({T, Q})}, heads({{Attr::rope_theta, 1e4}}), true);
-    add(OpKind::split_heads, {in({T, Q})}, {made({W, T, Q / W})}, heads());
-    add(OpKind::merge_heads, {in({W, T, Q / W})}, {made({T, Q})}, heads());
+      add(kind, {positions(T)}, {in({T, Q})}, heads({{Attr::rope_theta, 500.0}, {Attr::rope_first, part}}), true);
+      add(kind, {positions(T)}, {in({T, a * d})},
+          heads({{Attr::rope_theta, 500.0}, {Attr::rope_dim, part}, {Attr::rope_amplitude, 1.25}}), true);
+    }
+    // To parts with KV heads of their own, and to one for each query head, of which neighbours have the same KV head.
+    for (const std::int64_t W : {k, a}) {
+      const std::int64_t of_part = (a / W + 2 * std::max<std::int64_t>(1, k / W)) * d;
+      add(OpKind::split_heads, {in({T, Q})}, {made({W, T, of_part})}, heads());
+      add(OpKind::merge_heads, {in({W, T, of_part})}, {made({T, Q})}, heads());
+    }
     add(OpKind::take_kv, {in({T, Q})}, {made({T, 2 * k * d})}, heads());
     add(OpKind::merge_qkv, {in(f32, {T, a * d}), in(f32, {T, 2 * k * d})}, {made({T, Q})}, heads());
+    add(OpKind::merge_qkv, {in(f32, {T, a * d}), in(f32, {T, 2 * k * d}), in(f32, {T, 2 * k * d})}, {made({T, Q})},
+        heads());
   }
 
   void add_attention() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
-    const std::int64_t Q = (a + 2 * k) * d;
-    for (const Attrs& more :
-         {Attrs{}, Attrs{{Attr::window, between(1, T)}, {Attr::softcap, 2.0}, {Attr::scale, 0.25}}}) {
-      add(OpKind::attention, {in({T, Q}), cu_seqlens()}, {made({T, a * d}), made(f32, {T, a})}, heads(more));
-      add(OpKind::attention_backward, {in({T, a * d}), in({T, Q}), in({T, a * d}), positive(f32, {T, a}), cu_seqlens()},
+    // Values as wide as keys, in tiles or not; and of another width.
+    const std::int64_t wide = seed_ % 2 == 0 ? 8 * between(1, 4) : between(1, 20);
+    for (const Attrs& more : {Attrs{},
+                              {{Attr::window, between(1, T)}, {Attr::softcap, 2.0}, {Attr::scale, 0.25}},
+                              {{Attr::value_dim, wide}}}) {
+      const std::int64_t v = more.size() == 1 ? wide : d, Q = (a + k) * d + k * v;
+      add(OpKind::attention, {in({T, Q}), cu_seqlens()}, {made({T, a * v}), made(f32, {T, a})}, heads(more));
+      add(OpKind::attention_backward, {in({T, a * v}), in({T, Q}), in({T, a * v}), positive(f32, {T, a}), cu_seqlens()},
           {made({T, Q})}, heads(more));
     }
-    // A rank alone in its group has both halves of its sequences.
-    const std::int64_t half = between(1, 20), rows = 4 * half;
-    const Attrs alone = accumulate(heads({{Attr::ranks, std::int64_t{1}}}));
-    const auto halves = [&] { return listed({S + 1}, {0, 2 * half, rows}); };
-    add(OpKind::context_attention, {in({rows, Q}), in({1, rows, 2 * k * d}), halves()},
-        {in(f32, {rows, a * d}), positive(f32, {rows, a})}, alone);
+    add_context(1, 1, 0);  // a rank alone in its group has both halves of its sequences
+  }
+
+  /// A rank's queries against the keys of `parts` of `ranks` ranks: all, or those of the one `source` further around.
+  void add_context(std::int64_t ranks, std::int64_t parts, std::int64_t source) {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t Q = (a + 2 * k) * d, first = between(1, 12), other = between(1, 12), rows = 2 * (first + other);
+    Attrs attrs = accumulate(heads({{Attr::ranks, ranks}}));
+    if (source > 0)
+      attrs.insert(attrs.end(), {{Attr::source, source}, {Attr::window, 3 * first}, {Attr::softcap, 2.0}});
+    const auto halves = [&] { return listed({S + 1}, {0, 2 * first, rows}); };
+    add(OpKind::context_attention, {in({rows, Q}), in({parts, rows, 2 * k * d}), halves()},
+        {in(f32, {rows, a * d}), positive(f32, {rows, a})}, attrs);
     add(OpKind::context_attention_backward,
-        {in({rows, a * d}), in({rows, Q}), in({1, rows, 2 * k * d}), in({rows, a * d}), positive(f32, {rows, a}),
+        {in({rows, a * d}), in({rows, Q}), in({parts, rows, 2 * k * d}), in({rows, a * d}), positive(f32, {rows, a}),
          halves()},
-        {in(f32, {rows, a * d}), made(f32, {1, rows, 2 * k * d})}, alone);
+        {in(f32, {rows, a * d}), made(f32, {parts, rows, 2 * k * d})}, attrs);
   }
 
   void add_around_attention() {
@@ -241,7 +272,7 @@ class Drawn {
     add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
         {made({T, a * d}), made(f32, {T, a})}, heads(pool));
     seeing.insert(seeing.end(), pool.begin(), pool.end());
-    if (ranks > 1)
+    if (ranks > 1 || seed_ % 2 != 0)
       add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
           {made({T, a * d}), made(f32, {T, a})}, heads(seeing));
     const std::int64_t r = between(2, 40), t = 2 * between(1, d / 4), v = between(1, 24);
@@ -287,10 +318,14 @@ class Drawn {
   void add_routing() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
     const std::int64_t R = T * C;
-    const Attrs attrs = {{Attr::renormalise, std::int64_t{1}}, {Attr::factor, 2.5}};
-    add(OpKind::route, {in(f32, {T, E})}, {made(f32, {T, C}), made(i32, {T, C})}, attrs);
-    add(OpKind::route_backward, {in(f32, {T, C}), in(f32, {T, E}), listed({T, C}, chosen_)}, {made(f32, {T, E})},
-        attrs);
+    for (const std::int64_t sigmoid : {0, 1})
+      for (const std::int64_t renormalise : {0, 1}) {
+        const Attrs attrs = {{Attr::renormalise, renormalise}, {Attr::sigmoid, sigmoid}, {Attr::factor, 2.5}};
+        std::vector<Operand> logits = {in(f32, {T, E})};
+        if (sigmoid != 0) logits.push_back(in(f32, {E}));  // with a bias
+        add(OpKind::route, logits, {made(f32, {T, C}), made(i32, {T, C})}, attrs);
+        add(OpKind::route_backward, {in(f32, {T, C}), in(f32, {T, E}), listed({T, C}, chosen_)}, {made({T, E})}, attrs);
+      }
     const auto sequences = [&] {  // the last token is of none
       return integers({n_.T}, [T = n_.T, first = first_](std::int64_t t) {
         return t + 1 == T ? -1.0 : t < first ? 0.0 : 1.0;
@@ -349,15 +384,27 @@ class Drawn {
     Attrs part = softmax;
     part.insert(part.end(), {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}, {Attr::vocab_stride, V}});
     const auto row = [&] { return made(f32, {n_.T}); };
-    add(OpKind::log_prob, {in(f32, {T, V}), ids(T)}, {row(), row(), row()}, softmax);
-    add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), ids(T), in(f32, {T})}, {made({T, V})},
+    add(OpKind::log_prob, {in(f32, {T, V}), targets()}, {row(), row(), row()}, softmax);
+    add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), targets(), in(f32, {T})}, {made({T, V})},
         softmax);
-    add(OpKind::vocab_stats, {in(f32, {T, V}), ids(T)}, {made(f32, {T, 4})}, part);
-    add(OpKind::vocab_log_prob, {positive(f32, {2, T, 4}), ids(T)}, {row(), row(), row()}, {{Attr::temperature, 0.75}});
-    add(OpKind::token_loss,
-        {in(f32, {T}), in(f32, {T}), in(f32, {T}), in(f32, {T}), positive(f32, {T}), positive(f32, {T})},
-        {row(), in(f32, {16})},
-        {{Attr::clip_low, 0.2}, {Attr::clip_high, 0.2}, {Attr::kl_coef, 0.1}, {Attr::sft, std::int64_t{0}}});
+    Attrs capped = softmax;
+    capped.emplace_back(Attr::softcap, 2.0);
+    add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), targets(), in(f32, {T})}, {made({T, V})},
+        capped);
+    add(OpKind::vocab_stats, {in(f32, {T, V}), targets()}, {made(f32, {T, 4})}, part);
+    add(OpKind::vocab_log_prob, {positive(f32, {2, T, 4}), targets()}, {row(), row(), row()},
+        {{Attr::temperature, 0.75}});
+    for (const auto& [sft, reference] : {std::pair{0, 0}, {0, 1}, {1, 0}}) {
+      const Operand weights{
+          "", f32, {T}, [of = numbers()](std::int64_t i) { return i % 5 == 3 ? 0.0 : 1.0 + of(i) / 2; }};
+      add(OpKind::token_loss, {in(f32, {T}), in(f32, {T}), in(f32, {T}), in(f32, {T}), weights, positive(f32, {T})},
+          {row(), in(f32, {16})},
+          {{Attr::clip_low, 0.2},
+           {Attr::clip_high, 0.3},
+           {Attr::kl_coef, 0.1},
+           {Attr::sft, std::int64_t{sft}},
+           {Attr::reference, std::int64_t{reference}}});
+    }
     add(OpKind::sample,
         {in(f32, {1, T, V}), {"", f32, {T}, [of = numbers()](std::int64_t i) { return (of(i) + 1) / 2; }}},
         {made(i32, {T}), row()},

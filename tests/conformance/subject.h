@@ -30,8 +30,6 @@ class Subject {
 };
 
 const std::vector<std::unique_ptr<Subject>>& subjects();
-/// The CPU backend: what others compute is held to it where no exact value is known.
-const Subject& reference();
 /// Those, and transports that differ from one of them in nothing but collectives.
 std::vector<const Subject*> subjects_of_collectives();
 

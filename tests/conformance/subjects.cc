@@ -218,11 +218,6 @@ const std::vector<std::unique_ptr<Subject>>& subjects() {
   return all;
 }
 
-const Subject& reference() {
-  static const CpuGloo cpu(Transport::shm);
-  return cpu;
-}
-
 std::vector<const Subject*> subjects_of_collectives() {
   std::vector<const Subject*> all;
   for (const auto& subject : subjects()) all.push_back(subject.get());

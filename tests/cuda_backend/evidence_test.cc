@@ -9,6 +9,7 @@
 #include "backends/cuda/context.h"
 #include "base/file.h"
 #include "tests/paths.h"
+#include "tests/toy_plan.h"
 
 using namespace hotbunk;
 
@@ -33,4 +34,58 @@ TEST_CASE("every kernel file has a row of evidence, and the README says whether 
   REQUIRE(readme);
   CHECK((readme->find("never ran on hardware") != std::string::npos) == none);
   CHECK((cuda::evidence_text() == "never ran on hardware") == none);
+}
+
+TEST_CASE("a kind of body is its name without layers, micro-batches and which of several it is") {
+  CHECK(cuda::body_kind("train.layer.backward") == "train.layer.backward");
+  CHECK(cuda::body_kind("train.layer.backward/3") == "train.layer.backward");
+  CHECK(cuda::body_kind("train.backward.0.12") == "train.backward");
+  CHECK(cuda::body_kind("sleep") == "sleep");
+  // Kinds have a row each, in order; ops in order too, and none where nothing ran.
+  const auto rows = cuda::body_evidence();
+  CHECK(rows.size() > 100);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    INFO(rows[i].body);
+    CHECK(cuda::body_kind(rows[i].body) == rows[i].body);
+    if (i > 0) CHECK(rows[i - 1].body < rows[i].body);
+    CHECK(std::ranges::is_sorted(rows[i].ops));
+    CHECK(rows[i].ops.empty() == !rows[i].last_run);
+  }
+}
+
+TEST_CASE("a run executed the bodies of the phases that it was in, and they ran on hardware with all of their ops") {
+  Plan plan = hotbunk::test::empty_plan();
+  plan.phases = {{"train", When::iteration, false}, {"export", When::epilogue, false}};
+  Program p = hotbunk::test::empty_program();
+  p.buffers = {{"x", DType::f32, 8, Category::activations, sections::transient, 0}};
+  const auto named = [&](const std::string& name, const std::vector<Op>& ops) {
+    const Block block = hotbunk::test::block_of(p, "block", ops);
+    p.bodies.back().name = name;
+    return block;
+  };
+  Op cast = toy::op(OpKind::cast, streams::compute, "cast");
+  cast.inputs = {toy::tensor(0, {8})}, cast.outputs = {toy::tensor(0, {8}, DType::bf16)};
+  Op zero = toy::op(OpKind::zero, streams::compute, "zero");
+  zero.outputs = {toy::tensor(0, {8})};
+  p.phases = {
+      {named("train.layer.forward", {cast}), named("train.layer.forward/2", {zero}), named("train.zero", {zero})},
+      {named("export.fetch", {zero})}};
+  plan.programs = {p}, plan.program_of_rank = {0, 0};
+  PhaseTotal train, nowhere;
+  train.rank = 1, train.phase = 0, train.blocks = 3;
+  nowhere.rank = 1, nowhere.phase = 1;  // no block of it
+  const auto ran = cuda::bodies_that_ran(plan, std::vector{train, nowhere});
+  REQUIRE(ran.size() == 2);
+  CHECK(ran[0].body == "train.layer.forward");
+  CHECK(ran[0].ops == std::vector<std::string>{"cast fp32/bf16", "zero fp32"});
+  CHECK(ran[1].body == "train.zero");
+
+  const cuda::HardwareRun run{.date = "2026-12-01", .machine = "a GPU", .command = "scripts/gpu"};
+  std::vector<cuda::BodyEvidence> known = {{"train.layer.forward", {"cast fp32/bf16"}, run}, {"train.zero", {}, {}}};
+  CHECK(!cuda::ran_on_hardware(ran[0], known));  // its zero never did
+  CHECK(!cuda::ran_on_hardware(ran[1], known));
+  known[0].ops.push_back("zero fp32");
+  REQUIRE(cuda::ran_on_hardware(ran[0], known));
+  CHECK(cuda::ran_on_hardware(ran[0], known)->machine == "a GPU");
+  CHECK(!cuda::ran_on_hardware({"train.step", {}}, known));  // no row
 }

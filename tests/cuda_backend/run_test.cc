@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <future>
+#include <set>
 
 #include "tests/cuda_backend/runs.h"
 #include "tests/reserved_port.h"
@@ -31,6 +32,26 @@ TEST_CASE("the demo on the double: bytes and calls as simulated, the CPU backend
   const Json summary = json_from<Json>(fake.out);
   CHECK(summary["equal"] == true);
   CHECK(summary["source"] == "measured");
+  // Which bodies it executed, of which ops, and where these ever ran; in the folder too, also of a report made anew.
+  REQUIRE(summary.contains("bodies"));
+  std::set<std::string> bodies;
+  for (const Json& body : summary["bodies"]) {
+    bodies.insert(body["body"]);
+    CHECK(body.contains("last_run_on_hardware"));
+    if (body["body"] == "train.layer.backward")
+      CHECK(Json(body["ops"]).dump().find("attention_backward fp32") != std::string::npos);
+  }
+  for (const char* body : {"rollout.decode.layer", "sync.hash", "train.layer.backward", "wake_train.params"})
+    CHECK(bodies.contains(body));
+  const auto saved = [&] {
+    const Json all = json_from<Json>(read_file(folder.root / "fake/summary.json").value_or(""));
+    return std::vector<Json>{all.value("bodies", Json()), all.value("matrix_products", Json()),
+                             all.value("hardware_evidence", Json())};
+  };
+  CHECK(saved() == std::vector<Json>{summary["bodies"], summary["matrix_products"], summary["hardware_evidence"]});
+  CHECK(folder.command(fmt::format("{} report {}", program_file, (folder.root / "fake").string()), "report").code == 0);
+  CHECK(saved().front() == summary["bodies"]);
+  CHECK(!json_from<Json>(read_file(folder.root / "cpu/summary.json").value_or("")).contains("bodies"));
 
   // P3: what was sampled is what the CPU backend samples; figures agree as far as fp32 sums in another order do.
   CHECK(tokens_of(folder, "fake").size() == 16);

@@ -1,4 +1,4 @@
-// Causal attention of packed sequences and its gradients in fp64.
+// Causal attention of packed sequences and its gradients in fp64: by the oracle that drawn ops are held to.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/kernels/attention.h"
+#include "tests/conformance/oracle.h"
 #include "tests/cuda_kernels/kernel_device.h"
 
 namespace hotbunk::ptx {
@@ -26,65 +27,84 @@ struct Shape {
   ScoreOptions scores(float scale) const { return {scale, softcap, window}; }
 };
 
-/// Outputs and gradients of attention in fp64; and the sums of what they are made of, each taken as positive, which a
-/// rounding of p or ds moves them by a part of.
+namespace detail {
+
 template <class E>
-struct Reference {
-  std::vector<double> o, lse, dx, o_parts, dx_parts;
-  Reference(const Shape& s, const std::vector<E>& x, const std::vector<E>& g, double scale)
-      : o(static_cast<std::size_t>(s.T() * s.a * s.of_value())),
-        lse(static_cast<std::size_t>(s.T() * s.a)),
-        dx(x.size()),
-        o_parts(o.size()),
-        dx_parts(x.size()) {
-    const int v_d = s.of_value();
-    const auto at = [&](int t, int column, int j) { return static_cast<std::size_t>(t * s.width() + column + j); };
-    for (int q = 0; q < s.S(); ++q)
-      for (int t = s.cu[static_cast<std::size_t>(q)]; t < s.cu[static_cast<std::size_t>(q) + 1]; ++t)
-        for (int h = 0; h < s.a; ++h) {
-          const int begin = s.cu[static_cast<std::size_t>(q)], kv = h / (s.a / s.k);
-          const int first = s.window > 0 ? std::max(begin, t - s.window + 1) : begin;
-          const int query = h * s.d, key = (s.a + kv) * s.d, val = (s.a + s.k) * s.d + kv * v_d;
-          const auto out = [&](int j) { return static_cast<std::size_t>((t * s.a + h) * v_d + j); };
-          std::vector<double> p, slope;
-          double sum = 0;
-          for (int u = first; u <= t; ++u) {
-            double score = 0;
-            for (int j = 0; j < s.d; ++j) score += value(x[at(t, query, j)]) * value(x[at(u, key, j)]);
-            score *= scale;
-            const double capped = s.softcap > 0 ? std::tanh(score / s.softcap) : 0.0;
-            p.push_back(std::exp(s.softcap > 0 ? s.softcap * capped : score));
-            slope.push_back(1 - capped * capped);
-            sum += p.back();
-          }
-          lse[static_cast<std::size_t>(t * s.a + h)] = std::log(sum);
-          double delta = 0, delta_parts = 0;
-          for (double& pu : p) pu /= sum;
-          for (int j = 0; j < v_d; ++j) {
-            for (int u = first; u <= t; ++u) {
-              const double part = p[static_cast<std::size_t>(u - first)] * value(x[at(u, val, j)]);
-              o[out(j)] += part, o_parts[out(j)] += std::abs(part);
-            }
-            delta += o[out(j)] * value(g[out(j)]), delta_parts += std::abs(o[out(j)] * value(g[out(j)]));
-          }
-          for (int u = first; u <= t; ++u) {
-            const double pu = p[static_cast<std::size_t>(u - first)], bent = slope[static_cast<std::size_t>(u - first)];
-            double dp = 0;
-            for (int j = 0; j < v_d; ++j) dp += value(g[out(j)]) * value(x[at(u, val, j)]);
-            const double ds = pu * (dp - delta) * bent * scale, most = pu * (std::abs(dp) + delta_parts) * scale;
-            for (int j = 0; j < s.d; ++j) {
-              dx[at(t, query, j)] += ds * value(x[at(u, key, j)]);
-              dx[at(u, key, j)] += ds * value(x[at(t, query, j)]);
-              dx_parts[at(t, query, j)] += most * std::abs(value(x[at(u, key, j)]));
-              dx_parts[at(u, key, j)] += most * std::abs(value(x[at(t, query, j)]));
-            }
-            for (int j = 0; j < v_d; ++j) {
-              dx[at(u, val, j)] += pu * value(g[out(j)]);
-              dx_parts[at(u, val, j)] += pu * std::abs(value(g[out(j)]));
-            }
-          }
-        }
+conformance::Numbers numbers(std::vector<std::int64_t> shape, const std::vector<E>& of) {
+  std::vector<double> values;
+  for (const E& x : of) {
+    if constexpr (std::is_same_v<E, double>) values.push_back(x);
+    else values.push_back(value(x));
   }
+  return {std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, std::move(shape), std::move(values)};
+}
+inline conformance::Numbers offsets(const Shape& s) {
+  return {DType::i32, {s.S() + 1}, std::vector<double>(s.cu.begin(), s.cu.end())};
+}
+/// The op on these inputs; its outputs are of these shapes.
+template <class E>
+std::vector<conformance::Wanted> evaluated(OpKind kind, const Shape& s, double scale,
+                                           const std::vector<conformance::Numbers>& inputs,
+                                           const std::vector<std::pair<DType, std::vector<std::int64_t>>>& outputs) {
+  conformance::OpCase c{kind, {}, {}, {}, {}};
+  c.attrs = {{Attr::heads, std::int64_t{s.a}},
+             {Attr::kv_heads, std::int64_t{s.k}},
+             {Attr::head_dim, std::int64_t{s.d}},
+             {Attr::value_dim, std::int64_t{s.of_value()}},
+             {Attr::window, std::int64_t{s.window}},
+             {Attr::softcap, static_cast<double>(s.softcap)},
+             {Attr::scale, scale}};
+  std::vector<conformance::Numbers> given = inputs;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    c.inputs.push_back(i), c.operands.push_back({"", inputs[i].dtype(), {}, {}});
+  for (const auto& [dtype, shape] : outputs) {
+    std::int64_t n = 1;
+    for (const std::int64_t extent : shape) n *= extent;
+    c.outputs.push_back(c.operands.size()), c.operands.push_back({"", dtype, shape, {}});
+    given.emplace_back(dtype, shape, std::vector<double>(static_cast<std::size_t>(n)));
+  }
+  return conformance::expected(c, given, 0);
+}
+
+}  // namespace detail
+
+inline std::vector<double> values_of(const conformance::Wanted& wanted) {
+  std::vector<double> out;
+  for (const conformance::Bounded& b : wanted.numbers) out.push_back(b.value);
+  return out;
+}
+
+/// Attention in fp64, with how far a kernel may be from it: o[T, a v] in E, lse[T, a].
+struct Attended {
+  conformance::Wanted o, lse;
 };
+template <class E>
+Attended attention_of(const Shape& s, const std::vector<E>& x, double scale) {
+  auto found = detail::evaluated<E>(
+      OpKind::attention, s, scale,
+      {detail::numbers(std::vector<std::int64_t>{s.T(), s.width()}, x), detail::offsets(s)},
+      {{std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, {s.T(), s.a * s.of_value()}}, {DType::f32, {s.T(), s.a}}});
+  return {std::move(found[0]), std::move(found[1])};
+}
+/// Its gradients dx[T, width], of the o and log-sum-exps that a kernel reads.
+template <class E, class O, class L>
+conformance::Wanted attention_gradient_of(const Shape& s, const std::vector<E>& x, const std::vector<E>& g,
+                                          const std::vector<O>& o, const std::vector<L>& lse, double scale) {
+  const std::vector<std::int64_t> of_x = {s.T(), s.width()}, of_o = {s.T(), s.a * s.of_value()}, of_lse = {s.T(), s.a};
+  auto found = detail::evaluated<E>(OpKind::attention_backward, s, scale,
+                                    {detail::numbers(of_o, g), detail::numbers(of_x, x), detail::numbers(of_o, o),
+                                     detail::numbers(of_lse, lse), detail::offsets(s)},
+                                    {{std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, of_x}});
+  return std::move(found[0]);
+}
+template <class E>
+void near(const std::vector<E>& got, const conformance::Wanted& wanted) {
+  REQUIRE(got.size() == wanted.numbers.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const conformance::Bounded& b = wanted.numbers[i];
+    INFO("element " << i << ": " << value(got[i]) << ", not " << b.value << " to within " << b.error);
+    REQUIRE(std::abs(value(got[i]) - b.value) <= b.error);
+  }
+}
 
 }  // namespace hotbunk::ptx

@@ -23,7 +23,7 @@ struct Gradients {
   void check(const Changes& changes) {
     for (std::size_t i = 0; i < wide.size(); ++i) {
       INFO("element " << i);
-      CHECK(narrow[i] == to_bf16(wide[i]));
+      CHECK(narrow[i] == ptx::to_bf16(wide[i]));
       CHECK((wide[i] != before[i]) == changes(i));
     }
   }

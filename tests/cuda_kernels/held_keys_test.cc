@@ -55,7 +55,7 @@ void check_parts(Kernels& k, const Shape& s, int ranks, bool tiled) {
   Draw draw(static_cast<std::uint64_t>(s.d + ranks));
   const auto ad = static_cast<std::size_t>(s.a * s.of_value()), a = static_cast<std::size_t>(s.a);
   const std::vector<E> x = draw.numbers<E>(static_cast<std::size_t>(s.T() * s.width()), 2.0);
-  const Reference<E> wanted(s, x, std::vector<E>(static_cast<std::size_t>(s.T()) * ad), scale);
+  const auto wanted = attention_of(s, x, scale);
   const Tables blocks(s, ranks);
   std::vector<std::int32_t> slots, lengths, last{0}, rows_of_last;
   for (int q = 0; q < s.S(); ++q) {
@@ -115,13 +115,14 @@ void check_parts(Kernels& k, const Shape& s, int ranks, bool tiled) {
                   ranks, T, s.a, s.of_value());
       for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += value(o[i]);
       for (std::size_t i = 0; i < n * a; ++i)
-        REQUIRE(lse[i] == Approx(wanted.lse[row_of[i / a] * a + i % a]).epsilon(1e-5).margin(1e-5));
+        REQUIRE(lse[i] == Approx(wanted.lse.numbers[row_of[i / a] * a + i % a].value).epsilon(1e-5).margin(1e-5));
     }
     for (std::size_t i = 0; i < sums.size(); ++i) {
       const std::size_t at = row_of[i / ad] * ad + i % ad;
-      // Each part is rounded twice, to bf16; in tiles p is, too.
-      if (std::abs(sums[i] - wanted.o[at]) <= 3 * unit<E> * wanted.o_parts[at] + 1e-5) continue;
-      FAIL((decode ? "decoding, " : "") << "element " << i << ": " << sums[i] << ", not " << wanted.o[at]);
+      // Each part is rounded twice, and parts may be of either sign: as far off as whole attention and two roundings.
+      const conformance::Bounded& o = wanted.o.numbers[at];
+      if (std::abs(sums[i] - o.value) <= 3 * o.error + 1e-5) continue;
+      FAIL((decode ? "decoding, " : "") << "element " << i << ": " << sums[i] << ", not " << o.value);
     }
   }
 }

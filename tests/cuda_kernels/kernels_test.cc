@@ -339,7 +339,7 @@ TEST_CASE("boxes land where they belong, cast on the way", "[kernels]") {
     for (std::int64_t i = 0; i < b.rows; ++i)
       for (std::int64_t j = 0; j < b.cols; ++j)
         wanted[static_cast<std::size_t>(b.dst_offset + i * b.dst_pitch + j)] =
-            to_bf16(src[static_cast<std::size_t>(b.src_offset + i * b.src_pitch + j)]);
+            ptx::to_bf16(src[static_cast<std::size_t>(b.src_offset + i * b.src_pitch + j)]);
   CHECK(dst.values() == wanted);
 }
 

@@ -116,7 +116,7 @@ TEST_CASE("sums, casts, rows and columns", "[kernels]") {
   d.run("cast_bf16_f32", {2}, 32, y.begin(), wide.begin(), n);
   for (std::size_t i = 0; i < n; ++i) {
     CHECK(z[i] == x[i] + from_bf16(y[i]));
-    CHECK(narrow[i] == to_bf16(x[i]));
+    CHECK(narrow[i] == ptx::to_bf16(x[i]));
     CHECK(wide[i] == from_bf16(y[i]));
   }
   Array<std::int32_t> rows(d.memory, "rows", std::vector<std::int32_t>{6, 0, 6});
@@ -138,7 +138,7 @@ TEST_CASE("what several ranks hold: its sum in rank order, and its maximum, a Na
   Array<float> a(d.memory, "a", {1.0f, 1e8f, -3.0f, nan}),
       b(d.memory, "b", std::vector<float>{2.0f, 1.0f, -2.0f, 1.0f}),
       c(d.memory, "c", std::vector<float>{4.0f, -1e8f, -1.0f, 2.0f}), to(d.memory, "to", 4);
-  Array<Bf16> p(d.memory, "p", std::vector<Bf16>{to_bf16(256)}), q(d.memory, "q", std::vector<Bf16>{to_bf16(1)});
+  Array<Bf16> p(d.memory, "p", std::vector<Bf16>{ptx::to_bf16(256)}), q(d.memory, "q", std::vector<Bf16>{ptx::to_bf16(1)});
   struct Sources {
     const void* rank[32];
   } sources{{a.begin(), b.begin(), c.begin()}}, halves{{p.begin(), q.begin(), q.begin()}};
@@ -169,7 +169,7 @@ TEST_CASE("boxes move as they are, and hash as the host hashes them", "[kernels]
     for (std::int64_t i = 0; i < b.rows; ++i)
       for (std::int64_t j = 0; j < b.cols; ++j)
         wanted += element_hash(static_cast<std::uint64_t>(b.dst_offset + i * b.dst_pitch + j),
-                               to_bf16(src[static_cast<std::size_t>(b.src_offset + i * b.src_pitch + j)]));
+                               ptx::to_bf16(src[static_cast<std::size_t>(b.src_offset + i * b.src_pitch + j)]));
   CHECK(sum[0] == wanted);
 }
 

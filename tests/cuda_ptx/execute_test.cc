@@ -109,6 +109,17 @@ TEST_CASE("conversions round once", "[ptx]") {
   CHECK(run<std::uint16_t>("u16", "cvt.rn.f16.f32 %h9, 0f477ff000;")[0] == 0x7c00u);  // 65520: infinity
   CHECK(run<std::uint16_t>("u16", "cvt.rn.f16.f32 %h9, 0f33800000;")[0] == 0x0001u);  // 2^-24: the least subnormal
   CHECK(run<std::uint32_t>("u32", "cvt.rn.bf16x2.f32 %r9, 0f3f800000, 0f40000000;")[0] == 0x3f804000u);
+  // Towards zero where that is named: nothing becomes larger, and no number becomes infinite.
+  CHECK(run<std::uint16_t>("u16", "cvt.rz.bf16.f32 %h9, 0f3f81ffff;")[0] == 0x3f81u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rz.bf16.f32 %h9, 0fbf81ffff;")[0] == 0xbf81u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rz.bf16.f32 %h9, 0f7f7fffff;")[0] == 0x7f7fu);
+  CHECK(run<std::uint32_t>("u32", "cvt.rz.bf16x2.f32 %r9, 0f3f81ffff, 0f40000000;")[0] == 0x3f814000u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rz.f16.f32 %h9, 0f477ff000;")[0] == 0x7bffu);
+  CHECK(run<std::uint16_t>("u16", "cvt.rm.f16.f32 %h9, 0fc77ff000;")[0] == 0xfc00u);  // below the lowest: -infinity
+  CHECK(run<std::uint32_t>("u32", "cvt.rna.tf32.f32 %r9, 0f3f801000;")[0] == 0x3f802000u);  // halfway: away from zero
+  CHECK(run<std::uint32_t>("u32", "cvt.rn.tf32.f32 %r9, 0f3f801000;")[0] == 0x3f800000u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rn.relu.bf16.f32 %h9, 0fbf800000;")[0] == 0u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rn.relu.bf16.f32 %h9, 0f7fc00000;")[0] == 0x7fffu);
   CHECK(run<float>("f32", "cvt.rn.f32.u64 %f9, 0xffffffffffffffff;")[0] == 18446744073709551616.0f);
   CHECK(run<std::uint32_t>("u32", "mov.b32 %h1, 0; cvt.s32.s8 %r9, 0x80;")[0] == 0xffffff80u);
 }

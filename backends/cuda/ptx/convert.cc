@@ -10,14 +10,6 @@
 namespace hotbunk::ptx {
 namespace {
 
-/// Rounds a double to a float format of `precision` bits and exponents down to `lowest`, ties to even.
-double round_to(double x, int precision, int lowest) {
-  if (x == 0 || !std::isfinite(x)) return x;
-  const int exponent = std::max(std::ilogb(x), lowest);
-  const double unit = std::ldexp(1.0, exponent - precision + 1);
-  return std::nearbyint(x / unit) * unit;
-}
-
 double towards_integer(double x, Round round) {
   switch (round) {
     case Round::rmi:
@@ -29,9 +21,20 @@ double towards_integer(double x, Round round) {
     case Round::rni:
     case Round::rn:
       return std::nearbyint(x);
+    case Round::rna:
+      return std::round(x);
     default:
       return std::trunc(x);
   }
+}
+
+/// Rounds a double to a float format of `precision` bits and exponents down to `lowest`; to the nearest, ties to even,
+/// where no rounding is named.
+double round_to(double x, int precision, int lowest, Round round) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const int exponent = std::max(std::ilogb(x), lowest);
+  const double unit = std::ldexp(1.0, exponent - precision + 1);
+  return towards_integer(x / unit, round == Round::none ? Round::rn : round) * unit;
 }
 
 bool is_float(Type t) {
@@ -89,17 +92,16 @@ std::uint64_t to_integer(Type t, double x, Round round) {
 
 std::uint64_t to_float(const Instruction& i, double x) {
   if (i.saturate) x = x >= 1.0 ? 1.0 : x > 0.0 ? x : 0.0;
+  if (i.mode == Mode::relu && x < 0) x = 0;
   switch (i.type) {
     case Type::f16:
-      return to_f16(x);
+      return to_f16(x, i.round);
     case Type::bf16:
-      return to_bf16(x);
+      return to_bf16(x, i.round);
     case Type::f64:
       return std::bit_cast<std::uint64_t>(x);
-    case Type::tf32: {  // 10 bits of mantissa, ties away from zero
-      const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(x));
-      return std::isfinite(x) ? (bits + 0x1000u) & 0xffffe000u : bits;
-    }
+    case Type::tf32:
+      return std::bit_cast<std::uint32_t>(static_cast<float>(round_to(x, 11, -126, i.round)));
     default:
       break;
   }
@@ -152,17 +154,18 @@ float from_f16(std::uint16_t bits) {
                             (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25)));
 }
 
-std::uint16_t to_bf16(double x) {
+std::uint16_t to_bf16(double x, Round round) {
   if (std::isnan(x)) return 0x7fff;
-  const double r = round_to(x, 8, -126);
+  const double r = round_to(x, 8, -126, round);
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(r)) >> 16);
 }
 
-std::uint16_t to_f16(double x) {
+std::uint16_t to_f16(double x, Round round) {
   if (std::isnan(x)) return 0x7fff;
   const auto sign = static_cast<std::uint16_t>(std::signbit(x) ? 0x8000 : 0);
-  const double r = std::abs(round_to(x, 11, -14));
-  if (r >= 65536.0) return sign | 0x7c00;
+  const double r = std::abs(round_to(x, 11, -14, round));
+  const bool inward = round == Round::rz || round == (sign != 0 ? Round::rp : Round::rm);  // then no number overflows
+  if (r >= 65536.0) return sign | (inward && std::isfinite(x) ? 0x7bff : 0x7c00);
   if (r == 0) return sign;
   const int exponent = std::ilogb(r);
   if (exponent < -14) return sign | static_cast<std::uint16_t>(std::ldexp(r, 24));
@@ -182,8 +185,8 @@ void run_convert(Warp& w, const Instruction& i, std::uint32_t mask) {
   each_lane(mask, [&](int l) {
     const auto half = [&](std::uint64_t bits) -> std::uint64_t {
       double x = float_value(Type::f32, bits);
-      if (i.mode == Mode::relu && !(x > 0)) x = 0;
-      return brain ? to_bf16(x) : to_f16(x);
+      if (i.mode == Mode::relu && x < 0) x = 0;
+      return brain ? to_bf16(x, i.round) : to_f16(x, i.round);
     };
     d[l] = half(a[l]) << 16 | half(b[l]);
   });

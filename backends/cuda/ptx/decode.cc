@@ -26,10 +26,11 @@ constexpr Names<Space, 7> space_names = {{{"global", Space::global},
                                           {"param::entry", Space::param},
                                           {"const", Space::constant}}};
 
-constexpr Names<Round, 8> round_names = {{{"rn", Round::rn},
+constexpr Names<Round, 9> round_names = {{{"rn", Round::rn},
                                           {"rz", Round::rz},
                                           {"rm", Round::rm},
                                           {"rp", Round::rp},
+                                          {"rna", Round::rna},
                                           {"rni", Round::rni},
                                           {"rzi", Round::rzi},
                                           {"rmi", Round::rmi},

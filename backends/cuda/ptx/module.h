@@ -121,7 +121,7 @@ enum class Opcode : std::uint8_t {
   mma,
 };
 
-enum class Round : std::uint8_t { none, rn, rz, rm, rp, rni, rzi, rmi, rpi };
+enum class Round : std::uint8_t { none, rn, rz, rm, rp, rni, rzi, rmi, rpi, rna };
 /// Comparisons; the last six are true when an operand is NaN.
 enum class Compare : std::uint8_t { eq, ne, lt, le, gt, ge, lo, ls, hi, hs, equ, neu, ltu, leu, gtu, geu, num, nan };
 enum class Combine : std::uint8_t { none, and_, or_, xor_ };  // a comparison with a further predicate

@@ -120,10 +120,10 @@ void run_matrix(Warp&, const Instruction&, std::uint32_t mask);      // matrix.c
 /// Reads and writes of shared memory, checked. `thread` is the index in the block.
 void touch_shared(Warp&, const Instruction&, int lane, std::uint64_t offset, int bytes, bool write, bool atomic);
 
-// Half precision, rounded to nearest even.
+// Half precision, rounded to nearest even where nothing else is said.
 float from_bf16(std::uint16_t);
 float from_f16(std::uint16_t);
-std::uint16_t to_bf16(double);
-std::uint16_t to_f16(double);
+std::uint16_t to_bf16(double, Round = Round::rn);
+std::uint16_t to_f16(double, Round = Round::rn);
 
 }  // namespace hotbunk::ptx

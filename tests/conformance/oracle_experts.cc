@@ -1,0 +1,329 @@
+// A mixture of experts: who goes where, there and back, and the experts' products.
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "graph/slots.h"
+#include "tests/conformance/oracle.h"
+
+namespace hotbunk::conformance {
+namespace {
+
+std::int64_t index_of_row(const Numbers& rows, std::int64_t t, std::int64_t j) {
+  return rows.whole(t * rows.cols() + j);
+}
+
+// --- routers: in fp64 -----------------------------------------------------------------------------------------------
+
+/// A token's scores: softmax of its logits, or a sigmoid of each.
+std::vector<double> scores_of(const OracleCall& c, const Numbers& logits, std::int64_t t) {
+  std::vector<double> out;
+  double sum = 0.0;
+  for (std::int64_t e = 0; e < logits.cols(); ++e) {
+    const double x = std::exp(logits(t, e));
+    out.push_back(c.asks(Attr::sigmoid) ? x / (1 + x) : x), sum += x;
+  }
+  if (!c.asks(Attr::sigmoid))
+    for (double& x : out) x /= sum;
+  return out;
+}
+/// The weight of each choice, before the factor, and what the choices' scores are divided by.
+struct Weights {
+  std::vector<double> of;
+  double divisor = 1.0;
+};
+Weights weights_of(const OracleCall& c, const std::vector<double>& scores, const std::vector<std::int64_t>& chosen) {
+  Weights w;
+  if (c.asks(Attr::renormalise)) {
+    w.divisor = 0.0;
+    for (const std::int64_t e : chosen) w.divisor += scores[static_cast<std::size_t>(e)];
+  }
+  for (const std::int64_t e : chosen) w.of.push_back(scores[static_cast<std::size_t>(e)] / w.divisor);
+  return w;
+}
+/// A kernel that exponentiates in fp32 is as far off as a handful of roundings of the weight's size.
+Bounded in_fp32(double x, double size) { return {x, 32 * fp32 * std::abs(size)}; }
+
+void route_formula(OracleCall& c) {
+  const Numbers& logits = c.inputs[0];
+  const std::int64_t E = logits.cols(), C = c.outputs[0].cols();
+  for (std::int64_t t = 0; t < logits.rows(); ++t) {
+    std::vector<std::int64_t> order;
+    for (std::int64_t e = 0; e < E; ++e) order.push_back(e);
+    const std::vector<double> scores = scores_of(c, logits, t);
+    const auto good = [&](std::int64_t e) {
+      return scores[static_cast<std::size_t>(e)] + (c.inputs.size() > 1 ? c.inputs[1](e) : 0.0);
+    };
+    std::ranges::stable_sort(order, [&](auto a, auto b) { return good(a) > good(b); });
+    for (std::size_t j = 0; j + 1 < order.size() && j < static_cast<std::size_t>(C); ++j)
+      HB_CHECK(good(order[j]) - good(order[j + 1]) > 4 * fp32, "experts {} and {} are as good", order[j], order[j + 1]);
+    order.resize(static_cast<std::size_t>(C));
+    const Weights w = weights_of(c, scores, order);
+    for (std::int64_t j = 0; j < C; ++j) {
+      const double x = c.op.real(Attr::factor, 1.0) * w.of[static_cast<std::size_t>(j)];
+      c.outputs[0].put(t, j, in_fp32(x, x));
+      c.outputs[1].put_whole(t * C + j, order[static_cast<std::size_t>(j)]);
+    }
+  }
+}
+void route_backward_formula(OracleCall& c) {
+  const Numbers &dw = c.inputs[0], &logits = c.inputs[1];
+  const std::int64_t E = logits.cols(), C = dw.cols();
+  for (std::int64_t t = 0; t < logits.rows(); ++t) {
+    const std::vector<double> scores = scores_of(c, logits, t);
+    std::vector<std::int64_t> chosen;
+    for (std::int64_t j = 0; j < C; ++j) chosen.push_back(index_of_row(c.inputs[2], t, j));
+    const Weights w = weights_of(c, scores, chosen);
+    // By a score s_e: dw_e / divisor of a choice, less what a divisor loses; by logits through sigmoid or softmax.
+    double along = 0.0, size = 0.0;
+    std::vector<double> by_score(static_cast<std::size_t>(E));
+    for (std::size_t j = 0; j < chosen.size(); ++j) {
+      const double d = dw(t, static_cast<std::int64_t>(j));
+      along += w.of[j] * d, size += std::abs(d);
+    }
+    for (std::size_t j = 0; j < chosen.size(); ++j)
+      by_score[static_cast<std::size_t>(chosen[j])] =
+          (dw(t, static_cast<std::int64_t>(j)) - (c.asks(Attr::renormalise) ? along : 0.0)) / w.divisor;
+    double mean = 0.0;
+    for (std::size_t e = 0; e < scores.size(); ++e) mean += scores[e] * by_score[e];
+    for (std::int64_t e = 0; e < E; ++e) {
+      const double s = scores[static_cast<std::size_t>(e)], by = by_score[static_cast<std::size_t>(e)];
+      const double d = s * (c.asks(Attr::sigmoid) ? by * (1 - s) : by - mean), factor = c.op.real(Attr::factor, 1.0);
+      c.outputs[0].put(t, e, in_fp32(factor * d, factor * s * size / w.divisor));
+    }
+  }
+}
+void expert_counts_formula(OracleCall& c) {
+  const std::int64_t C = c.inputs[0].cols(), E = c.outputs[0].cols();
+  std::vector<double> counts(c.outputs[0].numbers.size());
+  for (std::int64_t i = 0; i < c.inputs[0].size(); ++i)
+    if (const std::int64_t s = c.inputs[1].whole(i / C); s >= 0)
+      ++counts[static_cast<std::size_t>(s * E + c.inputs[0].whole(i))];
+  for (std::size_t i = 0; i < counts.size(); ++i) c.outputs[0](static_cast<std::int64_t>(i)) = counts[i];
+}
+void router_loss_formula(OracleCall& c) {
+  const Numbers &logits = c.inputs[1], &counts = c.inputs[2], &sequences = c.inputs[3], &weights = c.inputs[4];
+  const auto E = static_cast<double>(logits.cols());
+  const double factor = c.op.real(Attr::factor), z = c.op.real(Attr::z_factor);
+  const auto top_k = static_cast<double>(c.op.integer(Attr::top_k)),
+             sharers = static_cast<double>(c.op.integer(Attr::tp, 1));
+  double loss = 0.0;
+  for (std::int64_t t = 0; t < logits.rows(); ++t) {
+    const std::int64_t s = sequences.whole(t);
+    if (s < 0) continue;
+    const std::vector<double> score = scores_of(c, logits, t);
+    double sum = 0.0, exps = 0.0, length = 0.0, balance = 0.0;
+    for (std::int64_t e = 0; e < logits.cols(); ++e) {
+      sum += score[static_cast<std::size_t>(e)], exps += std::exp(logits(t, e)), length += counts(s, e) / top_k;
+      balance += factor * E * counts(s, e) * score[static_cast<std::size_t>(e)];
+    }
+    const double lse = std::log(exps), q = weights(t);
+    balance /= sum;
+    loss += q * (balance + z * length * lse * lse);
+    for (std::int64_t e = 0; e < logits.cols(); ++e) {
+      const double p = score[static_cast<std::size_t>(e)] / sum, own = factor * E * counts(s, e);
+      const double by_score = p * (c.asks(Attr::sigmoid) ? 1 - score[static_cast<std::size_t>(e)] : 1.0);
+      const double d = by_score * (own - balance) + 2 * z * length * lse * std::exp(logits(t, e)) / exps;
+      const double size = by_score * (own + balance) + 2 * z * length * std::abs(lse);
+      c.outputs[0].put(t, e, Bounded(c.outputs[0](t, e)) + Bounded(q * d / sharers, fp32 * q * size / sharers));
+    }
+  }
+  for (const Metric m : {Metric::loss, Metric::router_loss}) {
+    const auto at = static_cast<std::int64_t>(m);
+    c.outputs[1].put(at, Bounded(c.outputs[1](at)) + constant(loss));
+  }
+}
+
+// --- who goes where -------------------------------------------------------------------------------------------------
+
+/// All experts are this rank's.
+void expert_sort_formula(OracleCall& c) {
+  const std::int64_t n = c.inputs[0].size(), E = std::ssize(c.outputs[1].wholes) - 1;
+  std::int64_t row = 0;
+  for (std::int64_t e = 0; e < E; ++e) {
+    c.outputs[1].put_whole(e, row);
+    for (std::int64_t i = 0; i < n; ++i)
+      if (c.inputs[0].whole(i) == e) c.outputs[0].put_whole(i, row++);
+  }
+  c.outputs[1].put_whole(E, row);
+}
+void expert_arrivals_formula(OracleCall& c) {
+  const Numbers& sent = c.inputs[0];
+  const std::int64_t ranks = sent.rows(), each = (sent.cols() - 1) / ranks;
+  std::int64_t row = 0, segment = 0;
+  for (std::int64_t r = 0; r < ranks; ++r)
+    for (std::int64_t e = c.place * each; e < (c.place + 1) * each; ++e) {
+      c.outputs[0].put_whole(segment++, row);
+      row += sent.whole(r * sent.cols() + e + 1) - sent.whole(r * sent.cols() + e);
+    }
+  c.outputs[0].put_whole(segment, row);
+  c.outputs[1].put_whole(0, row);
+}
+void copy_sort_formula(OracleCall& c) {
+  const Numbers &rows = c.inputs[0], &sent = c.inputs[1];
+  const std::int64_t T = rows.rows(), C = rows.cols(), W = std::ssize(c.outputs[3].wholes) - 1, E = sent.size() - 1;
+  for (const std::size_t o : {std::size_t{0}, std::size_t{1}})
+    for (std::uint64_t& x : c.outputs[o].wholes) x = static_cast<std::uint64_t>(-1);
+  // The rank that a row goes to: that of its expert.
+  const auto rank_of = [&](std::int64_t row) {
+    std::int64_t e = 0;
+    while (sent.whole(e + 1) <= row) ++e;
+    return e / (E / W);
+  };
+  std::int64_t copy = 0;
+  for (std::int64_t w = 0; w < W; ++w) {
+    const std::int64_t first = copy;
+    c.outputs[3].put_whole(w, first);
+    for (std::int64_t t = 0; t < T; ++t) {
+      bool goes = false;
+      for (std::int64_t j = 0; j < C; ++j) {
+        const std::int64_t row = index_of_row(rows, t, j);
+        if (row < 0 || rank_of(row) != w) continue;
+        c.outputs[2].put_whole(row, copy - first), goes = true;
+      }
+      if (goes) c.outputs[0].put_whole(copy++, t);
+    }
+  }
+  c.outputs[3].put_whole(W, copy);
+  c.outputs[4].put_whole(0, copy);
+  // Of each token, in the order of its choices.
+  const std::int64_t most = c.outputs[1].cols();
+  for (std::int64_t t = 0; t < T; ++t) {
+    std::vector<std::uint64_t> of;
+    for (std::int64_t j = 0; j < C; ++j) {
+      const std::int64_t row = index_of_row(rows, t, j);
+      if (row < 0) continue;
+      const std::uint64_t at = c.outputs[3].wholes[static_cast<std::size_t>(rank_of(row))] +
+                               c.outputs[2].wholes[static_cast<std::size_t>(row)];
+      if (std::ranges::find(of, at) == of.end()) of.push_back(at);
+    }
+    std::ranges::copy(of, c.outputs[1].wholes.begin() + t * most);
+  }
+}
+void copy_arrivals_formula(OracleCall& c) {
+  const Numbers &blocks = c.inputs[0], &slots = c.inputs[1], &arrivals = c.inputs[2];
+  const std::int64_t W = blocks.rows(), each = (arrivals.size() - 1) / W, most = c.outputs[1].cols();
+  for (std::uint64_t& x : c.outputs[1].wholes) x = static_cast<std::uint64_t>(-1);
+  std::int64_t before = 0;
+  for (std::int64_t w = 0; w < W; ++w) {
+    for (std::int64_t row = arrivals.whole(w * each); row < arrivals.whole((w + 1) * each); ++row) {
+      const std::int64_t copy = before + slots.whole(row);
+      c.outputs[0].put_whole(row, copy);
+      std::int64_t j = 0;
+      while (c.outputs[1].wholes.at(static_cast<std::size_t>(copy * most + j)) != static_cast<std::uint64_t>(-1)) ++j;
+      c.outputs[1].put_whole(copy * most + j, row);
+    }
+    const std::int64_t line = w * blocks.cols() + c.place;
+    before += blocks.whole(line + 1) - blocks.whole(line);
+  }
+  c.outputs[2].put_whole(0, before);
+}
+
+// --- there and back -------------------------------------------------------------------------------------------------
+
+void dispatch_formula(OracleCall& c) {
+  const Numbers &x = c.inputs[0], &rows = c.inputs[1];
+  for (Bounded& y : c.outputs[0].numbers) y = 0.0;
+  for (std::int64_t t = 0; t < rows.rows(); ++t)
+    for (std::int64_t j = 0; j < rows.cols(); ++j)
+      for (std::int64_t h = 0; h < x.cols(); ++h) c.outputs[0](index_of_row(rows, t, j), h) = x(t, h);
+}
+void dispatch_backward_formula(OracleCall& c) {
+  const Numbers &dy = c.inputs[0], &rows = c.inputs[1];
+  for (std::int64_t t = 0; t < rows.rows(); ++t)
+    for (std::int64_t h = 0; h < dy.cols(); ++h) {
+      Sum sum;
+      sum += c.before(0, t * dy.cols() + h);
+      for (std::int64_t j = 0; j < rows.cols(); ++j) sum += dy(index_of_row(rows, t, j), h);
+      c.outputs[0].put(t, h, sum);
+    }
+}
+void combine_formula(OracleCall& c) {
+  const Numbers &y = c.inputs[0], &rows = c.inputs[1], &weights = c.inputs[2];
+  for (std::int64_t t = 0; t < rows.rows(); ++t)
+    for (std::int64_t h = 0; h < y.cols(); ++h) {
+      Sum sum;
+      sum += c.inputs.size() > 3 ? c.inputs[3](t, h) : 0.0;
+      for (std::int64_t j = 0; j < rows.cols(); ++j) sum += Bounded(weights(t, j)) * y(index_of_row(rows, t, j), h);
+      c.outputs[0].put(t, h, sum);
+    }
+}
+void combine_backward_formula(OracleCall& c) {
+  const Numbers &dz = c.inputs[0], &y = c.inputs[1], &rows = c.inputs[2], &weights = c.inputs[3];
+  for (std::int64_t t = 0; t < rows.rows(); ++t)
+    for (std::int64_t j = 0; j < rows.cols(); ++j) {
+      const std::int64_t row = index_of_row(rows, t, j);
+      Sum sum;
+      for (std::int64_t h = 0; h < y.cols(); ++h) {
+        c.outputs[0].put(row, h, Bounded(weights(t, j)) * dz(t, h));
+        sum += Bounded(dz(t, h)) * y(row, h);
+      }
+      c.outputs[1].put(t, j, sum);
+    }
+}
+
+// --- products: expert e has rows offsets[e] … offsets[e + 1] - 1 ----------------------------------------------------
+
+void grouped_linear_formula(OracleCall& c) {
+  const Numbers &x = c.inputs[0], &w = c.inputs[1], &offsets = c.inputs[2];
+  const std::int64_t N = c.outputs[0].cols();
+  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
+    for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
+      for (std::int64_t n = 0; n < N; ++n) {
+        Sum sum;
+        sum += c.inputs.size() > 3 ? c.inputs[3](e * N + n) : 0.0;
+        for (std::int64_t k = 0; k < x.cols(); ++k) sum += Bounded(x(row, k)) * w(e * N + n, k);
+        c.outputs[0].put(row, n, sum);
+      }
+}
+void grouped_linear_dgrad_formula(OracleCall& c) {
+  const Numbers &dy = c.inputs[0], &w = c.inputs[1], &offsets = c.inputs[2];
+  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
+    for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
+      for (std::int64_t k = 0; k < w.cols(); ++k) {
+        Sum sum;
+        for (std::int64_t n = 0; n < dy.cols(); ++n) sum += Bounded(dy(row, n)) * w(e * dy.cols() + n, k);
+        c.outputs[0].put(row, k, sum);
+      }
+}
+void grouped_linear_wgrad_formula(OracleCall& c) {
+  const Numbers &dy = c.inputs[0], &x = c.inputs[1], &offsets = c.inputs[2];
+  const std::int64_t N = dy.cols(), K = x.cols();
+  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
+    for (std::int64_t n = 0; n < N; ++n) {
+      for (std::int64_t k = 0; k < K; ++k) {
+        Sum sum;
+        sum += c.before(0, (e * N + n) * K + k);
+        for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
+          sum += Bounded(dy(row, n)) * x(row, k);
+        c.outputs[0].put(e * N + n, k, sum);
+      }
+      Sum bias;
+      bias += c.outputs.size() > 1 ? c.before(1, e * N + n) : Bounded(0.0);
+      for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row) bias += dy(row, n);
+      if (c.outputs.size() > 1) c.outputs[1].put(e * N + n, bias);
+    }
+}
+
+}  // namespace
+
+std::span<const NamedFormula> expert_formulas() {
+  static constexpr NamedFormula all[] = {{OpKind::route, route_formula},
+                                         {OpKind::route_backward, route_backward_formula},
+                                         {OpKind::expert_counts, expert_counts_formula},
+                                         {OpKind::router_loss, router_loss_formula},
+                                         {OpKind::expert_sort, expert_sort_formula},
+                                         {OpKind::expert_arrivals, expert_arrivals_formula},
+                                         {OpKind::copy_sort, copy_sort_formula},
+                                         {OpKind::copy_arrivals, copy_arrivals_formula},
+                                         {OpKind::dispatch, dispatch_formula},
+                                         {OpKind::dispatch_backward, dispatch_backward_formula},
+                                         {OpKind::combine, combine_formula},
+                                         {OpKind::combine_backward, combine_backward_formula},
+                                         {OpKind::grouped_linear, grouped_linear_formula},
+                                         {OpKind::grouped_linear_dgrad, grouped_linear_dgrad_formula},
+                                         {OpKind::grouped_linear_wgrad, grouped_linear_wgrad_formula}};
+  return all;
+}
+
+}  // namespace hotbunk::conformance
