@@ -136,8 +136,23 @@ Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_sh
                     .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
 }
 
+Side logical_runs_of(const ShardedUnit& unit, const UnitParam& p, const ShardMesh& mesh, Holds who, Range of_shard,
+                     std::int64_t pitch) {
+  Side out = runs_of(unit, p, who, of_shard, pitch);
+  if (mesh.tensor == 1) return out;
+  const auto repeat = static_cast<std::int32_t>(p.step.repeat);
+  if (who != Holds::mine) out.parts.family = static_cast<GroupId>(holders_of(unit.shared.shards, mesh));
+  out.parts.within = {.family = static_cast<GroupId>(Family::train_tp),
+                      .count = static_cast<std::int32_t>(mesh.tensor) / repeat,
+                      .repeat = repeat,
+                      .rows = p.step.rows,
+                      .cols = p.step.cols,
+                      .last_row = p.rows_of_all()};
+  return out;
+}
+
 Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who) {
-  if (unit.flat) return runs_of(unit, p, who, {0, unit.shard_elements}, unit.shard_elements);
+  if (unit.flat) return logical_runs_of(unit, p, mesh, who, {0, unit.shard_elements}, unit.shard_elements);
   return {.piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
           .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
@@ -173,8 +188,9 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   streams_ = trains && s.train.offload == Offload::layerwise;
   for (const StagePart& part : parts_) {
-    cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
-                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
+    cut_.push_back(engine == TrainEngine::fsdp1
+                       ? shapes.flat_units(s.train.wrap, part, mesh.tensor, mesh.shards, mesh.experts)
+                       : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
     if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
   }
   // Parameters that the optimizer can step in place need no copy.

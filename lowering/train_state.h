@@ -289,9 +289,11 @@ class TrainState {
 /// How a parameter is cut over the ranks that hold it in `shards` shards (one: every data rank has all that its
 /// tensor-parallel place has). `pitch`: of every, from one rank's to the next one's.
 Parts parts_of(const UnitParam&, std::int64_t shards, const ShardMesh&, Holds, std::int64_t pitch = 0);
-/// Of a flat unit: what the ranks' shards, or so many elements of each, have of the parameter; with Holds::every,
-/// `pitch` elements apart.
+/// Of a flat unit: what the ranks' shards, or so many elements of each, have of what a tensor-parallel rank has of the
+/// parameter; with Holds::every, `pitch` elements apart.
 Side runs_of(const ShardedUnit&, const UnitParam&, Holds, Range of_shard, std::int64_t pitch);
+/// The same in the parameter itself, with Holds::every of all its tensor-parallel ranks.
+Side logical_runs_of(const ShardedUnit&, const UnitParam&, const ShardMesh&, Holds, Range of_shard, std::int64_t pitch);
 /// Where a rank's shard of it lies in the flat shard of its unit; with Holds::every, in all of them one after another.
 Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const ShardMesh&, Holds);
 /// What a tensor-parallel rank has of the parameter by itself, without a gap.

@@ -31,6 +31,8 @@ enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
 struct TrainPoint {
   std::int64_t dp = 1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::int64_t fsdp = -1;  // size of the shard group, -1: dp * cp * ulysses
+  /// The dimensions that the group lies in where a faster one is left out (layout.shard_over); none: of neighbours.
+  ShardOver shard_over{};
   bool sp = false;
   Sharding sharding = Sharding::zero1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
@@ -45,6 +47,10 @@ struct TrainPoint {
 
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
+  /// Whether a shard group may be cut out of the ranks that it lies in.
+  bool has_shard_groups() const {
+    return fsdp <= 0 || (shard_over.over(dp, cp, ulysses) % fsdp == 0 && data_ranks() % fsdp == 0);
+  }
   /// Of one shard group; below data_ranks() the layout is hybrid (HSDP), with a replica of the shards in every group.
   std::int64_t shard_ranks() const {
     return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();

@@ -715,12 +715,22 @@ TEST_CASE("The demo's peak is the one derived in docs/memory.md") {
 }
 
 TEST_CASE("What is not lowered is refused with the reason") {
-  CHECK(why_not_lowered(tiny(4, 2, {"train.layout.dp=4", "train.engine=fsdp1"})).empty());
-  for (const auto& [key, found] : {std::pair{"tp", "fsdp1 with tp 2"}, {"pp", "fsdp1 with pp 2"}})
-    CHECK_THAT(why_not_lowered(tiny(4, 2,
-                                    {"train.layout.dp=2", fmt::format("train.layout.{}=2", key),
-                                     "model.num_hidden_layers=4", "train.engine=fsdp1"})),
-               Catch::Contains(found));
+  for (const char* layout : {"{dp: 4}", "{dp: 2, tp: 2, sp: true}", "{dp: 2, pp: 2}"})
+    CHECK(why_not_lowered(
+              tiny(4, 2, {fmt::format("train.layout={}", layout), "model.num_hidden_layers=4", "train.engine=fsdp1"}))
+              .empty());
+  const std::vector<std::string> mixture = {"model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
+                                            "model.num_local_experts=4", "model.num_experts_per_tok=2"};
+  const auto with_experts = [&](const char* engine, const char* layout) {
+    std::vector<std::string> sets = mixture;
+    sets.insert(sets.end(), {fmt::format("train.engine={}", engine), fmt::format("train.layout={}", layout)});
+    return why_not_lowered(tiny(4, 2, sets));
+  };
+  CHECK_THAT(with_experts("fsdp1", "{dp: 4, ep: 2}"), Catch::Contains("fsdp1 with ep 2, etp 1 and tp 1"));
+  CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 2}"),
+             Catch::Contains("train.layout.ep 2 with shard_over dp and order tp-cp-ep-dp-pp"));
+  CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [cp], ep: 2}").empty());
+  CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp]}").empty());
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
