@@ -552,14 +552,33 @@ std::vector<WholeUnit> TrainState::hold_layers(ProgramBuilder& b, const std::str
   return out;
 }
 
-std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix) const {
+std::vector<TrainState::KeptLayer> TrainState::keep_layers(ProgramBuilder& b, const std::string& prefix,
+                                                           SlotLimitId limit, std::vector<BufferId>& held) const {
+  std::vector<KeptLayer> out;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    KeptLayer& kept = out.emplace_back(KeptLayer{gather_layer(b, i, Weights::trained, prefix, {}, limit), {}});
+    kept.parts = keep_parts(b, kept.layer, prefix, &held);
+  }
+  return out;
+}
+
+std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix,
+                                           std::vector<BufferId>* held) const {
   const std::int64_t ranks = scenario_.train.reshard_ranks;
   std::vector<Tensor> out;
   for (const WholeUnit::Part& part : whole.parts) {
     const std::int64_t all = part.unit->full_elements, each = ceil_div(all, ranks);
     const std::string name = prefix + part.unit->name;
-    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", {part.buffer}, [&] {
-      const Tensor kept = b.whole(b.transient(name + ".kept", part.dtype, each, Category::params));
+    std::vector<Input> inputs = {part.buffer};
+    BufferId stays = -1;
+    if (held != nullptr) {
+      stays = b.managed(name + ".kept", part.dtype, each, Category::params, sections::transient);
+      held->push_back(stays), inputs.emplace_back(stays);
+    }
+    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", std::move(inputs), [&] {
+      if (held != nullptr) b.alloc(stays);
+      const Tensor kept =
+          b.whole(held != nullptr ? stays : b.transient(name + ".kept", part.dtype, each, Category::params));
       // What lies behind the unit's end is gathered with the rest.
       if (ranks * each > all) b.emit(OpKind::zero, streams::compute, name + ".zero_padding", {}, {kept});
       const Side row{.piece = {.row_end = 1, .col_end = all, .pitch = all}, .parts = {}};

@@ -174,7 +174,17 @@ class TrainState {
   /// FSDP2's reshard to a smaller mesh: of units that are whole, flat parts of equal size, one for each rank of the
   /// family reshard. keep_parts() copies this rank's, gather_kept() makes the units whole again from those of all.
   bool keeps_parts() const { return scenario_.train.reshard_ranks > 0; }
-  std::vector<Tensor> keep_parts(ProgramBuilder&, const WholeUnit&, const std::string& prefix) const;
+  /// `held`: the parts lie in buffers that are added to it, until these are freed; else until their last use.
+  std::vector<Tensor> keep_parts(ProgramBuilder&, const WholeUnit&, const std::string& prefix,
+                                 std::vector<BufferId>* held = nullptr) const;
+  /// What this rank keeps of all layers of the stage: a pipeline's micro-batches share it, for no parameter changes
+  /// between them. Each layer is gathered once, one by one.
+  struct KeptLayer {
+    WholeUnit layer;  // as it was; its buffers are gone
+    std::vector<Tensor> parts;
+  };
+  std::vector<KeptLayer> keep_layers(ProgramBuilder&, const std::string& prefix, SlotLimitId,
+                                     std::vector<BufferId>& held) const;
   WholeUnit gather_kept(ProgramBuilder&, const WholeUnit&, const std::vector<Tensor>& parts, const std::string& prefix,
                         SlotLimitId) const;
 

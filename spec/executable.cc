@@ -174,9 +174,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
   need(std::ranges::count(split_layers(s), 0) == 0, "a pipeline stage without layers");
-  need(t.pp == 1 || s.train.reshard_ranks == 0,
-       "train.reshard_after_forward {} in a pipeline: each micro-batch under way would keep parts of its own",
-       s.train.reshard_ranks);
   need(
       s.train.reshard_ranks == 0 || expert_mesh(s).spread == 1,
       "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "

@@ -160,7 +160,7 @@ inline std::string draw_scenario() {
     if (ranks == 1 || ranks % spread == 0) over = fmt::format(", shard_over: [{}]", names), group = -1, shared = ranks;
   }
   std::vector<std::string> reshards{yaml_bool(true), yaml_bool(false)};
-  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && pp == 1 && spread == 1; ++few)
+  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && spread == 1; ++few)
     if (shared % few == 0) reshards.push_back(std::to_string(few));
   const std::string params = dtype(), grads = params == "bf16" && coin() ? "bf16" : state(), master = state(),
                     moments = state();

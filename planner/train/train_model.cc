@@ -420,7 +420,7 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   out.data_gather_payload =
       (streams ? held.ordinary + held.adapters : trained) * b.params * gathers + out.expert_data_gather_payload;
   if (streams && p.reshard_ranks > 0)
-    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
+    out.kept_gather_payload = p.kept_gathers() * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
   if (p.replicas() > 1) {
     out.replica_payload = trained / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
     out.expert_replica_payload =

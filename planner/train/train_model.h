@@ -61,11 +61,21 @@ struct TrainPoint {
   /// Layers stay gathered for all micro-batches of a step: in a pipeline there are others between a micro-batch's
   /// forward and its backward.
   bool holds_units() const { return gathers_units() && pp > 1 && !reshard_after_forward; }
+  /// Of a pipeline's layers few ranks keep parts for all micro-batches of a step, and gather them among them in every
+  /// pass.
+  bool shares_parts() const { return gathers_units() && pp > 1 && reshard_ranks > 0; }
+  /// Gathers of a layer among those few, in a step.
+  double kept_gathers() const {
+    return reshard_ranks > 0 ? static_cast<double>(micro_batches) * (shares_parts() ? 2.0 : 1.0) : 0.0;
+  }
   /// Parameters are gathered unit by unit around each pass.
   bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
-  /// How often a step gathers each unit among all ranks that share it: once where layers are held, else in every
-  /// micro-batch. Of seconds and bytes alike. (Our lowering gathers the root in every pass all the same: PassStreams.)
-  double gathers_of_step() const { return holds_units() ? 1.0 : static_cast<double>(micro_batches) * full_gathers(); }
+  /// How often a step gathers each unit among all ranks that share it: once where layers are held or parts of
+  /// them shared, else in every micro-batch. Of seconds and bytes alike. (Our lowering gathers the root in every pass
+  /// all the same: PassStreams.)
+  double gathers_of_step() const {
+    return holds_units() || shares_parts() ? 1.0 : static_cast<double>(micro_batches) * full_gathers();
+  }
   /// And their shards, with gradients and optimizer state, live on the host.
   bool streams_from_host() const { return optimizer_on_host && gathers_units(); }
   /// Ranks that hold the same experts: fewer than hold the same of the other layers.

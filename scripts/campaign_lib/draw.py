@@ -244,6 +244,9 @@ def draw_train(r, world, cuts, model, longest):
              else [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
     if train["engine"] != "ddp" and not num_experts(model) and r.random() < 0.2:
         layout.update(fsdp=-1, shard_over=r.choice([["dp"], ["cp"], ["ulysses"], ["dp", "cp"], ["ulysses", "dp"]]))
+    elif train["engine"] == "fsdp2" and not num_experts(model) and r.random() < 0.3:
+        group = data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
+        train["reshard_after_forward"] = r.choice([True] + [n for n in divisors(group) if 1 < n < group])
     train.update(draw_part_that_trains(r, model))
     if r.random() < 0.3:
         layout["order"] = draw_order(r)

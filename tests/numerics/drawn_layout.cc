@@ -34,7 +34,9 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
       if (s.train.engine == TrainEngine::fsdp1 && mesh.lies_apart()) continue;
-      if (shards > 1 && (shards % mesh.spread != 0 || (mesh.lies_apart() && !shard_groups_follow(l)))) continue;
+      if (shards > 1 && (shards % mesh.spread != 0 ||
+                         (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
+        continue;
       if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
       ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
     }
@@ -123,8 +125,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)
     if (shared % k == 0) few.push_back(k);
-  if (s.train.engine == TrainEngine::fsdp2 && l.pp == 1 && expert_mesh(s).spread == 1 && !few.empty() &&
-      one_of({0, 1}) == 0)
+  if (s.train.engine == TrainEngine::fsdp2 && expert_mesh(s).spread == 1 && !few.empty() && one_of({0, 1}) == 0)
     s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});

@@ -170,7 +170,8 @@ std::string by_experts(const Outcome& o) {
   return unequal("rows of experts", of_all(o, Family::experts, OpKind::all_to_all).payload, expected);
 }
 
-/// FSDP2 in a pipeline whose layers stay whole: those are gathered once a step, what is of no layer once a micro-batch.
+/// FSDP2 in a pipeline whose layers stay whole, or of which few ranks keep parts: those are gathered once a step, what
+/// is of no layer once a micro-batch; and those that few keep twice a micro-batch, among these.
 std::string held_layers(const Outcome& o) {
   const Scenario& s = o.job.scenario;
   double layers = 0, root = 0;
@@ -179,8 +180,12 @@ std::string held_layers(const Outcome& o) {
   const double copies = static_cast<double>(s.train.layout.dp), steps = static_cast<double>(s.steps);
   const double micro = of_all(o, Family::fsdp, OpKind::reduce_scatter).payload / (layers + root);  // of all copies
   if (micro < 2 * copies * steps || micro != std::floor(micro)) return fmt::format("{} micro-batches", micro);
-  return unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload,
-                 copies * steps * layers + micro * root);
+  const Sent kept = of_all(o, Family::reshard, OpKind::all_gather);
+  const auto few = static_cast<double>(s.train.reshard_ranks);
+  return first_of({unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload,
+                           copies * steps * layers + micro * root),
+                   unequal("all-gather among few", kept.payload, few > 0 ? 2 * micro * layers : 0.0),
+                   unequal("its wire", kept.wire, few > 0 ? (few - 1) / few * (kept.payload + kept.padding) : 0.0)});
 }
 
 double activations(const Outcome& o, Rank rank) {
@@ -225,6 +230,14 @@ TEST_CASE("layers of a pipeline that nothing reshards are gathered once a step, 
                      {},
                      {}});
   CHECK(run_cases(4, cases, held_layers) == "");
+}
+
+TEST_CASE("layers of a pipeline that few ranks keep are gathered once a step, and among those in every pass") {
+  CHECK(run_cases(8,
+                  {{"dp 4 x pp 2", tiny_scenario(8, 2,
+                                                 {"train.layout={dp: 4, pp: 2}", "model.num_hidden_layers=4",
+                                                  "train.micro_batch_tokens=24", "train.reshard_after_forward=2"})}},
+                  held_layers) == "");
 }
 
 TEST_CASE("what all-to-alls sent are closed forms of tokens, heads and choices") {
