@@ -134,11 +134,11 @@ inline std::string draw_scenario() {
   const std::int64_t cp = one_of(chunked);
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
-  const bool defers = pp > 1 && coin();  // weight gradients
+  const bool defers = pp > 1 && in(0, 2) == 0;  // weight gradients
   // Flat units: where experts lie with the rest of their layer.
   const bool flat = blocks == 1 && spread == 1 && in(0, 2) == 0;
   const auto engine = flat ? std::string("fsdp1") : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
-             schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
+             schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved"});
   // Training's state on the host: all of it where training never sleeps, or a part of each shard's optimizer.
   if (engine == "fsdp2" && offload == "none" && coin()) offload = "layerwise";
   const auto on_host = engine.starts_with("fsdp") ? "0" : one_of<std::string>({"0", "0", "0.3", "1"});

@@ -74,6 +74,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
   const ShardMesh mesh = shard_mesh(s);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
+  note("over", s.train.layout.shard_over.empty() ? "all" : "some");
   note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward),
       note("few", s.train.reshard_ranks > 0);
   note("prefetch", s.train.prefetch), note("chunked", s.train.loss_chunk_tokens > 0);
@@ -476,7 +477,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "from host=true "
           "grads=bf16 grads=fp32 host=layers host=none host=optimizer "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
-          "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
+          "nodes=2 offload=false offload=true old=false old=true order=default order=drawn over=all over=some "
+          "params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
           "pool=true pp=1f1b pp=gpipe pp=interleaved pp=none pp=zero-bubble prefetch=0 prefetch=1 recompute=0 "
           "recompute=1 recompute=2 "
