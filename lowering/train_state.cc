@@ -136,8 +136,23 @@ Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_sh
                     .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
 }
 
+Side logical_runs_of(const ShardedUnit& unit, const UnitParam& p, const ShardMesh& mesh, Holds who, Range of_shard,
+                     std::int64_t pitch) {
+  Side out = runs_of(unit, p, who, of_shard, pitch);
+  if (mesh.tensor == 1) return out;
+  const auto repeat = static_cast<std::int32_t>(p.step.repeat);
+  if (who != Holds::mine) out.parts.family = static_cast<GroupId>(holders_of(unit.shared.shards, mesh));
+  out.parts.within = {.family = static_cast<GroupId>(Family::train_tp),
+                      .count = static_cast<std::int32_t>(mesh.tensor) / repeat,
+                      .repeat = repeat,
+                      .rows = p.step.rows,
+                      .cols = p.step.cols,
+                      .last_row = p.rows_of_all()};
+  return out;
+}
+
 Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who) {
-  if (unit.flat) return runs_of(unit, p, who, {0, unit.shard_elements}, unit.shard_elements);
+  if (unit.flat) return logical_runs_of(unit, p, mesh, who, {0, unit.shard_elements}, unit.shard_elements);
   return {.piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
           .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
@@ -173,8 +188,9 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   streams_ = trains && s.train.offload == Offload::layerwise;
   for (const StagePart& part : parts_) {
-    cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
-                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
+    cut_.push_back(engine == TrainEngine::fsdp1
+                       ? shapes.flat_units(s.train.wrap, part, mesh.tensor, mesh.shards, mesh.experts)
+                       : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
     if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
   }
   // Parameters that the optimizer can step in place need no copy.
@@ -536,14 +552,33 @@ std::vector<WholeUnit> TrainState::hold_layers(ProgramBuilder& b, const std::str
   return out;
 }
 
-std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix) const {
+std::vector<TrainState::KeptLayer> TrainState::keep_layers(ProgramBuilder& b, const std::string& prefix,
+                                                           SlotLimitId limit, std::vector<BufferId>& held) const {
+  std::vector<KeptLayer> out;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    KeptLayer& kept = out.emplace_back(KeptLayer{gather_layer(b, i, Weights::trained, prefix, {}, limit), {}});
+    kept.parts = keep_parts(b, kept.layer, prefix, &held);
+  }
+  return out;
+}
+
+std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix,
+                                           std::vector<BufferId>* held) const {
   const std::int64_t ranks = scenario_.train.reshard_ranks;
   std::vector<Tensor> out;
   for (const WholeUnit::Part& part : whole.parts) {
     const std::int64_t all = part.unit->full_elements, each = ceil_div(all, ranks);
     const std::string name = prefix + part.unit->name;
-    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", {part.buffer}, [&] {
-      const Tensor kept = b.whole(b.transient(name + ".kept", part.dtype, each, Category::params));
+    std::vector<Input> inputs = {part.buffer};
+    BufferId stays = -1;
+    if (held != nullptr) {
+      stays = b.managed(name + ".kept", part.dtype, each, Category::params, sections::transient);
+      held->push_back(stays), inputs.emplace_back(stays);
+    }
+    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", std::move(inputs), [&] {
+      if (held != nullptr) b.alloc(stays);
+      const Tensor kept =
+          b.whole(held != nullptr ? stays : b.transient(name + ".kept", part.dtype, each, Category::params));
       // What lies behind the unit's end is gathered with the rest.
       if (ranks * each > all) b.emit(OpKind::zero, streams::compute, name + ".zero_padding", {}, {kept});
       const Side row{.piece = {.row_end = 1, .col_end = all, .pitch = all}, .parts = {}};

@@ -26,6 +26,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
                                  {"ranks", "data parallel; " + rank_rule + "; auto: what the others leave"}));
   keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
                          {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
+  keys.push_back(steps("train.layout.shard_over", HB_FIELD(train.layout.shard_over),
+                       {"",
+                        "dimensions that a shard group lies in, some of dp, cp and ulysses: it is the nearest fsdp of "
+                        "their ranks (-1: all), and each rank of the others has a copy; empty = all three"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer_or_auto("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
                                  {"ranks", "context parallel: of each sequence two chunks a rank"}));
   keys.push_back(integer_or_auto("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,

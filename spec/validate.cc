@@ -160,18 +160,56 @@ class Validator {
 
   void shard_group() {
     const TrainLayout& t = s_.train.layout;
-    const std::vector<Factor> factors = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    if (!shard_dimensions()) return;
+    std::vector<Factor> factors = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    const std::string all = equation(factors);
+    std::erase_if(factors, [&](const Factor& f) { return !t.shards_over(f.name); });
     const int64_t group = product(factors);
     if (t.fsdp == -1 || (t.fsdp > 0 && group % t.fsdp == 0)) return;
-    report("E215", "train.layout.fsdp", "the shard group does not divide the data ranks",
-           {fmt::format("fsdp {}, {}", t.fsdp, equation(factors))},
-           fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
+    if (t.shard_over.empty())
+      return report("E215", "train.layout.fsdp", "the shard group does not divide the data ranks",
+                    {fmt::format("fsdp {}, {}", t.fsdp, all)},
+                    fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
+    report("E215", "train.layout.fsdp", "the shard group does not divide the ranks that shard_over names",
+           {fmt::format("fsdp {}; shard_over [{}]: {}, of data ranks {}", t.fsdp, listed(t.shard_over),
+                        equation(factors), all)},
+           fmt::format("set fsdp to -1 (all {}) or to a divisor of it, or name more in shard_over", group));
+  }
+
+  static std::string listed(const std::string& steps) {
+    std::string out;
+    for (const char c : steps) out += c == '-' ? std::string(", ") : std::string(1, c);
+    return out;
+  }
+
+  /// train.layout.shard_over: each dimension of the data ranks at most once, and an engine that shards.
+  bool shard_dimensions() {
+    const TrainLayout& t = s_.train.layout;
+    const std::string key = "train.layout.shard_over";
+    if (t.shard_over.empty()) return true;
+    const std::size_t before = problems_.size();
+    const std::vector<std::string> known = {"dp", "cp", "ulysses"};
+    std::vector<std::string> seen;
+    std::istringstream in(t.shard_over);
+    for (std::string axis; std::getline(in, axis, '-'); seen.push_back(axis)) {
+      const std::string at = fmt::format("{}.{}", key, seen.size()), near = nearest_name(axis, known);
+      if (std::ranges::count(known, axis) == 0)
+        report("E215", at, fmt::format("'{}' is no dimension of the data ranks", axis.substr(0, 100)),
+               {"some of dp, cp, ulysses"}, near.empty() ? "" : fmt::format("did you mean {}?", near));
+      else if (std::ranges::count(seen, axis) > 0)
+        report("E215", at, fmt::format("shard_over names {} twice", axis), {}, "name each dimension once");
+    }
+    if (s_.train.engine == TrainEngine::ddp)
+      report("E215", key, "ddp shards nothing",
+             {fmt::format("train.engine ddp, shard_over [{}]", listed(t.shard_over))},
+             "leave shard_over out, or set train.engine to zero1, zero2, fsdp1 or fsdp2");
+    return problems_.size() == before;
   }
 
   /// A number of train.reshard_after_forward, as PyTorch has it: a true divisor of the ranks that share a copy.
   void smaller_mesh() {
     const TrainLayout& t = s_.train.layout;
-    const int64_t few = s_.train.reshard_ranks, all = t.fsdp > 0 ? t.fsdp : t.dp * t.cp * t.ulysses;
+    const int64_t few = s_.train.reshard_ranks, all = t.shard_ranks();
     const char* const key = "train.reshard_after_forward";
     if (few == 0) return;
     if (s_.train.engine != TrainEngine::fsdp2)

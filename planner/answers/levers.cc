@@ -142,9 +142,10 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
   trade("cp", &TrainPoint::cp);
   trade("ulysses", &TrainPoint::ulysses);
   if (const std::int64_t node = s.scenario().cluster.ranks_per_node(); p.train.sharding == Sharding::fsdp) {
-    if (p.train.fsdp > 0) add("train.layout.fsdp = -1", [](RlPoint& q) { q.train.fsdp = -1; });
+    if (p.train.fsdp > 0) add("train.layout.fsdp = -1", [](RlPoint& q) { q.train.fsdp = -1, q.train.shard_over = {}; });
     else if (p.train.data_ranks() > node && p.train.data_ranks() % node == 0)
-      add(fmt::format("train.layout.fsdp = {}", node), [&](RlPoint& q) { q.train.fsdp = node; });
+      add(fmt::format("train.layout.fsdp = {}", node),
+          [&](RlPoint& q) { q.train.fsdp = node, q.train.shard_over = {}; });
   }
   if (p.train.optimizer == OptimizerName::adamw)
     add("optimizer.name = adamw-8bit", [](RlPoint& q) { q.train.optimizer = OptimizerName::adamw_8bit; });

@@ -97,6 +97,8 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
   key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  if (key.train.shard_over = p.train.shard_over; key.train.shard_over.some())
+    key.train.dp = p.train.dp, key.train.cp = p.train.cp, key.train.ulysses = p.train.ulysses;
   // Which layers and which experts a rank has.
   key.train.vpp = p.train.vpp, key.train.ep = p.train.ep, key.train.etp = p.train.etp;
   key.train.optimizer_on_host = p.train.optimizer_on_host;

@@ -32,6 +32,7 @@ const char* name_of(RankAxis axis) {
 
 std::optional<Layout> trainer_layout(const TrainPoint& p, const TrainSetting& setting, const ModelSpec& model) {
   const bool sharded = p.gathers_units() && p.shard_ranks() > 1;
+  if (sharded && p.shard_over.some()) return std::nullopt;  // the shards are not one axis of neighbours
   std::vector<MeshAxis> dense, expert;
   bool cut = false, ended = false;
   for (const RankAxis axis : setting.order) {

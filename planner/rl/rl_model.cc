@@ -7,6 +7,7 @@
 #include "planner/rl/length_moments.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
+#include "spec/shard_over.h"
 
 namespace hotbunk {
 
@@ -321,6 +322,11 @@ TrainPoint train_point_of(const Scenario& s) {
     case TrainEngine::fsdp2:
       p.sharding = Sharding::fsdp;
       break;
+  }
+  if (!a.shard_over.empty()) {
+    p.fsdp = a.shard_ranks();
+    if (!shard_groups_follow(a) && p.sharding != Sharding::replicated)
+      p.shard_over = {a.shards_over("dp"), a.shards_over("cp"), a.shards_over("ulysses")};
   }
   // The group of all data ranks has one name.
   if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;

@@ -181,7 +181,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
-  if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
+  if (!p.has_shard_groups()) return false;
   if (p.ep > 1 || p.etp > 1) {
     if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
     if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0 || !groups(p).stages_agree()) return false;
@@ -231,6 +231,9 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
                        p.ep * p.etp, p.data_ranks() * p.tp % (p.ep * p.etp));
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0)
     return fmt::format("{} data ranks % fsdp {} = {}", p.data_ranks(), p.fsdp, p.data_ranks() % p.fsdp);
+  if (!p.has_shard_groups())
+    return fmt::format("{} ranks of the dimensions that shards lie in % fsdp {}",
+                       p.shard_over.over(p.dp, p.cp, p.ulysses), p.fsdp);
   if (p.vpp > 1 && p.pp == 1) return fmt::format("vpp {} needs a pipeline, pp is 1", p.vpp);
   if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0)
     return fmt::format("{} KV heads neither divide by tp {} nor it by them", model_.kv_heads, p.tp);
@@ -417,7 +420,7 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   out.data_gather_payload =
       (streams ? held.ordinary + held.adapters : trained) * b.params * gathers + out.expert_data_gather_payload;
   if (streams && p.reshard_ranks > 0)
-    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
+    out.kept_gather_payload = p.kept_gathers() * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
   if (p.replicas() > 1) {
     out.replica_payload = trained / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
     out.expert_replica_payload =

@@ -76,6 +76,37 @@ TEST_CASE("neighbours among the data ranks hold other experts, of each fewer sha
   }
 }
 
+TEST_CASE("shard groups lie in the dimensions that shard_over names, the others' ranks have copies") {
+  // Ranks are cp + 2 dp: by default the two nearest share, that is those of a sequence.
+  Scenario s = megatron(4, 1, 1);
+  s.train.engine = TrainEngine::fsdp2;
+  TrainLayout& l = s.train.layout;
+  l.cp = 2;
+  const auto group = [&](std::int64_t rank) { return TrainHoldings::of(s).value().shard_group(rank); };
+  const auto copies = [&](std::int64_t rank) { return TrainHoldings::of(s).value().replicas(rank); };
+  l.fsdp = 2;
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5});
+  CHECK(copies(5) == std::vector<std::int64_t>{1, 3, 5, 7});
+  l.fsdp = -1, l.shard_over = "cp";
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5});
+  l.shard_over = "dp";
+  CHECK(group(5) == std::vector<std::int64_t>{1, 3, 5, 7});
+  CHECK(copies(5) == std::vector<std::int64_t>{4, 5});
+  l.fsdp = 2;  // the two nearest of those of a dp line
+  CHECK(group(5) == std::vector<std::int64_t>{5, 7});
+  CHECK(copies(5) == std::vector<std::int64_t>{0, 1, 4, 5});
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    CAPTURE(p.name);
+    CHECK(held.held(p, 4) == held.held(p, 1));
+    CHECK(elements_of(held.held(p, 5)) + elements_of(held.held(p, 7)) == p.numel());
+  }
+  l.order = "tp-dp-ep-cp-pp", l.fsdp = -1;  // dp is the faster one: neighbours
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5, 6, 7});
+  l.shard_over = "cp";
+  CHECK(group(5) == std::vector<std::int64_t>{1, 5});
+}
+
 TEST_CASE("experts lie on a mesh of their own over the same ranks") {
   Scenario s = megatron(4, 2, 1);
   MoeSpec moe;

@@ -114,6 +114,19 @@ TEST_CASE("and so with flat parameters of every kind of module") {
             {fmt::format("{}, {}, {}", fmt::join(wrap, " "), transport, order), tiny_scenario(3, 1, sets), {}, {}});
       }
   CHECK(run_cases(3, cases, same_plan) == "");
+  // Of tensor-parallel ranks, and of stages of which two have one table.
+  cases.clear();
+  for (const char* layout : {"{dp: 2, tp: 2, sp: true}", "{dp: 2, pp: 2}", "{cp: 2, pp: 2, dp: 1}"})
+    for (const char* transport : {"ipc", "collective"})
+      cases.push_back({fmt::format("{}, {}", layout, transport),
+                       tiny_scenario(4, 2,
+                                     {"train.engine=fsdp1", fmt::format("train.layout={}", layout),
+                                      fmt::format("sync.transport={}", transport), "sync.verify=true",
+                                      "train.wrap.policy=size", "train.wrap.min_parameters=700",
+                                      "model.tie_word_embeddings=true", "model.num_hidden_layers=4"}),
+                       {},
+                       {}});
+  CHECK(run_cases(4, cases, same_plan) == "");
 }
 
 TEST_CASE("and so with tensor and sequence parallelism in training") {
