@@ -81,12 +81,17 @@ void RuleOutput::give(const std::string& role, double value) { give(role, fmt::f
 
 namespace rules {
 
-void read_model_role(RuleInput& in) { find_launch_model(in); }
+void read_model_role(RuleInput& in) {
+  find_launch_model(in);
+  if (const auto rows = in.number("vocab_multiple"))
+    in.set("train.make_vocab_size_divisible_by", *rows, in.said("vocab_multiple"), in.where("vocab_multiple"));
+}
 
 void write_model_role(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
   const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
   out.give("model", loaded.empty() ? m.name : loaded);
+  if (m.vocab_multiple > 0) out.give("vocab_multiple", static_cast<double>(m.vocab_multiple));
 }
 
 }  // namespace rules
@@ -97,8 +102,8 @@ const std::vector<LaunchRule>& all_rules() {
   static const std::vector<LaunchRule> all = {
       {"model",
        {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
-        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
-       {},
+        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled", "vocab_multiple"},
+       {{"train.make_vocab_size_divisible_by", {"vocab_multiple"}}},
        rules::read_model_role,
        rules::write_model_role},
       {"layout",

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "layout/flat_units.h"
 #include "layout/train_mesh.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
@@ -40,7 +41,8 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   }
   if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
   const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s).shards : 1;
-  return TrainHoldings(s, {dense, expert, std::move(*stages), 1}, shards);
+  const std::int64_t vocab_multiple = std::max<std::int64_t>(1, s.model.vocab_multiple);
+  return TrainHoldings(s, {dense, expert, std::move(*stages), vocab_multiple}, shards);
 }
 
 TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
@@ -120,7 +122,10 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
     parts = std::max<std::int64_t>(1, parts * experts_.blocks / experts_.spread);
     mine = (mine * experts_.blocks + layout_.dense.coordinate(rank, "tp") / experts_.places) / experts_.spread;
   }
-  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), parts, mine);
+  const std::int64_t rows = rule_of(parameter.role).cut == RoleCut::vocabulary
+                                ? model_.vocab_rows(layout_.dense.extent("tp"))
+                                : held_by(layout_, model_, parameter, first).rows.size();
+  const Range part = chunk_range(rows, parts, mine);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   if (box.elements() == 0) return {};
   return {box};

@@ -107,7 +107,7 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
               .count = static_cast<std::int32_t>(shards),
               .rows = p.padded_rows,
               .pitch = pitch,
-              .last_row = p.rows,
+              .last_row = mesh.tensor == 1 ? std::min(p.rows, p.rows_of_all()) : p.rows,  // a vocabulary has padding
               .within = {}};
   // Who spreads experts has all else whole, as its neighbours do: the first of them counts.
   const bool repeats = shards == 1 && mesh.experts.spread > 1;
@@ -127,7 +127,7 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
 }
 
 Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_shard, std::int64_t pitch) {
-  return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols},
+  return {.piece = {.row_end = std::min(p.rows, p.rows_of_all()), .col_end = p.cols, .pitch = p.cols},
           .parts = {.who = who,
                     .family = static_cast<GroupId>(Family::fsdp),
                     .count = static_cast<std::int32_t>(unit.shared.shards),
@@ -466,6 +466,11 @@ LayerAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
   return out;
 }
 
+std::string merged_name(const ModelSpec& model, const UnitParam& p) {
+  const std::string_view op = lora_target(model, p.role)->op;
+  return p.expert < 0 ? std::string(op) : fmt::format("{}.{}", op, p.expert);
+}
+
 Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
                   const LayerAdapters& adapters, DType dtype, const std::string& name) {
   const WholeUnit::Part& whole = gathered.whole.parts.front();
@@ -474,8 +479,8 @@ Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit&
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(unit.shard_elements)}, Category::communication);
   b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
   for (const UnitParam& p : unit.params) {
-    if (!model.adapts(p.role)) continue;
-    const std::string of = fmt::format("{}.{}.{}", name, p.layer, lora_target(model, p.role)->op);
+    if (!model.adapts(p.role) || !p.has_place()) continue;
+    const std::string of = fmt::format("{}.{}.{}", name, p.layer, merged_name(model, p));
     const Dim rows = fixed(p.rows), cols = fixed(p.cols);
     const Tensor matrix = b.transient(of, dtype, {rows, cols}, Category::communication);
     emit_merge(b, model, adapters.at(p.layer), p, {0, p.rows},
@@ -490,15 +495,24 @@ void emit_merge(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& a
                 const Tensor& from, const Tensor& to, const std::string& name) {
   const LoraTarget& target = *lora_target(model, p.role);
   const WholeUnit::Part& part = adapters.whole.parts.front();
-  const auto& params = part.unit->params;
-  const UnitParam& of_b = *std::ranges::find(params, target.b, &UnitParam::role);
+  // Of an expert those in the place that the matrix has among this rank's.
+  const std::int64_t expert = p.expert < 0 ? -1 : p.expert % (model.moe->experts / p.spread);
+  const auto one_of = [&](ParamRole role) -> const UnitParam& {
+    const auto& params = part.unit->params;
+    const auto at =
+        std::ranges::find_if(params, [&](const UnitParam& a) { return a.role == role && a.expert == expert; });
+    HB_CHECK(at != params.end(), "{} has no adapter", p.parameter);
+    return *at;
+  };
+  const UnitParam &of_a = one_of(target.a), &of_b = one_of(target.b);
   // Of a flat unit's shard no row is said to be a rank's.
   const bool whole = adapters.parts_are_whole || part.unit->flat;
   const std::int64_t first = whole ? of_b.full_offset : of_b.shard_offset;
   const Tensor rows_of_b = b.view(whole ? part.buffer : adapters.parts, part.dtype,
                                   {fixed(rows.size()), fixed(of_b.cols)}, first + rows.begin * of_b.cols);
-  with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, adapters.whole.tensor(b, target.a)}, {to}),
-       Attr::factor, model.lora.factor());
+  const Tensor a = b.view(part.buffer, part.dtype, {fixed(of_a.rows), fixed(of_a.cols)}, of_a.full_offset);
+  with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, a}, {to}), Attr::factor,
+       model.lora.factor());
 }
 
 std::vector<std::size_t> TrainState::trained() const {

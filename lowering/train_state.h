@@ -317,6 +317,8 @@ Side on_first_rank(const UnitParam&, std::int64_t ranks);
 /// from a tensor [rows, cols] into another.
 void emit_merge(ProgramBuilder&, const ModelSpec&, const GatheredUnit& adapters, const UnitParam&, Range rows,
                 const Tensor& from, const Tensor& to, const std::string& name);
+/// What a matrix's merge is called in its layer.
+std::string merged_name(const ModelSpec&, const UnitParam&);
 /// The adapters of each layer of which the unit has matrices that have some, one layer after another: `gather` brings
 /// a unit of the state, by its number.
 LayerAdapters adapters_for(const TrainState&, const ShardedUnit&,

@@ -180,16 +180,18 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
       "no part of one another's",
       s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
-  need(s.train.pipeline_schedule != "zero-bubble" || expert_rounds(s).rounds == 1,
-       "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
-       "round's rows",
-       s.train.expert_capacity);
   const bool copies = s.train.expert_dispatch == ExpertDispatch::per_rank;
   need(!copies || expert_rounds(s).rounds == 1,
        "train.expert_dispatch per-rank with train.expert_capacity {}: a round has rows of experts, and no copies of "
        "tokens",
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
+  const auto of_experts = [&](ParamRole role) { return m.moe && m.adapts(role); };
+  need(experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
+                                   of_experts(ParamRole::expert_down)),
+       "adapters of experts with train.layout.etp {}: of each of them {} ranks would have A or B whole, which no ranks "
+       "of experts have; with etp 1 a rank has whole experts",
+       t.etp, experts.columns());
   need(!copies || experts.may_send_copies(), "train.expert_dispatch per-rank with {} (etp {} of tp {})",
        experts.wholes > 1 ? "whole experts over tensor-parallel places" : "blocks of several tensor-parallel ranks",
        t.etp, t.tp);

@@ -168,15 +168,17 @@ inline std::string draw_scenario() {
   const bool lowers = (grads == "fp32" || params == "bf16") && master + moments == "fp32fp32";
   if (in(0, 3) == 0 && transition == "hotbunk" && lowers)
     some = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
-                       experts || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
+                       (experts && columns > 1) || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
   // Parameters that do not train: whole layers, parts of each, the ends.
   else if (!flat && lowers && in(0, 3) == 0)
     some = fmt::format(", frozen: {}", one_of<std::string>({"[model.embed_tokens.*]", "['*.self_attn.*']",
                                                             "[model.layers.0.*, model.norm.weight]",
                                                             experts ? "['*experts*', '*.input_layernorm.weight']"
                                                                     : "['*.mlp.*', '*.input_layernorm.weight']"}));
-  if (spread > 1 && schedule != "zero-bubble" && coin())
-    some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
+  if (spread > 1 && coin()) some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
+  // Rows of padding: of a part of a rank's vocabulary, of all of some rank's, of most of them.
+  const std::string padded =
+      in(0, 2) == 0 ? fmt::format(", make_vocab_size_divisible_by: {}", one_of<std::int64_t>({2, 7, 64, 200})) : "";
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
@@ -185,12 +187,12 @@ inline std::string draw_scenario() {
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
-      "{}{}}}\n",
+      "{}{}{}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread, experts ? columns : 1,
       yaml_bool(sequence), group, over, one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
-      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some);
+      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some, padded);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "

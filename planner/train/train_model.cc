@@ -338,6 +338,7 @@ TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers
                  .expert = moe * l.moe.expert_parameters,
                  .ends = ends,
                  .adapters = dense * l.dense.adapter_parameters + moe * l.moe.adapter_parameters,
+                 .expert_adapters = moe * l.moe.expert_adapter_parameters,
                  .frozen = frozen()};
   if (!follows_shapes(p.optimizer)) return out;
   out.optimizer.add(l.dense.optimizer, dense).add(l.moe.optimizer, moe);

@@ -153,6 +153,7 @@ struct LayerCost {
   double parameters = 0;                             // elements on the rank, all experts included
   double expert_parameters = 0;                      // of which routed experts
   double adapter_parameters = 0;                     // elements on the rank beside `parameters`, which then are frozen
+  double expert_adapter_parameters = 0;              // of which routed experts'
   double adapters_forward = 0, adapter_kernels = 0;  // of forward and kernels_forward: what adapters add
   double flops_forward = 0;                          // of the model without adapters
   double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
@@ -356,9 +357,10 @@ class TrainModel {
   const ModelSpec& model() const { return model_; }
   const TrainSetting& setting() const { return setting_; }
   /// Rows of the vocabulary on one tensor-parallel rank, with what pads them: of V / tp the next multiple of the
-  /// profile's vocab_multiple.
+  /// scenario's train.make_vocab_size_divisible_by, or the profile's vocab_multiple.
   double vocab_rows(const TrainPoint& p) const {
-    const double multiple = std::max(framework_.vocab_multiple.value, 1.0);
+    const double own = static_cast<double>(model_.vocab_multiple);
+    const double multiple = own > 0.0 ? own : std::max(framework_.vocab_multiple.value, 1.0);
     return multiple * std::ceil(static_cast<double>(model_.vocab) / (multiple * static_cast<double>(p.tp)));
   }
   /// Tokens that a mean micro-batch is filled up with, on the cp and ulysses ranks that share it: its sequences to
@@ -469,7 +471,7 @@ class TrainModel {
   struct StageShare {
     double dense = 0, moe = 0;
     double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
-    double adapters = 0;                        // beside them, where they are frozen
+    double adapters = 0, expert_adapters = 0;   // beside them, where they are frozen; of which experts'
     bool frozen = false;
     OptimizerWork optimizer{};
     double layers() const { return dense + moe; }
@@ -477,7 +479,7 @@ class TrainModel {
     /// Of what is trained: all that a rank computes gradients of, and the part of it whose state is this rank's.
     double trained() const { return frozen ? adapters : all(); }
     double own_trained(const TrainPoint& p) const {
-      return frozen ? p.own_elements(adapters, 0.0) : p.own_elements(ordinary, expert);
+      return frozen ? p.own_elements(adapters - expert_adapters, expert_adapters) : p.own_elements(ordinary, expert);
     }
     double own_frozen(const TrainPoint& p) const { return frozen ? p.own_elements(ordinary, expert) : 0.0; }
   };

@@ -38,6 +38,8 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
                          (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
         continue;
       if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
+      if (mesh.columns() > 1 && (s.model.adapts(ParamRole::expert_gate) || s.model.adapts(ParamRole::expert_down)))
+        continue;
       ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
     }
   std::vector<std::size_t> kinds;
@@ -47,9 +49,8 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   const ExpertMesh mesh = expert_mesh(s);
   if (mesh.spread == 1) return;
   // In rounds, or a row for each expert, or a copy of a token for each rank.
-  const bool deferred = s.train.pipeline_schedule == "zero-bubble";
-  const auto drawn = deferred ? static_cast<std::uint64_t>(l.dp + l.ep) : random();
-  if (!deferred && drawn % 2 == 0) s.train.expert_capacity = 0.4;
+  const auto drawn = random();
+  if (drawn % 2 == 0) s.train.expert_capacity = 0.4;
   else if (drawn / 2 % 2 == 0 && mesh.may_send_copies()) s.train.expert_dispatch = ExpertDispatch::per_rank;
 }
 
@@ -133,6 +134,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
   if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
   if (one_of({0, 1}) == 0) draw_order(s, random);
+  s.model.vocab_multiple = one_of({0, 0, 4, 16, 64});
   return s;
 }
 
@@ -142,13 +144,14 @@ std::string text_of(const Scenario& s) {
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} of [{}] engine "
       "{} wrap "
       "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {} routers {} "
-      "{}",
+      "{} vocabulary by {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(split_layers(s), " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp, l.shard_over,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
       static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
       s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity,
-      name_of(s.train.expert_dispatch), s.train.router_aux_loss_coef, s.train.router_z_loss_coef);
+      name_of(s.train.expert_dispatch), s.train.router_aux_loss_coef, s.train.router_z_loss_coef,
+      s.model.vocab_multiple);
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

@@ -284,6 +284,24 @@ TEST_CASE("and so with pipelines in training") {
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 
+TEST_CASE("and so with a vocabulary that is padded to a multiple, of which engines and files have nothing") {
+  std::vector<Case> cases;
+  for (const auto& [engine, layout, split, multiple, rollout_tp, transport] :
+       {std::tuple("fsdp2", "dp: 2, tp: 2, sp: true", "[]", 32, 4, "collective"),
+        std::tuple("fsdp1", "dp: 4", "[]", 64, 1, "ipc"),
+        std::tuple("zero1", "dp: 1, tp: 2, pp: 2", "[2, 1]", 64, 2, "ipc")})
+    cases.push_back({fmt::format("{} {}, rows by {}", engine, layout, multiple),
+                     tiny_scenario(4, rollout_tp,
+                                   {fmt::format("train.layout={{{}}}", layout), fmt::format("train.engine={}", engine),
+                                    fmt::format("train.pipeline_split={}", split),
+                                    fmt::format("train.make_vocab_size_divisible_by={}", multiple),
+                                    fmt::format("sync.transport={}", transport), "sync.verify=true",
+                                    "algorithm.reference=true", "checkpoint_every=1", "steps=2"}),
+                     {},
+                     {}});
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
 TEST_CASE("and so with experts") {
   const std::vector<std::string> mixtral = {"model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
                                             "model.num_local_experts=4", "model.num_experts_per_tok=2"},
