@@ -58,6 +58,7 @@ Meaning meaning_of(const std::string& key) {
                             "train.expert_capacity",
                             "train.expert_dispatch",
                             "train.context_exchange",
+                            "train.make_vocab_size_divisible_by",
                             "optimizer.cpu_fraction",
                             "train.pipeline_",
                             "train.num_layers_in_",

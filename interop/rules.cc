@@ -83,8 +83,11 @@ namespace rules {
 
 void read_model_role(RuleInput& in) {
   find_launch_model(in);
-  if (const auto rows = in.number("vocab_multiple"))
-    in.set("train.make_vocab_size_divisible_by", *rows, in.said("vocab_multiple"), in.where("vocab_multiple"));
+  const auto rows = in.number("vocab_multiple");
+  if (rows && *rows < 1)
+    return in.contradict("vocab_multiple", "a vocabulary is padded to a multiple of at least 1 row",
+                         {in.said("vocab_multiple")}, "leave it out, or give the rows");
+  if (rows) in.set("train.make_vocab_size_divisible_by", *rows, in.said("vocab_multiple"), in.where("vocab_multiple"));
 }
 
 void write_model_role(RuleOutput& out) {

@@ -187,11 +187,12 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
   const auto of_experts = [&](ParamRole role) { return m.moe && m.adapts(role); };
-  need(experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
-                                   of_experts(ParamRole::expert_down)),
-       "adapters of experts with train.layout.etp {}: of each of them {} ranks would have A or B whole, which no ranks "
-       "of experts have; with etp 1 a rank has whole experts",
-       t.etp, experts.columns());
+  need(
+      experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
+                                  of_experts(ParamRole::expert_down)),
+      "adapters of experts with train.layout.etp {}: {} ranks share each expert's columns, and each of them would hold "
+      "a whole copy of A or B, whose gradients nothing sums; with etp 1 a rank has whole experts",
+      t.etp, experts.columns());
   need(!copies || experts.may_send_copies(), "train.expert_dispatch per-rank with {} (etp {} of tp {})",
        experts.wholes > 1 ? "whole experts over tensor-parallel places" : "blocks of several tensor-parallel ranks",
        t.etp, t.tp);

@@ -145,9 +145,9 @@ std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
     const LoraTarget& target = *lora_target(model, p.role);
     const std::string matrix = p.name.substr(0, p.name.size() - suffix.size());
     const std::string module = matrix.substr(0, matrix.rfind(target.module) + target.module.size()) + ".";
-    const bool shared = !all.empty() && std::ranges::any_of(all, [&](const ParamSpec& a) {
-      return a.layer == p.layer && a.role == target.a && a.expert == p.expert;
-    });
+    bool shared = false;  // with a matrix before it, of the same layer and expert
+    for (auto a = all.rbegin(); a != all.rend() && a->layer == p.layer && a->expert == p.expert && !shared; ++a)
+      shared = a->role == target.a;
     if (!shared) all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, p.expert});
     all.push_back({matrix + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, p.expert});
   };

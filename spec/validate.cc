@@ -592,7 +592,7 @@ class Validator {
     const std::string message = what + " are planned only in what is executed";
     if (s_.transition == "auto" && problems_.empty())
       return report(code, "transition", message,
-                    {"transition auto leaves the order to what is priced, where all parameters train"},
+                    {"transition auto leaves the order to what is priced, which knows none of them"},
                     "set transition to hotbunk, or " + or_else);
     if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
       report(code, key, message, {reasons.front()}, "change the setting named, or " + or_else);

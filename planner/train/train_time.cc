@@ -136,7 +136,8 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
 TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const StageShare& held) const {
   const StateBytes& b = setting_.state;
   const RankGroups where = groups(p);
-  const double trained = held.frozen ? held.adapters : held.ordinary, trained_expert = held.frozen ? 0.0 : held.expert;
+  const double trained = held.frozen ? held.adapters - held.expert_adapters : held.ordinary,
+               trained_expert = held.frozen ? held.expert_adapters : held.expert;
   const double ordinary = trained * b.grads, expert = trained_expert * b.grads;
   DataSeconds out;
   if (p.sharding == Sharding::replicated) {

@@ -198,6 +198,18 @@ TEST_CASE("Megatron cuts the optimizer's state over data ranks where it is told 
   CHECK_THAT(render(odd.error()), Catch::Contains("8 GPUs / (tp x pp = 2) = 4 data ranks, 3 instances"));
 }
 
+TEST_CASE("Megatron pads a vocabulary to what the launch says; without a word the profile's multiple stands") {
+  const std::string launch =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 ";
+  CHECK(import_of("megatron", words(launch)).scenario.model.vocab_multiple == 0);
+  CHECK(import_of("megatron", words(launch + "--make-vocab-size-divisible-by 256")).scenario.model.vocab_multiple ==
+        256);
+  const auto none = imported("megatron", words(launch + "--make-vocab-size-divisible-by 0"));
+  REQUIRE(!none);
+  CHECK(none.error()[0].code == "E151");
+}
+
 TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
   const std::string launch =
       "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "

@@ -417,6 +417,22 @@ TEST_CASE("where the optimizer's state lay changes no bit of what goes on, and i
     CHECK(text_of(other / "checkpoints/final" / weights) == text_of(same / "checkpoints/final" / weights));
 }
 
+TEST_CASE("a checkpoint has no padding of the vocabulary: the run goes on with another") {
+  const std::string base = scenario("vocabulary", 2, 2, "steps: 1").string();
+  const fs::path padded = work_folder() / "vocabulary_padded", same = work_folder() / "vocabulary_same",
+                 other = work_folder() / "vocabulary_other";
+  const std::string multiple = sets("train.make_vocab_size_divisible_by=48");
+  must_run(fmt::format("run {}{} --out {}", base, multiple, padded.string()));
+  const std::string on = fmt::format("run {} --set steps=2 --resume {}", base, (padded / "checkpoints/final").string());
+  must_run(fmt::format("{}{} --out {}", on, multiple, same.string()));
+  const Result2 less = hotbunk_command(fmt::format("{} --out {}", on, other.string()));
+  INFO(less.err);
+  REQUIRE(less.code == 0);
+  CHECK_THAT(less.err, Catch::Contains("warning[E425]: the run goes on elsewhere") &&
+                           Catch::Contains("train.make_vocab_size_divisible_by: 48 in the checkpoint, 0 now"));
+  CHECK(computed(other).at(2)["loss"].get<double>() == Approx(computed(same).at(2)["loss"].get<double>()).margin(1e-4));
+}
+
 TEST_CASE("a checkpoint goes on in any engine and shard group, bit for bit where nothing changed") {
   const std::string base = scenario("engines", 2, 2, "steps: 2").string() + sets("optimizer.lr=0.01");
   const auto with = [](const std::string& engine, int group) {

@@ -111,7 +111,7 @@ TEST_CASE("adapters of experts: each has its own, under the name of its module")
   // Ranks that share an expert's columns would each have A or B whole.
   check_refused({"train.lora={rank: 3, targets: [w2]}", mixtral, "train.layout={tp: 2, etp: 2}",
                  "cluster.ranks_per_device=2", "rollout.layout.tp=2"},
-                "E232", "train.layout.etp 2: of each of them 2 ranks would have A or B whole");
+                "E232", "train.layout.etp 2: 2 ranks share each expert's columns");
   check_refused({"train.lora={rank: 3, targets: [w2]}", mixtral, "rollout.engine=vllm"}, "E232",
                 "adapters of experts are planned only in what is executed");
 }
