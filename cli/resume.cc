@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/shell_quoted.h"
 #include "cli/run_folder.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"

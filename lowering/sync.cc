@@ -550,7 +550,7 @@ class SyncLowering {
     if (!from_host_) make_sums();
     for (const SyncedUnit& u : units_) {
       std::optional<Tensor> again;  // a flat unit's shard with adapters in its matrices, made once more
-      if (!from_host_ && merges_flat(u)) again = merged_shard(u, "sync.verify.");
+      if (!from_host_ && u.buffer >= 0 && merges_flat(u)) again = merged_shard(u, "sync.verify.");
       for (const UnitParam& p : u.unit->params) {
         const std::int64_t i = sum_of_.at(p.parameter);
         if (again) hash(p.parameter, {*again}, sum(i), {{held(u, p), logical(p)}});

@@ -111,7 +111,7 @@ void executable_experts(const Scenario& s, const Need& need) {
   need(shards == 1 || shard_groups_follow(t),
        "train.layout.ep {} with shard_over {} and order {}: experts are spread over data ranks that follow one another "
        "(dp {} x cp {} x ulysses {} in that order), and the {} of a shard group do not",
-       t.ep, t.shard_over, t.order, t.dp, t.cp, t.ulysses, shards);
+       t.ep, listed_shard_over(t.shard_over), t.order, t.dp, t.cp, t.ulysses, shards);
 }
 
 /// A flat parameter lies on ranks that all have the same of it, and is stepped as a whole.

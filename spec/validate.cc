@@ -23,6 +23,7 @@
 #include "spec/pipeline_split.h"
 #include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
+#include "spec/shard_over.h"
 #include "spec/transition_check.h"
 #include "spec/wrapping.h"
 
@@ -172,15 +173,9 @@ class Validator {
                     {fmt::format("fsdp {}, {}", t.fsdp, all)},
                     fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
     report("E215", "train.layout.fsdp", "the shard group does not divide the ranks that shard_over names",
-           {fmt::format("fsdp {}; shard_over [{}]: {}, of data ranks {}", t.fsdp, listed(t.shard_over),
+           {fmt::format("fsdp {}; shard_over {}: {}, of data ranks {}", t.fsdp, listed_shard_over(t.shard_over),
                         equation(factors), all)},
            fmt::format("set fsdp to -1 (all {}) or to a divisor of it, or name more in shard_over", group));
-  }
-
-  static std::string listed(const std::string& steps) {
-    std::string out;
-    for (const char c : steps) out += c == '-' ? std::string(", ") : std::string(1, c);
-    return out;
   }
 
   /// train.layout.shard_over: each dimension of the data ranks at most once, and an engine that shards.
@@ -202,7 +197,7 @@ class Validator {
     }
     if (s_.train.engine == TrainEngine::ddp)
       report("E215", key, "ddp shards nothing",
-             {fmt::format("train.engine ddp, shard_over [{}]", listed(t.shard_over))},
+             {fmt::format("train.engine ddp, shard_over {}", listed_shard_over(t.shard_over))},
              "leave shard_over out, or set train.engine to zero1, zero2, fsdp1 or fsdp2");
     return problems_.size() == before;
   }

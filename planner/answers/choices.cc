@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/parallel.h"
+#include "base/shell_quoted.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
 #include "planner/answers/plan_answer.h"
@@ -154,8 +155,7 @@ std::string difference(const ChoiceRow& winner, const ChoiceRow& own) {
 
 std::string flag_line(const ChoiceRow& r) {
   std::string out;
-  for (const std::string& f : r.flags)
-    out += fmt::format(" --set {}", f.find_first_of(" []{}") == std::string::npos ? f : "'" + f + "'");
+  for (const std::string& f : r.flags) out += " --set " + shell_quoted(f);
   return out;
 }
 

@@ -405,7 +405,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   const PipelineSchedule own_schedule = train_point_of(s).schedule;
   std::erase_if(t.schedule, [&](PipelineSchedule p) { return p == PipelineSchedule::gpipe && p != own_schedule; });
   // Copies of the shards pay where links between them are slower than within: of groups, a node is tried.
-  const std::int64_t node = s.cluster.ranks_per_node(), own_group = s.train.layout.fsdp;
+  const std::int64_t node = s.cluster.ranks_per_node(), own_group = train_point_of(s).fsdp;
   std::erase_if(t.shard, [&](std::int64_t group) { return group != -1 && group != node && group != own_group; });
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
   space.rollout_pp = space.rollout_cp = {1};

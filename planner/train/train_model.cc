@@ -181,7 +181,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
-  if (!p.has_shard_groups()) return false;
+  if (!p.shard_group_divides()) return false;
   if (p.ep > 1 || p.etp > 1) {
     if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
     if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0 || !groups(p).stages_agree()) return false;
@@ -231,7 +231,7 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
                        p.ep * p.etp, p.data_ranks() * p.tp % (p.ep * p.etp));
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0)
     return fmt::format("{} data ranks % fsdp {} = {}", p.data_ranks(), p.fsdp, p.data_ranks() % p.fsdp);
-  if (!p.has_shard_groups())
+  if (!p.shard_group_divides())
     return fmt::format("{} ranks of the dimensions that shards lie in % fsdp {}",
                        p.shard_over.over(p.dp, p.cp, p.ulysses), p.fsdp);
   if (p.vpp > 1 && p.pp == 1) return fmt::format("vpp {} needs a pipeline, pp is 1", p.vpp);

@@ -48,9 +48,7 @@ struct TrainPoint {
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
   /// Whether a shard group may be cut out of the ranks that it lies in.
-  bool has_shard_groups() const {
-    return fsdp <= 0 || (shard_over.over(dp, cp, ulysses) % fsdp == 0 && data_ranks() % fsdp == 0);
-  }
+  bool shard_group_divides() const { return fsdp <= 0 || shard_over.over(dp, cp, ulysses) % fsdp == 0; }
   /// Of one shard group; below data_ranks() the layout is hybrid (HSDP), with a replica of the shards in every group.
   std::int64_t shard_ranks() const {
     return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();

@@ -1,7 +1,10 @@
 #include "layout/scenario_layout.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "layout/train_mesh.h"
+#include "spec/shard_over.h"
 #include "tests/layout/models.h"
 
 using namespace hotbunk;
@@ -105,6 +108,27 @@ TEST_CASE("shard groups lie in the dimensions that shard_over names, the others'
   CHECK(group(5) == std::vector<std::int64_t>{4, 5, 6, 7});
   l.shard_over = "cp";
   CHECK(group(5) == std::vector<std::int64_t>{1, 5});
+}
+
+TEST_CASE("shard groups follow one another exactly where the data ranks ascend group by group") {
+  std::int64_t follow = 0, apart = 0;
+  for (const char* order : {"tp-cp-ep-dp-pp", "dp-ulysses-cp-tp-ep-pp", "ulysses-tp-dp-ep-pp-cp"})
+    for (const char* over : {"", "dp", "cp", "ulysses", "cp-dp", "dp-ulysses", "ulysses-cp"})
+      for (std::int64_t sizes = 0; sizes < 27; ++sizes) {
+        TrainLayout l;
+        l.order = order, l.shard_over = over;
+        l.dp = 1 + sizes % 3, l.cp = 1 + sizes / 3 % 3, l.ulysses = 1 + sizes / 9;
+        for (std::int64_t fsdp = 1; fsdp <= l.shardable(); ++fsdp) {
+          if (l.shardable() % fsdp != 0) continue;
+          l.fsdp = fsdp;
+          CAPTURE(l.order, l.shard_over, l.dp, l.cp, l.ulysses, l.fsdp);
+          const bool ascend = std::ranges::is_sorted(data_ranks(l).front());
+          CHECK(shard_groups_follow(l) == ascend);
+          (ascend ? follow : apart) += 1;
+        }
+      }
+  CHECK(follow > 100);
+  CHECK(apart > 100);
 }
 
 TEST_CASE("experts lie on a mesh of their own over the same ranks") {

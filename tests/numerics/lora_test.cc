@@ -138,6 +138,8 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
         {"lora-gpt2-tiny", TrainEngine::zero2, {.dp = 2, .pp = 2}},
         {"lora-gpt2-tiny", fsdp1, {.dp = 1, .cp = 2}},
         {"lora-llama-gqa", fsdp1, {.dp = 3}},
+        {"lora-llama-gqa", fsdp1, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-qwen2-bias", fsdp1, {.dp = 2, .pp = 2}},
         {"lora-mixtral-tiny", fsdp1, {.dp = 4, .fsdp = 2}},
         {"lora-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
         {"lora-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}},

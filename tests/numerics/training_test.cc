@@ -401,6 +401,7 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
   for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
                          // Whole gradients that are reduced when those of matrices are there.
                          {"llama-gqa", {1, 1}, 1, 2, TrainEngine::fsdp2},
+                         {"llama-tied", {1, 1}, 1, 2, TrainEngine::fsdp1},
                          {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero2},
                          {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::fsdp2},
                          {"llama-tied", {1, 1}, 1, 4, TrainEngine::fsdp2, 1, 1, 2},

@@ -110,6 +110,7 @@ TEST_CASE("adapters: simulated bytes and calls equal the measured ones, in every
     add(4, {engine, wrapped, "transition=slime"});
     add(2, {engine, wrapped, "train.offload=layerwise", "train.recompute=full"});
   }
+  add(2, {"train.engine=fsdp1", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
   add(2, {"train.layout.fsdp=2", "sync.transport=collective"});
   add(2, {"transition=verl-old", "sync.transport=collective"});
   add(2, {"transition=slime", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});

@@ -730,9 +730,11 @@ TEST_CASE("What is not lowered is refused with the reason") {
   };
   CHECK_THAT(with_experts("fsdp1", "{dp: 4, ep: 2}"), Catch::Contains("fsdp1 with ep 2, etp 1 and tp 1"));
   CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 2}"),
-             Catch::Contains("train.layout.ep 2 with shard_over dp and order tp-cp-ep-dp-pp"));
+             Catch::Contains("train.layout.ep 2 with shard_over [dp] and order tp-cp-ep-dp-pp"));
   CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [cp], ep: 2}").empty());
   CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp]}").empty());
+  // A group of the two of cp, though ulysses between cp and dp were left out of a larger one.
+  CHECK(with_experts("fsdp2", "{dp: 1, cp: 2, ulysses: 2, fsdp: 2, shard_over: [cp, dp], ep: 2}").empty());
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",
