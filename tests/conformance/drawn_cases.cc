@@ -377,17 +377,14 @@ class Drawn {
         shape.push_back(width);
         return shape;
       };
-      const auto offsets = [&] {  // as many from each rank
-        return integers({ranks * n_.E + 1}, [this](std::int64_t i) {
-          const std::int64_t round = i > n_.E ? 1 : 0, all = n_.T * n_.C;
-          return static_cast<double>(round * all + offsets_[static_cast<std::size_t>(i - round * n_.E)]);
-        });
-      };
+      std::vector<std::int64_t> begins = offsets_;
+      for (std::size_t e = 1; ranks > 1 && e < offsets_.size(); ++e) begins.push_back(T * C + offsets_[e]);
+      const Operand offsets = listed({std::ssize(begins)}, begins);
       const Attrs attrs = {{Attr::column, column}, {Attr::factor, 0.5}, {Attr::ranks, ranks}};
-      add(OpKind::lora_down, {in(rows(K)), in({E * r, K}), offsets()}, {made(rows(r))}, attrs);
-      add(OpKind::lora_up, {in(rows(r)), in({E * I, r}), offsets()}, {in(rows(N))}, attrs);
-      add(OpKind::lora_up_dgrad, {in(rows(N)), in({E * I, r}), offsets()}, {made(rows(r))}, attrs);
-      add(OpKind::lora_up_wgrad, {in(rows(N)), in(rows(r)), offsets()}, {gradient({E * I, r})}, accumulate(attrs));
+      add(OpKind::lora_down, {in(rows(K)), in({E * r, K}), offsets}, {made(rows(r))}, attrs);
+      add(OpKind::lora_up, {in(rows(r)), in({E * I, r}), offsets}, {in(rows(N))}, attrs);
+      add(OpKind::lora_up_dgrad, {in(rows(N)), in({E * I, r}), offsets}, {made(rows(r))}, attrs);
+      add(OpKind::lora_up_wgrad, {in(rows(N)), in(rows(r)), offsets}, {gradient({E * I, r})}, accumulate(attrs));
     }
   }
 
