@@ -497,7 +497,6 @@ std::string why_unsupported(const Op& op) {
     return "a product of fp32 operands is fp32";
   if (op.kind == OpKind::context_attention && op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype != DType::f32)
     return "attention of fp32 operands is fp32";
-  if (adapts_experts(op)) return "its kernels take one adapter for all rows, and no adapter for those of each expert";
   return why_not_routed(op);
 }
 
