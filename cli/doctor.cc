@@ -151,24 +151,18 @@ nlohmann::ordered_json evidence_rows() {
   return rows;
 }
 
-/// Of the same file the kinds of bodies, and in a line how many of them ran.
+/// Of the same file the kinds of bodies that ran, each with its ops.
 nlohmann::ordered_json body_rows() {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
 #ifdef HOTBUNK_CUDA
-  for (const cuda::BodyEvidence& b : cuda::body_evidence())
-    rows.push_back({{"body", b.body},
-                    {"ops", b.ops},
-                    {"last_run", b.last_run ? fmt::format("{} on {}: {}", b.last_run->date, b.last_run->machine,
-                                                          b.last_run->command)
-                                            : "never ran on hardware"}});
+  for (const cuda::BodyEvidence& b : cuda::body_evidence()) {
+    nlohmann::ordered_json ops = nlohmann::ordered_json::object();
+    for (const auto& [op, run] : b.ops)
+      ops[op] = fmt::format("{} on {}: {}, {}", run.date, run.machine, run.command, run.commit);
+    rows.push_back({{"body", b.body}, {"ops", std::move(ops)}});
+  }
 #endif
   return rows;
-}
-std::string body_line(const nlohmann::ordered_json& rows) {
-  const auto ran =
-      std::ranges::count_if(rows, [](const auto& row) { return row["last_run"] != "never ran on hardware"; });
-  if (ran == 0) return fmt::format("never ran on hardware, none of the {} that are known", rows.size());
-  return fmt::format("{} of {} ran on hardware (--json says which)", ran, rows.size());
 }
 
 int run(bool json) {
@@ -201,8 +195,9 @@ int run(bool json) {
   if (!json) {
     for (const auto& row : document["hardware_evidence"])
       fmt::print("     {:<40} {}\n", row["claim"].get<std::string>(), row["last_run"].get<std::string>());
-    if (!document["hardware_bodies"].empty())
-      fmt::print("     {:<40} {}\n", "bodies of plans, by kind", body_line(document["hardware_bodies"]));
+#ifdef HOTBUNK_CUDA
+    fmt::print("     {:<40} {}\n", "bodies of plans, by kind", cuda::bodies_text(cuda::body_evidence()));
+#endif
   }
   const std::filesystem::path demo = "scenarios/demo.yaml";
   std::error_code ignored;

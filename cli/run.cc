@@ -169,10 +169,14 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   auto simulated = simulate_run(o, job, folder, hardware, walked);
   if (!simulated) note(tl::unexpected(simulated.error()));
   nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+  const auto env = launch_env(process_env);
   if (o.backend != "cpu")
     facts = {{"hardware_evidence", hardware_evidence_line()},
              {"matrix_products", bf16_products(o)},
-             {"bodies", hardware_evidence_of_bodies(job.plan, measured)}};
+             {"bodies",
+              hardware_evidence_of_bodies(
+                  job.plan, measured,
+                  {.backend = o.backend, .products = o.products, .processes = env && *env && (*env)->world_size > 1})}};
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,

@@ -23,11 +23,12 @@ std::string hardware_evidence_line(const nlohmann::ordered_json& bodies) {
   std::vector<std::string> never;
   for (const auto& b : bodies)
     if (b.at("last_run_on_hardware").is_null()) never.push_back(b.at("body"));
-  if (never.empty()) return fmt::format("all {} kinds of bodies of this run ran on hardware before", bodies.size());
+  if (never.empty())
+    return fmt::format("all {} kinds of bodies of this run ran on hardware before this run", bodies.size());
   if (never.size() == bodies.size())
-    return fmt::format("none of the {} kinds of bodies of this run ever ran on hardware", bodies.size());
-  return fmt::format("{} of the {} kinds of bodies of this run never ran on hardware: {}", never.size(), bodies.size(),
-                     fmt::join(never, ", "));
+    return fmt::format("none of the {} kinds of bodies of this run ran on hardware before this run", bodies.size());
+  return fmt::format("{} of the {} kinds of bodies of this run never ran on hardware before this run: {}", never.size(),
+                     bodies.size(), fmt::join(never, ", "));
 }
 
 std::int64_t fake_device_bytes(const Job& job, bool processes) {
@@ -125,13 +126,18 @@ bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 
 
 std::string hardware_evidence_line() { return "the CUDA backend " + cuda::evidence_text(); }
 
-nlohmann::ordered_json hardware_evidence_of_bodies(const Plan& plan, const Trace& trace) {
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan& plan, const Trace& trace, const BodiesRanBy& how) {
+  const auto products =
+      products_of(how.products, how.backend == "cuda-fake" ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
+  const cuda::RanBy by = {.transport = how.processes ? "nccl" : "local",
+                          .products = products && products->blas ? products->policy : cuda::ProductPolicy::own};
   const auto known = cuda::body_evidence();
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
-  for (const cuda::RunBody& b : cuda::bodies_that_ran(plan, trace.phase_totals)) {
+  for (const cuda::RunBody& b : cuda::bodies_that_ran(plan, trace.phase_totals, by)) {
     const auto run = cuda::ran_on_hardware(b, known);
     nlohmann::ordered_json last = nullptr;
-    if (run) last = {{"date", run->date}, {"machine", run->machine}, {"command", run->command}};
+    if (run)
+      last = {{"date", run->date}, {"machine", run->machine}, {"command", run->command}, {"commit", run->commit}};
     out.push_back({{"body", b.body}, {"ops", b.ops}, {"last_run_on_hardware", std::move(last)}});
   }
   return out;
@@ -189,7 +195,7 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
 
 std::string hardware_evidence_line() { return ""; }
 
-nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&) {
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&, const BodiesRanBy&) {
   return nlohmann::ordered_json::array();
 }
 

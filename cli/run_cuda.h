@@ -44,7 +44,11 @@ std::string hardware_evidence_line();
 
 /// The bodies that a run executed, by kind, with the ops that they are of and where these ran on a GPU, null where at
 /// least one never did: as summary.json has them.
-nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&);
+struct BodiesRanBy {
+  std::string backend, products;  // as CudaRun::products
+  bool processes = false;         // over NCCL
+};
+nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&, const BodiesRanBy&);
 /// That in a line: how many of them never ran on hardware, and which, where it is not all.
 std::string hardware_evidence_line(const nlohmann::ordered_json& bodies);
 

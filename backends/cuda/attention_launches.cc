@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/attention_variant.h"
 #include "backends/cuda/launch_operands.h"
 #include "graph/catalogue.h"
 
@@ -13,13 +14,8 @@ namespace {
 
 constexpr int tile = 64;  // rows of kernels/attention_tiled.cu's tiles
 constexpr int tiled_threads = 128;
-constexpr int most_tiled = 128;  // numbers of a head
 
-/// By the dtype and the heads alone, which training and rollout have in common: both take the same variant, and their
-/// log-probabilities stay equal to the bit (P5).
-bool is_tiled(DType dtype, const Heads& h) {
-  return dtype == DType::bf16 && (h.d | h.v) % 8 == 0 && std::max(h.d, h.v) <= most_tiled;
-}
+bool is_tiled(DType dtype, const Heads& h) { return attends_in_tiles(dtype, h.d, h.v); }
 
 std::string tiled(const char* kernel, const Heads& h) {
   return fmt::format("tiled_{}_{}", kernel, std::max(h.d, h.v) <= 64 ? 64 : 128);

@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "backends/cuda/attention_variant.h"
 #include "base/check.h"
 #include "base/json.h"
 
@@ -22,14 +23,37 @@ namespace {
 nlohmann::json evidence_file() {
   return json_from<nlohmann::json>(std::string(hardware_evidence_text("hardware_evidence")));
 }
+HardwareRun run_of(const nlohmann::json& run) {
+  return {
+      .date = run.at("date"), .machine = run.at("machine"), .command = run.at("command"), .commit = run.at("commit")};
+}
 std::optional<HardwareRun> last_run_of(const nlohmann::json& row) {
   const auto& run = row.at("last_run");
   if (run.is_null()) return {};
-  return HardwareRun{.date = run.at("date"), .machine = run.at("machine"), .command = run.at("command")};
+  return run_of(run);
 }
 
-/// "linear_wgrad bf16/fp32": its kind, and the dtypes of its numbers in the order of its tensors.
-std::string op_text(const Op& op) {
+/// By what, where there is a choice.
+std::string maker_of(const Op& op, const RanBy& by) {
+  if (is_communication(op.kind)) return " " + by.transport;
+  switch (op.kind) {
+    case OpKind::linear:
+    case OpKind::linear_dgrad:
+    case OpKind::linear_wgrad:
+      return takes_products(by.products, op.kind) ? " cublasLt" : " own";
+    case OpKind::attention:
+    case OpKind::attention_backward:
+    case OpKind::paged_attention: {
+      const std::int64_t d = op.integer(Attr::head_dim), v = op.integer(Attr::value_dim, d);
+      return attends_in_tiles(op.outputs[0].dtype, d, v) ? " tiles" : " rows";
+    }
+    default:
+      return "";
+  }
+}
+
+/// Its kind, the dtypes of its numbers in the order of its tensors, and its maker.
+std::string op_text(const Op& op, const RanBy& by) {
   std::string out(name_of(op.kind));
   std::vector<DType> seen;
   for (const auto* side : {&op.inputs, &op.outputs})
@@ -39,7 +63,7 @@ std::string op_text(const Op& op) {
       out += (seen.empty() ? " " : "/") + std::string(name_of(t.dtype));
       seen.push_back(t.dtype);
     }
-  return out;
+  return out + maker_of(op, by);
 }
 
 }  // namespace
@@ -55,7 +79,9 @@ std::vector<BodyEvidence> body_evidence() {
   std::vector<BodyEvidence> out;
   const nlohmann::json document = evidence_file();
   for (const auto& row : document.at("bodies"))
-    out.push_back({.body = row.at("body"), .ops = row.at("ops"), .last_run = last_run_of(row)});
+    for (auto& b = out.emplace_back(BodyEvidence{.body = row.at("body"), .ops = {}});
+         const auto& [op, run] : row.at("ops").items())
+      b.ops.emplace(op, run_of(run));
   return out;
 }
 
@@ -71,7 +97,7 @@ std::string body_kind(std::string_view name) {
   return out;
 }
 
-std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTotal> phases) {
+std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTotal> phases, const RanBy& by) {
   std::map<std::string, std::set<std::string>> found;
   std::set<std::pair<std::int32_t, std::int16_t>> looked_at;  // ranks of one program run the same
   for (const PhaseTotal& t : phases) {
@@ -87,18 +113,30 @@ std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTota
       std::set<std::string>& ops = found[body_kind(body.name)];
       for (const Op& op : body.ops)
         if (op.kind != OpKind::alloc && op.kind != OpKind::free)
-          ops.insert(op_text(op));  // these ask nothing of a device
+          ops.insert(op_text(op, by));  // these ask nothing of a device
     }
   }
   std::vector<RunBody> out;
-  for (auto& [body, ops] : found) out.push_back({body, {ops.begin(), ops.end()}});
+  for (const auto& [body, ops] : found)
+    if (!ops.empty()) out.push_back({body, {ops.begin(), ops.end()}});
   return out;
 }
 
 std::optional<HardwareRun> ran_on_hardware(const RunBody& b, const std::vector<BodyEvidence>& all) {
   const auto row = std::ranges::find(all, b.body, &BodyEvidence::body);
-  if (row == all.end() || !std::ranges::includes(row->ops, b.ops)) return {};
-  return row->last_run;
+  if (row == all.end()) return {};
+  std::optional<HardwareRun> oldest;
+  for (const std::string& op : b.ops) {
+    const auto run = row->ops.find(op);
+    if (run == row->ops.end()) return {};
+    if (!oldest || run->second.date < oldest->date) oldest = run->second;
+  }
+  return oldest;
+}
+
+std::string bodies_text(const std::vector<BodyEvidence>& all) {
+  if (all.empty()) return "never ran on hardware";
+  return fmt::format("{} {} of bodies ran on hardware", all.size(), all.size() == 1 ? "kind" : "kinds");
 }
 
 std::string evidence_text() {

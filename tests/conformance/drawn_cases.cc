@@ -30,7 +30,7 @@ class Drawn {
     n_.K = between(1, 40), n_.I = between(1, 40), n_.V = between(4, 90);
     n_.k = between(1, 2), n_.a = n_.k * between(1, 2),
     n_.d = seed % 2 == 0 ? 8 * between(1, 5) : 2 * between(2, seed == 1 ? 6 : 20);
-    n_.E = between(3, 7), n_.C = between(1, 2);
+    n_.E = between(3, 7), n_.C = 1 + static_cast<std::int64_t>(seed % 2);
     first_ = between(1, n_.T - 1);
     route();
   }
@@ -41,9 +41,11 @@ class Drawn {
         add_optimizer();
     return std::move(out_);
   }
-  /// Of engines whose ranks hold parts of every sequence's keys.
+  /// Of ranks that hold parts: of every sequence's keys, of a vocabulary, of the experts.
   std::vector<OpCase> all_held(std::int64_t ranks) {
     add_paged(ranks), add_merged(ranks), add_context(ranks, ranks, 0), add_context(ranks, 1, 1);
+    const std::int64_t stride = between(4, 30);
+    add_part_of_vocabulary(ranks * stride - 2, stride, ranks), add_shared_experts(ranks);
     return std::move(out_);
   }
   Sizes sizes() const { return {n_.T, n_.S, n_.T * n_.T}; }
@@ -168,10 +170,10 @@ class Drawn {
   void add_norms() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
     const std::int64_t Q = (a + 2 * k) * d;
-    const Attrs eps = {{Attr::eps, 1e-5}}, onto = accumulate({{Attr::residual, std::int64_t{1}}});
+    const Attrs eps = {{Attr::eps, 1e-4}}, onto = accumulate({{Attr::residual, std::int64_t{1}}});
     add(OpKind::rms_norm, {in({T, H}), positive(x_, {H}), in({T, H})}, {made({T, H}), made(f32, {T}), made({T, H})},
         eps);
-    const Attrs offset = {{Attr::eps, 1e-5}, {Attr::offset, 1.0}};
+    const Attrs offset = {{Attr::eps, 1e-4}, {Attr::offset, 1.0}};
     add(OpKind::rms_norm, {in({T, H}), in({H})}, {made({T, H}), made(f32, {T})}, offset);
     add(OpKind::rms_norm_backward, {in({T, H}), in({T, H}), positive(x_, {H}), positive(f32, {T})},
         {in({T, H}), gradient({H})}, onto);
@@ -326,6 +328,12 @@ class Drawn {
         if (sigmoid != 0) logits.push_back(in(f32, {E}));  // with a bias
         add(OpKind::route, logits, {made(f32, {T, C}), made(i32, {T, C})}, attrs);
         add(OpKind::route_backward, {in(f32, {T, C}), in(f32, {T, E}), listed({T, C}, chosen_)}, {made({T, E})}, attrs);
+        // Of the best two of four groups.
+        Attrs grouped = attrs;
+        grouped.insert(grouped.end(), {{Attr::groups, std::int64_t{4}}, {Attr::taken_groups, std::int64_t{2}}});
+        logits.front() = in(f32, {T, 12});
+        if (sigmoid != 0) logits.back() = in(f32, {12});
+        add(OpKind::route, logits, {made(f32, {T, C}), made(i32, {T, C})}, grouped);
       }
     const auto sequences = [&] {  // the last token is of none
       return integers({n_.T}, [T = n_.T, first = first_](std::int64_t t) {
@@ -336,7 +344,12 @@ class Drawn {
     for (const std::int64_t sigmoid : {0, 1}) {
       const Operand counts{"", f32, {S, E}, [of = numbers()](std::int64_t i) { return std::round(9 * of(i) + 9); }};
       add(OpKind::router_loss, {in(f32, {T, E}), counts, sequences(), positive(f32, {T})}, {in({T, E}), in(f32, {16})},
-          {{Attr::factor, 0.5}, {Attr::z_factor, 0.25}, {Attr::top_k, C}, {Attr::sigmoid, sigmoid}}, true);
+          {{Attr::factor, 0.5},
+           {Attr::z_factor, 0.25},
+           {Attr::top_k, C},
+           {Attr::sigmoid, sigmoid},
+           {Attr::tp, 1 + sigmoid}},
+          true);
     }
     add(OpKind::expert_sort, {listed({T, C}, chosen_)}, {made(i32, {T, C}), made(i32, {E + 1})});
     add(OpKind::expert_arrivals, {listed({1, E + 1}, offsets_)}, {made(i32, {E + 1}), made(DType::i64, {1})});
@@ -388,12 +401,60 @@ class Drawn {
     }
   }
 
+  /// Experts of which each rank has some of each of two groups; a bias that a group's ranks share by columns; and what
+  /// comes to a rank from all.
+  void add_shared_experts(std::int64_t ranks) {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t own = 2 * between(1, 2), all = ranks * own, N = ranks * I;
+    std::vector<std::int64_t> chosen;
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t j = 0, from = between(0, all - 1); j < C; ++j) chosen.push_back((from + j) % all);
+    add(OpKind::expert_sort, {listed({T, C}, chosen)}, {made(i32, {T, C}), made(i32, {own + 1})},
+        {{Attr::tp, ranks}, {Attr::groups, std::int64_t{2}}});
+    // One rank's experts, as if each two neighbours had the same.
+    add(OpKind::expert_sort, {listed({T, C}, chosen)}, {made(i32, {T, C}), made(i32, {own + 1})},
+        {{Attr::tp, ranks}, {Attr::ranks, std::int64_t{2}}});
+    const auto rows = [&] { return listed({n_.E + 1}, offsets_); };
+    add(OpKind::grouped_linear, {in({T, C, K}), in({E * N, K}), rows(), in({E * I})}, {made({T, C, N})},
+        {{Attr::tp, ranks}});
+    add(OpKind::grouped_linear_wgrad, {in({T, C, N}), in({T, C, K}), rows()}, {gradient({E * N, K}), gradient({E * I})},
+        accumulate({{Attr::tp, ranks}}));
+
+    // Every rank sends all others as much: of each of its copies a row to every second of their experts, and to one.
+    std::vector<std::int64_t> sent, blocks, slots, arrivals = {0};
+    const std::int64_t each = between(2, 3);
+    std::int64_t copies = 0;
+    for (std::int64_t w = 0; w < ranks; ++w) {
+      const std::int64_t n = between(1, 9);
+      copies += n;
+      for (std::int64_t place = 0; place <= ranks; ++place) blocks.push_back(place * n);
+      for (std::int64_t e = 0; e < each; ++e) {
+        for (std::int64_t i = 0; i < n; ++i)
+          if ((i + e) % 2 == 0 || e == i % each) slots.push_back(i);
+        arrivals.push_back(std::ssize(slots));
+      }
+      // As many rows of each of this rank's experts as it happens.
+      sent.push_back(0);
+      for (std::int64_t e = 0; e < ranks * each; ++e) sent.push_back(sent.back() + between(0, 5));
+    }
+    const std::int64_t R = std::ssize(slots), line = ranks * each + 1;
+    add(OpKind::expert_arrivals, {listed({ranks, line}, sent)}, {made(i32, {line}), made(DType::i64, {1})});
+    add(OpKind::copy_arrivals, {listed({ranks, ranks + 1}, blocks), listed({R, 1}, slots), listed({line}, arrivals)},
+        {made(i32, {R}), made(i32, {copies, each}), made(DType::i64, {1})});
+    // Products of such rows: several segments of each expert.
+    const auto segments = [&] { return listed({line}, arrivals); };
+    add(OpKind::grouped_linear, {in({R, K}), in({each * I, K}), segments(), in({each * I})}, {made({R, I})});
+    add(OpKind::grouped_linear_dgrad, {in({R, I}), in({each * I, K}), segments()}, {made({R, K})});
+    add(OpKind::grouped_linear_wgrad, {in({R, I}), in({R, K}), segments()},
+        {gradient({each * I, K}), gradient({each * I})}, accumulate());
+  }
+
   void add_latents() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
     const std::int64_t r = H, t = 2 * between(1, d / 4), v = between(1, 24), of_kv = a * (d - t + v),
                        Q = a * (2 * d + v);
     const Attrs attrs = {{Attr::heads, a},    {Attr::kv_heads, a}, {Attr::head_dim, d},    {Attr::value_dim, v},
-                         {Attr::rope_dim, t}, {Attr::eps, 1e-6},   {Attr::rope_theta, 1e4}};
+                         {Attr::rope_dim, t}, {Attr::eps, 1e-4},   {Attr::rope_theta, 1e4}};
     add(OpKind::latent_norm, {in({T, r + t}), positive(x_, {r}), positions(T)},
         {made({T, r}), made({T, t}), made(f32, {T})}, attrs);
     add(OpKind::latent_norm_backward,
@@ -405,18 +466,18 @@ class Drawn {
 
   void add_loss() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    // Columns behind the vocabulary are padding.
     const Attrs softmax = {{Attr::vocab, V}, {Attr::temperature, 0.75}};
-    Attrs part = softmax;
-    part.insert(part.end(), {{Attr::vocab_begin, std::int64_t{0}}, {Attr::vocab_end, V}, {Attr::vocab_stride, V}});
+    const std::int64_t columns = V + between(0, 3);
     const auto row = [&] { return made(f32, {n_.T}); };
-    add(OpKind::log_prob, {in(f32, {T, V}), targets()}, {row(), row(), row()}, softmax);
-    add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), targets(), in(f32, {T})}, {made({T, V})},
-        softmax);
+    add(OpKind::log_prob, {in(f32, {T, columns}), targets()}, {row(), row(), row()}, softmax);
+    add(OpKind::log_prob_backward, {in(f32, {T, columns}), positive(f32, {T}), targets(), in(f32, {T})},
+        {made({T, columns})}, softmax);
     Attrs capped = softmax;
     capped.emplace_back(Attr::softcap, 2.0);
     add(OpKind::log_prob_backward, {in(f32, {T, V}), positive(f32, {T}), targets(), in(f32, {T})}, {made({T, V})},
         capped);
-    add(OpKind::vocab_stats, {in(f32, {T, V}), targets()}, {made(f32, {T, 4})}, part);
+    add_part_of_vocabulary(V, V), add_part_of_vocabulary(V, V - V / 2);
     add(OpKind::vocab_log_prob, {positive(f32, {2, T, 4}), targets()}, {row(), row(), row()},
         {{Attr::temperature, 0.75}});
     for (const auto& [sft, reference] : {std::pair{0, 0}, {0, 1}, {1, 0}}) {
@@ -430,24 +491,57 @@ class Drawn {
            {Attr::sft, std::int64_t{sft}},
            {Attr::reference, std::int64_t{reference}}});
     }
-    add(OpKind::sample,
-        {in(f32, {1, T, V}), {"", f32, {T}, [of = numbers()](std::int64_t i) { return (of(i) + 1) / 2; }}},
-        {made(i32, {T}), row()},
-        {{Attr::vocab, V},
-         {Attr::tp, std::int64_t{1}},
-         {Attr::temperature, 0.75},
-         {Attr::top_k, between(0, V)},
-         {Attr::top_p, seed_ % 2 == 0 ? 1.0 : 0.8}});
+    // Of all logits, and of those of two ranks, the last of which has one column too many.
+    for (const std::int64_t tp : {1, 2})
+      add(OpKind::sample,
+          {in(f32, {tp, T, V}), {"", f32, {T}, [of = numbers()](std::int64_t i) { return (of(i) + 1) / 2; }}},
+          {made(i32, {T}), row()},
+          {{Attr::vocab, tp * V - tp + 1},
+           {Attr::tp, tp},
+           {Attr::temperature, 0.75},
+           {Attr::top_k, between(0, V)},
+           {Attr::top_p, seed_ % 2 == 0 ? 1.0 : 0.8}});
+  }
+
+  /// Parts of a vocabulary of `ids`, each of `stride` ids: the rank's by its place; or, in a plan of one rank, the last
+  /// one that begins inside.
+  void add_part_of_vocabulary(std::int64_t ids, std::int64_t stride, std::int64_t ranks = 1) {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t begin = ranks > 1 ? 0 : (ids - 1) / stride * stride;
+    const Attrs part = {{Attr::vocab, ids},
+                        {Attr::vocab_begin, begin},
+                        {Attr::vocab_end, begin + stride},
+                        {Attr::vocab_stride, stride}};
+    Attrs softmax = part, rows = part;
+    softmax.emplace_back(Attr::temperature, 0.75), rows.emplace_back(Attr::factor, 1.5);
+    const auto of = [&] {  // one row has none
+      return integers({T}, [at = numbers(), ids, none = first_](std::int64_t t) {
+        return t == none ? -1.0 : std::min(std::floor((at(t) + 1) / 2 * static_cast<double>(ids)), ids - 1.0);
+      });
+    };
+    add(OpKind::vocab_stats, {in(f32, {T, stride + 1}), of()}, {made(f32, {T, 4})}, softmax);
+    add(OpKind::log_prob_backward, {in(f32, {T, stride + 1}), positive(f32, {T}), of(), in(f32, {T})},
+        {made({T, stride + 1})}, softmax);
+    add(OpKind::embedding, {in({stride, H}), of()}, {made({T, H})}, rows);
+    add(OpKind::embedding_backward, {of(), in({T, H})}, {gradient({stride, H})}, accumulate(rows));
   }
 
   void add_optimizer() {
-    const std::int64_t n = between(1, 3000);
+    const std::int64_t n = between(9, 3000);
     add(OpKind::sum_squares, {gradient({n})}, {in(f32, {1})}, accumulate());
-    add(OpKind::clip_coefficient, {positive(f32, {1})}, {made(f32, {1}), in(f32, {16})}, {{Attr::max_norm, 0.5}});
+    for (const double max_norm : {0.5, 2.0})  // beyond it, and nothing to clip
+      add(OpKind::clip_coefficient, {positive(f32, {1})}, {made(f32, {1}), in(f32, {16})},
+          {{Attr::max_norm, max_norm}});
     // The rate, and which step it is.
     const Operand rate{"", f32, {2}, [](std::int64_t i) { return i == 0 ? 0.01 : 3.0; }};
-    add(OpKind::adamw, {gradient({n}), rate, positive(f32, {1})}, {in(f32, {n}), in(f32, {n}), positive(f32, {n})},
-        {{Attr::beta1, 0.9}, {Attr::beta2, 0.99}, {Attr::eps, 1e-8}, {Attr::weight_decay, 0.1}});
+    // Of a parameter that no gradient reached yet, all are zeros; of another the step is by eps alone.
+    const auto none = [](Operand o, std::int64_t every) {
+      o.value = [of = o.value, every](std::int64_t i) { return i % every == 3 ? 0.0 : of(i); };
+      return o;
+    };
+    add(OpKind::adamw, {none(gradient({n}), 4), rate, positive(f32, {1})},
+        {in(f32, {n}), none(in(f32, {n}), 8), none(positive(f32, {n}), 4)},
+        {{Attr::beta1, 0.9}, {Attr::beta2, 0.99}, {Attr::eps, 1e-3}, {Attr::weight_decay, 0.1}});
   }
 
   std::uint64_t seed_, next_ = 0, streams_ = 1;

@@ -2,6 +2,7 @@
 // Numbers come with how far a kernel may be from them (bounded.h); integers, and numbers that are only moved, are
 // exact.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -58,6 +59,15 @@ struct OracleCall {
   std::vector<Wanted> outputs;
   std::int64_t place = 0;  // of the rank in its group
   bool asks(Attr a) const { return op.integer(a, 0) != 0; }
+  /// The ids of a table or of logits that are here: a rank's part of them begins `vocab_stride` further for each place.
+  struct Ids {
+    std::int64_t begin, end;
+    bool has(std::int64_t id) const { return id >= begin && id < end; }
+  };
+  Ids ids() const {
+    const std::int64_t shift = place * op.integer(Attr::vocab_stride, 0), end = op.integer(Attr::vocab_end) + shift;
+    return {op.integer(Attr::vocab_begin) + shift, std::min(end, op.integer(Attr::vocab, end))};
+  }
   /// What is added to: what the i-th output was, or nothing.
   Bounded before(std::size_t output, std::int64_t i, Attr if_asked = Attr::accumulate) const {
     return asks(if_asked) ? outputs[output].numbers.at(static_cast<std::size_t>(i)) : Bounded(0.0);

@@ -1,5 +1,6 @@
 // A mixture of experts: who goes where, there and back, and the experts' products; and those of adapters.
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "base/check.h"
@@ -44,6 +45,24 @@ Weights weights_of(const OracleCall& c, const std::vector<double>& scores, const
 /// A kernel that exponentiates in fp32 is as far off as a handful of roundings of the weight's size.
 Bounded in_fp32(double x, double size) { return {x, 32 * fp32 * std::abs(size)}; }
 
+/// Leaves of experts in order, the best first, those of the best groups: as good as their `counted` best ones together.
+template <class Good>
+void keep_best_groups(const OracleCall& c, std::vector<std::int64_t>& order, std::int64_t experts, std::size_t counted,
+                      Good&& good) {
+  const std::int64_t groups = c.op.integer(Attr::groups, 1), taken = c.op.integer(Attr::taken_groups, 1);
+  if (groups == 1) return;
+  const auto group_of = [&](std::int64_t e) { return static_cast<std::size_t>(e / (experts / groups)); };
+  std::vector<double> sums(static_cast<std::size_t>(groups));
+  std::vector<std::size_t> summed(sums.size());
+  for (const std::int64_t e : order)
+    if (summed[group_of(e)]++ < counted) sums[group_of(e)] += good(e);
+  std::vector<double> best = sums;
+  std::ranges::sort(best, std::greater<>());
+  const double least = best[static_cast<std::size_t>(taken - 1)];
+  HB_CHECK(taken == groups || least - best[static_cast<std::size_t>(taken)] > 4 * fp32, "two groups are as good");
+  std::erase_if(order, [&](std::int64_t e) { return sums[group_of(e)] < least; });
+}
+
 void route_formula(OracleCall& c) {
   const Numbers& logits = c.inputs[0];
   const std::int64_t E = logits.cols(), C = c.outputs[0].cols();
@@ -51,10 +70,13 @@ void route_formula(OracleCall& c) {
     std::vector<std::int64_t> order;
     for (std::int64_t e = 0; e < E; ++e) order.push_back(e);
     const std::vector<double> scores = scores_of(c, logits, t);
+    const bool biased = c.inputs.size() > 1;
+    HB_CHECK(!biased || c.asks(Attr::sigmoid), "a bias of a softmax's scores has no formula");
     const auto good = [&](std::int64_t e) {
-      return scores[static_cast<std::size_t>(e)] + (c.inputs.size() > 1 ? c.inputs[1](e) : 0.0);
+      return scores[static_cast<std::size_t>(e)] + (biased ? c.inputs[1](e) : 0.0);
     };
     std::ranges::stable_sort(order, [&](auto a, auto b) { return good(a) > good(b); });
+    keep_best_groups(c, order, E, biased ? 2 : 1, good);
     for (std::size_t j = 0; j + 1 < order.size() && j < static_cast<std::size_t>(C); ++j)
       HB_CHECK(good(order[j]) - good(order[j + 1]) > 4 * fp32, "experts {} and {} are as good", order[j], order[j + 1]);
     order.resize(static_cast<std::size_t>(C));
@@ -81,6 +103,7 @@ void route_backward_formula(OracleCall& c) {
       const double d = dw(t, static_cast<std::int64_t>(j));
       along += w.of[j] * d, size += std::abs(d);
     }
+    if (chosen.size() == 1 && c.asks(Attr::renormalise)) size = 0.0;  // its weight is 1 whatever the score
     for (std::size_t j = 0; j < chosen.size(); ++j)
       by_score[static_cast<std::size_t>(chosen[j])] =
           (dw(t, static_cast<std::int64_t>(j)) - (c.asks(Attr::renormalise) ? along : 0.0)) / w.divisor;
@@ -136,12 +159,16 @@ void router_loss_formula(OracleCall& c) {
 
 // --- who goes where -------------------------------------------------------------------------------------------------
 
-/// All experts are this rank's.
+/// All experts are this rank's; or `tp` ranks share each group of them, by place, neighbours having the same.
 void expert_sort_formula(OracleCall& c) {
-  const std::int64_t n = c.inputs[0].size(), E = std::ssize(c.outputs[1].wholes) - 1;
+  const std::int64_t n = c.inputs[0].size(), E = std::ssize(c.outputs[1].wholes) - 1,
+                     sharers = c.op.integer(Attr::tp, 1), each = E / c.op.integer(Attr::groups, 1),
+                     place = c.op.has(Attr::tp) ? c.place / c.op.integer(Attr::ranks, 1) : 0;
+  for (std::uint64_t& row : c.outputs[0].wholes) row = static_cast<std::uint64_t>(-1);
   std::int64_t row = 0;
-  for (std::int64_t e = 0; e < E; ++e) {
-    c.outputs[1].put_whole(e, row);
+  for (std::int64_t p = 0; p < E; ++p) {
+    const std::int64_t e = (p / each * sharers + place) * each + p % each;
+    c.outputs[1].put_whole(p, row);
     for (std::int64_t i = 0; i < n; ++i)
       if (c.inputs[0].whole(i) == e) c.outputs[0].put_whole(i, row++);
   }
@@ -262,25 +289,38 @@ void combine_backward_formula(OracleCall& c) {
     }
 }
 
-// --- products: expert e has rows offsets[e] … offsets[e + 1] - 1 ----------------------------------------------------
+// --- products: segment s has rows offsets[s] … offsets[s + 1] - 1, of expert s modulo experts ------------------------
 
+/// The columns that a bias (or its gradient) of all experts has: all, or a rank's by its place in the group.
+struct Biased {
+  std::int64_t begin, count;
+  Biased(const OracleCall& c, std::int64_t size, std::int64_t experts, std::int64_t columns)
+      : begin(0), count(size / experts) {
+    if (count > 0) begin = c.place % (columns / count) * count;
+  }
+  bool has(std::int64_t n) const { return n >= begin && n < begin + count; }
+};
 void grouped_linear_formula(OracleCall& c) {
   const Numbers &x = c.inputs[0], &w = c.inputs[1], &offsets = c.inputs[2];
-  const std::int64_t N = c.outputs[0].cols();
-  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
-    for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
+  const std::int64_t N = c.outputs[0].cols(), E = w.rows() / N;
+  const Biased biased(c, c.inputs.size() > 3 ? c.inputs[3].size() : 0, E, N);
+  for (std::int64_t s = 0; s + 1 < offsets.size(); ++s)
+    for (std::int64_t row = offsets.whole(s); row < offsets.whole(s + 1); ++row)
       for (std::int64_t n = 0; n < N; ++n) {
+        const std::int64_t e = s % E;
         Sum sum;
-        sum += c.inputs.size() > 3 ? c.inputs[3](e * N + n) : 0.0;
+        sum += biased.has(n) ? c.inputs[3](e * biased.count + n - biased.begin) : 0.0;
         for (std::int64_t k = 0; k < x.cols(); ++k) sum += Bounded(x(row, k)) * w(e * N + n, k);
         c.outputs[0].put(row, n, sum);
       }
 }
 void grouped_linear_dgrad_formula(OracleCall& c) {
   const Numbers &dy = c.inputs[0], &w = c.inputs[1], &offsets = c.inputs[2];
-  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
-    for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
+  const std::int64_t E = w.rows() / dy.cols();
+  for (std::int64_t s = 0; s + 1 < offsets.size(); ++s)
+    for (std::int64_t row = offsets.whole(s); row < offsets.whole(s + 1); ++row)
       for (std::int64_t k = 0; k < w.cols(); ++k) {
+        const std::int64_t e = s % E;
         Sum sum;
         sum += c.before(0, row * w.cols() + k);
         for (std::int64_t n = 0; n < dy.cols(); ++n) sum += Bounded(dy(row, n)) * w(e * dy.cols() + n, k);
@@ -289,21 +329,27 @@ void grouped_linear_dgrad_formula(OracleCall& c) {
 }
 void grouped_linear_wgrad_formula(OracleCall& c) {
   const Numbers &dy = c.inputs[0], &x = c.inputs[1], &offsets = c.inputs[2];
-  const std::int64_t N = dy.cols(), K = x.cols();
-  for (std::int64_t e = 0; e + 1 < offsets.size(); ++e)
+  const std::int64_t N = dy.cols(), K = x.cols(), E = c.outputs[0].rows() / N;
+  const Biased biased(c, c.outputs.size() > 1 ? std::ssize(c.outputs[1].numbers) : 0, E, N);
+  for (std::int64_t e = 0; e < E; ++e) {
+    std::vector<std::int64_t> rows;
+    for (std::int64_t s = e; s + 1 < offsets.size(); s += E)
+      for (std::int64_t row = offsets.whole(s); row < offsets.whole(s + 1); ++row) rows.push_back(row);
     for (std::int64_t n = 0; n < N; ++n) {
       for (std::int64_t k = 0; k < K; ++k) {
         Sum sum;
         sum += c.before(0, (e * N + n) * K + k);
-        for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row)
-          sum += Bounded(dy(row, n)) * x(row, k);
+        for (const std::int64_t row : rows) sum += Bounded(dy(row, n)) * x(row, k);
         c.outputs[0].put(e * N + n, k, sum);
       }
+      if (!biased.has(n)) continue;
+      const std::int64_t at = e * biased.count + n - biased.begin;
       Sum bias;
-      bias += c.outputs.size() > 1 ? c.before(1, e * N + n) : Bounded(0.0);
-      for (std::int64_t row = offsets.whole(e); row < offsets.whole(e + 1); ++row) bias += dy(row, n);
-      if (c.outputs.size() > 1) c.outputs[1].put(e * N + n, bias);
+      bias += c.before(1, at);
+      for (const std::int64_t row : rows) bias += dy(row, n);
+      c.outputs[1].put(at, bias);
     }
+  }
 }
 
 // --- adapters: one for all rows, or of each expert its own ----------------------------------------------------------

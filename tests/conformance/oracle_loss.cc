@@ -46,32 +46,31 @@ void log_prob_backward_formula(OracleCall& c) {
   const Numbers &logits = c.inputs[0], &lse = c.inputs[1], &targets = c.inputs[2], &dlogp = c.inputs[3];
   const Bounded inverse = constant(1.0 / c.op.real(Attr::temperature));
   const double cap = c.op.real(Attr::softcap, 0.0);
+  const OracleCall::Ids here = c.op.has(Attr::vocab_stride) ? c.ids() : OracleCall::Ids{0, c.op.integer(Attr::vocab)};
   for (std::int64_t t = 0; t < logits.rows(); ++t)
     for (std::int64_t j = 0; j < logits.cols(); ++j) {
-      if (targets.whole(t) < 0 || j >= c.op.integer(Attr::vocab)) {
+      if (targets.whole(t) < 0 || !here.has(here.begin + j)) {
         c.outputs[0](t, j) = 0.0;
         continue;
       }
       const Bounded p = exp(Bounded(logits(t, j)) * inverse - lse(t)), g = Bounded(dlogp(t)) * inverse;
       const Bounded bent = cap > 0 ? Bounded(logits(t, j)) / cap : Bounded(0.0);
-      c.outputs[0].put(t, j, g * (Bounded(j == targets.whole(t) ? 1.0 : 0.0) - p) * (Bounded(1) - bent * bent));
+      c.outputs[0].put(t, j,
+                       g * (Bounded(here.begin + j == targets.whole(t) ? 1.0 : 0.0) - p) * (Bounded(1) - bent * bent));
     }
 }
-/// A rank's part of the vocabulary begins `vocab_stride` further for each place.
 void vocab_stats_formula(OracleCall& c) {
   const Numbers& logits = c.inputs[0];
-  const std::int64_t shift = c.place * c.op.integer(Attr::vocab_stride);
-  const std::int64_t begin = c.op.integer(Attr::vocab_begin) + shift,
-                     end = std::min(c.op.integer(Attr::vocab_end) + shift, c.op.integer(Attr::vocab));
+  const OracleCall::Ids here = c.ids();
   for (std::int64_t t = 0; t < logits.rows(); ++t) {
     const std::int64_t target = c.inputs[1].whole(t);
     for (std::int64_t j = 0; j < 4; ++j) c.outputs[0](t, j) = 0.0;
     if (target < 0) continue;
-    const Softmax s = softmax_of(c, logits, t, 0, end - begin);
+    const Softmax s = softmax_of(c, logits, t, 0, here.end - here.begin);
     c.outputs[0](t, 0) = s.top;
     c.outputs[0].put(t, 1, s.sum);
     c.outputs[0].put(t, 2, s.weighted);
-    if (target >= begin && target < end) c.outputs[0](t, 3) = logits(t, target - begin);
+    if (here.has(target)) c.outputs[0](t, 3) = logits(t, target - here.begin);
   }
 }
 void vocab_log_prob_formula(OracleCall& c) {
@@ -206,7 +205,12 @@ std::int64_t drawn_id(const OracleCall& c, const Numbers& logits, const Softmax&
   return -1;
 }
 void sample_formula(OracleCall& c) {
-  const Numbers& logits = c.inputs[0];  // [1, S, V]
+  // [tp, S, V], behind the vocabulary nothing: a row of all.
+  const std::int64_t rows = c.inputs[0].extent(1), columns = c.inputs[0].cols(), ids = c.op.integer(Attr::vocab);
+  std::vector<double> all;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t id = 0; id < ids; ++id) all.push_back(c.inputs[0](id / columns * rows + row, id % columns));
+  const Numbers logits(DType::f32, {rows, ids}, std::move(all));
   for (std::int64_t row = 0; row < logits.rows(); ++row) {
     const Softmax s = softmax_of(c, logits, row, 0, c.op.integer(Attr::vocab));
     const std::int64_t id = drawn_id(c, logits, s, row, c.inputs[1](row));

@@ -1,9 +1,10 @@
 // Ops that compute row by row: data, products, activations, norms, rotations.
-#include <cstring>
+#include <bit>
+#include <cmath>
 #include <numbers>
 #include <vector>
 
-#include "base/hash.h"
+#include "base/check.h"
 #include "graph/boxes.h"
 #include "tests/conformance/oracle.h"
 
@@ -18,9 +19,11 @@ void zero_formula(OracleCall& c) {
 void copy_formula(OracleCall& c) {
   for (std::int64_t i = 0; i < c.inputs[0].size(); ++i) c.outputs[0](i) = c.inputs[0](i);
 }
+/// Ties to even. What is here is no subnormal number of the dtype, and never too large for it.
 double nearest(double x, DType to) {
-  const auto f = static_cast<float>(x);
-  return to == DType::bf16 ? to_f32(to_bf16(f)) : f;
+  if (to != DType::bf16 || x == 0.0) return static_cast<float>(x);
+  const double unit = std::ldexp(1.0, std::ilogb(x) - 7);  // the last of 8 bits
+  return std::nearbyint(x / unit) * unit;
 }
 /// The nearest of the other dtype, to the bit.
 void cast_formula(OracleCall& c) {
@@ -57,29 +60,33 @@ void copy_boxes_formula(OracleCall& c) {
 void hash_boxes_formula(OracleCall& c) {
   const auto as = static_cast<DType>(c.op.integer(Attr::as_dtype));
   each_moved(c, [&](const Move&, std::int64_t from, std::int64_t to) {
-    const auto x = static_cast<float>(c.inputs[0](from));
-    const std::uint32_t bits = as == DType::bf16 ? to_bf16(x).bits : std::bit_cast<std::uint32_t>(x);
-    c.outputs[0].wholes[0] += element_hash(static_cast<std::uint64_t>(to), bits);
+    const double x = nearest(c.inputs[0](from), as);
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(x)) >> (as == DType::bf16 ? 16 : 0);
+    // SplitMix64's finaliser of the element's bits and the golden ratio's multiple for its place (base/hash.h says it).
+    std::uint64_t z = static_cast<std::uint64_t>(to + 1) * 0x9e3779b97f4a7c15u + bits;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    c.outputs[0].wholes[0] += z ^ z >> 31;
   });
 }
 void embedding_formula(OracleCall& c) {
-  const std::int64_t begin = c.op.integer(Attr::vocab_begin), end = c.op.integer(Attr::vocab_end);
+  const OracleCall::Ids ids = c.ids();
   for (std::int64_t t = 0; t < c.inputs[1].size(); ++t)
     for (std::int64_t j = 0; j < c.inputs[0].cols(); ++j) {
       const std::int64_t id = c.inputs[1].whole(t);
-      const bool here = id >= begin && id < end;
-      c.outputs[0].put(t, j, here ? constant(c.op.real(Attr::factor, 1.0)) * c.inputs[0](id - begin, j) : Bounded(0.0));
+      c.outputs[0].put(
+          t, j, ids.has(id) ? constant(c.op.real(Attr::factor, 1.0)) * c.inputs[0](id - ids.begin, j) : Bounded(0.0));
     }
 }
 void embedding_backward_formula(OracleCall& c) {
-  const std::int64_t begin = c.op.integer(Attr::vocab_begin);
+  const OracleCall::Ids ids = c.ids();
   for (std::int64_t v = 0; v < c.outputs[0].rows(); ++v)
     for (std::int64_t j = 0; j < c.outputs[0].cols(); ++j) {
       Sum sum;
       sum += c.before(0, v * c.outputs[0].cols() + j);
       bool any = false;
       for (std::int64_t t = 0; t < c.inputs[0].size(); ++t)
-        if (c.inputs[0].whole(t) == begin + v)
+        if (ids.has(ids.begin + v) && c.inputs[0].whole(t) == ids.begin + v)
           sum += constant(c.op.real(Attr::factor, 1.0)) * c.inputs[1](t, j), any = true;
       if (any || !c.asks(Attr::accumulate)) c.outputs[0].put(v, j, sum);
     }
@@ -337,6 +344,8 @@ struct Turned {
 };
 Turned turned(const OracleCall& c, double position, std::int64_t j, std::int64_t half, double low, double high,
               bool backward) {
+  for (const Attr scaled : {Attr::rope_factor, Attr::rope_low, Attr::rope_ramp_begin})
+    HB_CHECK(!c.op.has(scaled), "scaled frequencies have no formula");
   const double power = -static_cast<double>(j) / static_cast<double>(half);
   const Bounded angle = constant(std::pow(c.op.real(Attr::rope_theta), power)) * position;
   const Bounded amplitude = constant(c.op.real(Attr::rope_amplitude, 1.0));

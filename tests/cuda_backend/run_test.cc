@@ -39,7 +39,7 @@ TEST_CASE("the demo on the double: bytes and calls as simulated, the CPU backend
     bodies.insert(body["body"]);
     CHECK(body.contains("last_run_on_hardware"));
     if (body["body"] == "train.layer.backward")
-      CHECK(Json(body["ops"]).dump().find("attention_backward fp32") != std::string::npos);
+      CHECK(Json(body["ops"]).dump().find("attention_backward fp32 rows") != std::string::npos);
   }
   for (const char* body : {"rollout.decode.layer", "sync.hash", "train.layer.backward", "wake_train.params"})
     CHECK(bodies.contains(body));

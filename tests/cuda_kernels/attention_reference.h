@@ -42,10 +42,9 @@ inline conformance::Numbers offsets(const Shape& s) {
   return {DType::i32, {s.S() + 1}, std::vector<double>(s.cu.begin(), s.cu.end())};
 }
 /// The op on these inputs; its outputs are of these shapes.
-template <class E>
-std::vector<conformance::Wanted> evaluated(OpKind kind, const Shape& s, double scale,
-                                           const std::vector<conformance::Numbers>& inputs,
-                                           const std::vector<std::pair<DType, std::vector<std::int64_t>>>& outputs) {
+inline std::vector<conformance::Wanted> evaluated(
+    OpKind kind, const Shape& s, double scale, const std::vector<conformance::Numbers>& inputs,
+    const std::vector<std::pair<DType, std::vector<std::int64_t>>>& outputs) {
   conformance::OpCase c{kind, {}, {}, {}, {}};
   c.attrs = {{Attr::heads, std::int64_t{s.a}},
              {Attr::kv_heads, std::int64_t{s.k}},
@@ -80,7 +79,7 @@ struct Attended {
 };
 template <class E>
 Attended attention_of(const Shape& s, const std::vector<E>& x, double scale) {
-  auto found = detail::evaluated<E>(
+  auto found = detail::evaluated(
       OpKind::attention, s, scale,
       {detail::numbers(std::vector<std::int64_t>{s.T(), s.width()}, x), detail::offsets(s)},
       {{std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, {s.T(), s.a * s.of_value()}}, {DType::f32, {s.T(), s.a}}});
@@ -91,10 +90,10 @@ template <class E, class O, class L>
 conformance::Wanted attention_gradient_of(const Shape& s, const std::vector<E>& x, const std::vector<E>& g,
                                           const std::vector<O>& o, const std::vector<L>& lse, double scale) {
   const std::vector<std::int64_t> of_x = {s.T(), s.width()}, of_o = {s.T(), s.a * s.of_value()}, of_lse = {s.T(), s.a};
-  auto found = detail::evaluated<E>(OpKind::attention_backward, s, scale,
-                                    {detail::numbers(of_o, g), detail::numbers(of_x, x), detail::numbers(of_o, o),
-                                     detail::numbers(of_lse, lse), detail::offsets(s)},
-                                    {{std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, of_x}});
+  auto found = detail::evaluated(OpKind::attention_backward, s, scale,
+                                 {detail::numbers(of_o, g), detail::numbers(of_x, x), detail::numbers(of_o, o),
+                                  detail::numbers(of_lse, lse), detail::offsets(s)},
+                                 {{std::is_same_v<E, Bf16> ? DType::bf16 : DType::f32, of_x}});
   return std::move(found[0]);
 }
 template <class E>

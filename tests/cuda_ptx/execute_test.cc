@@ -119,7 +119,9 @@ TEST_CASE("conversions round once", "[ptx]") {
   CHECK(run<std::uint32_t>("u32", "cvt.rna.tf32.f32 %r9, 0f3f801000;")[0] == 0x3f802000u);  // halfway: away from zero
   CHECK(run<std::uint32_t>("u32", "cvt.rn.tf32.f32 %r9, 0f3f801000;")[0] == 0x3f800000u);
   CHECK(run<std::uint16_t>("u16", "cvt.rn.relu.bf16.f32 %h9, 0fbf800000;")[0] == 0u);
+  CHECK(run<std::uint16_t>("u16", "cvt.rn.relu.bf16.f32 %h9, 0f80000000;")[0] == 0u);  // -0 becomes +0
   CHECK(run<std::uint16_t>("u16", "cvt.rn.relu.bf16.f32 %h9, 0f7fc00000;")[0] == 0x7fffu);
+  CHECK(run<std::uint32_t>("u32", "cvt.rn.relu.bf16x2.f32 %r9, 0f80000000, 0fffc00000;")[0] == 0x00007fffu);
   CHECK(run<float>("f32", "cvt.rn.f32.u64 %f9, 0xffffffffffffffff;")[0] == 18446744073709551616.0f);
   CHECK(run<std::uint32_t>("u32", "mov.b32 %h1, 0; cvt.s32.s8 %r9, 0x80;")[0] == 0xffffff80u);
 }

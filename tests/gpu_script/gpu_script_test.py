@@ -34,6 +34,7 @@ if args[0] == "calibrate":
 os.makedirs(out)
 with open(out + "/summary.json", "w") as f:  # state on the host has another kind of op in the same kind of body
     ops = ["adamw fp32", "cast fp32/bf16"] if "train.offload=layerwise" in args else ["adamw fp32"]
+    ops = ["linear bf16 of " + shape for shape in ("1b", "8b") if shape in args[1]] or ops
     bodies = [{{"body": "train.adamw", "ops": ops}}, {{"body": "a.new.one", "ops": ["zero fp32"]}}]
     json.dump({{"bodies": bodies}} if backend == "cuda" else {{}}, f)
 other = backend != "cpu" and os.environ.get("OTHER_LENGTHS") == "1"
@@ -62,13 +63,12 @@ class Script:
             self.evidence_file = os.path.join(tree, "backends/cuda/hardware_evidence.json")
             with open(os.path.join(SOURCE, "backends/cuda/hardware_evidence.json")) as f:
                 self.before = json.load(f)
-            for row in self.before["claims"] + self.before["bodies"]:
+            for row in self.before["claims"]:
                 row["last_run"] = None
-            for row in self.before["bodies"]:
-                row["ops"] = []
-            for row in self.before["bodies"]:  # as an earlier run left it
-                if row["body"] == "train.adamw":
-                    row["ops"] = ["adamw bf16/fp32"]
+            self.earlier = {"date": "2026-01-02", "machine": "an older GPU", "command": "scripts/gpu", "commit": "abc"}
+            self.before["bodies"] = [  # as an earlier run left it
+                {"body": "train.adamw", "ops": {"adamw bf16/fp32": self.earlier, "adamw fp32": self.earlier}},
+                {"body": "train.zero", "ops": {"zero fp32": self.earlier}}]
             with open(self.evidence_file, "w") as f:
                 json.dump(self.before, f)
             with open(os.path.join(tree, "scripts/gpu_torch_step.py"), "w") as f:
@@ -88,7 +88,7 @@ class Script:
             self.status, self.said = done.returncode, done.stdout + done.stderr
             with open(self.evidence_file) as f:
                 self.evidence = json.load(f)
-            self.bodies = {row["body"]: row for row in self.evidence["bodies"] if row["last_run"]}
+            self.bodies = {row["body"]: row["ops"] for row in self.evidence["bodies"]}
             self.claims = {row["claim"]: row["last_run"] for row in self.evidence["claims"] if row["last_run"]}
 
     @staticmethod
@@ -137,12 +137,14 @@ class GpuScript(unittest.TestCase):
                                          "the whole demo learns", "state on the host",
                                          "sequences that ranks hold in parts", "benchmarks"})
         self.assertEqual([r["claim"] for r in s.evidence["claims"]], [r["claim"] for r in s.before["claims"]])
-        # Bodies that these runs executed, with the ops of all of them and of runs before; a new kind has a row of its own.
-        self.assertEqual(set(s.bodies), {"train.adamw", "a.new.one"})
-        self.assertEqual(s.bodies["train.adamw"]["ops"], ["adamw bf16/fp32", "adamw fp32", "cast fp32/bf16"])
-        self.assertEqual(s.bodies["train.adamw"]["last_run"], run)
-        names = [row["body"] for row in s.evidence["bodies"]]
-        self.assertEqual(names, sorted({*(row["body"] for row in s.before["bodies"]), "a.new.one"}))
+        # Bodies that these runs executed, benchmarks among them: each of their ops has this run, others keep theirs; a
+        # new kind has a row of its own.
+        self.assertEqual([row["body"] for row in s.evidence["bodies"]], ["a.new.one", "train.adamw", "train.zero"])
+        self.assertEqual(s.bodies["train.adamw"], {
+            "adamw bf16/fp32": s.earlier, "adamw fp32": run, "cast fp32/bf16": run, "linear bf16 of 1b": run,
+            "linear bf16 of 8b": run})
+        self.assertEqual(s.bodies["train.zero"], {"zero fp32": s.earlier})
+        self.assertTrue(run["commit"])
 
     def test_what_fails_is_a_row_an_exit_status_and_no_evidence(self):
         s = Script("cuda", CONFORMANCE="1", OTHER_LENGTHS="1", FAILS="1")
@@ -150,7 +152,9 @@ class GpuScript(unittest.TestCase):
         for what in ("conformance suite", "the same lengths were sampled", "benchmarks"):
             self.assertRegex(s.row(what), r" FAILED *$")
         self.assertRegex(s.row("8b: run"), "FAILED with 3")
-        self.assertEqual(set(s.bodies), {"train.adamw", "a.new.one"})  # of the runs that went well
+        # Of the runs that went well.
+        self.assertEqual(set(s.bodies["train.adamw"]),
+                         {"adamw bf16/fp32", "adamw fp32", "cast fp32/bf16", "linear bf16 of 1b"})
         self.assertEqual(set(s.claims), {"the demo, ranks as threads on one device", "the whole demo learns",
                                          "state on the host", "sequences that ranks hold in parts"})
 

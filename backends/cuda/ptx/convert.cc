@@ -90,9 +90,12 @@ std::uint64_t to_integer(Type t, double x, Round round) {
   return (is_signed ? static_cast<std::uint64_t>(static_cast<std::int64_t>(x)) : static_cast<std::uint64_t>(x)) & kept;
 }
 
+/// Clamped to +0, which -0 becomes too; NaN stays.
+double rectified(double x) { return x <= 0 ? 0.0 : x; }
+
 std::uint64_t to_float(const Instruction& i, double x) {
   if (i.saturate) x = x >= 1.0 ? 1.0 : x > 0.0 ? x : 0.0;
-  if (i.mode == Mode::relu && x < 0) x = 0;
+  if (i.mode == Mode::relu) x = rectified(x);
   switch (i.type) {
     case Type::f16:
       return to_f16(x, i.round);
@@ -185,7 +188,7 @@ void run_convert(Warp& w, const Instruction& i, std::uint32_t mask) {
   each_lane(mask, [&](int l) {
     const auto half = [&](std::uint64_t bits) -> std::uint64_t {
       double x = float_value(Type::f32, bits);
-      if (i.mode == Mode::relu && x < 0) x = 0;
+      if (i.mode == Mode::relu) x = rectified(x);
       return brain ? to_bf16(x, i.round) : to_f16(x, i.round);
     };
     d[l] = half(a[l]) << 16 | half(b[l]);
