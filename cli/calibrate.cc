@@ -24,6 +24,7 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/calibrate_samples.h"
 #include "cli/command.h"
 #include "cli/streams.h"

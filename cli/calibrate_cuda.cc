@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/calibrate_samples.h"
 #include "cli/output.h"
 #include "cli/run_cuda.h"

@@ -60,7 +60,14 @@ std::vector<Question> questions() {
     out.push_back(std::move(q));
   }
   ask_each<TrainEngine>(out, "train.engine");
+  const Sets flat_tp = {"train.engine=fsdp1", "train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"};
+  ask("train.engine", "fsdp1 with tp 2", flat_tp);
+  ask("train.engine", "fsdp1 with pp 2", {"train.engine=fsdp1", "train.layout.pp=2", "train.layout.dp=8"});
   ask("train.layout.fsdp", "8", {"train.layout.fsdp=8"});
+  ask("train.layout.shard_over", "[dp]", {"train.layout.cp=2", "train.layout.dp=8", "train.layout.shard_over=[dp]"});
+  ask("train.reshard_after_forward", "8", {"train.reshard_after_forward=8"});
+  ask("train.reshard_after_forward", "4 with pp 2",
+      {"train.reshard_after_forward=4", "train.layout.pp=2", "train.layout.dp=8"});
   ask("train.layout.tp", "2", {"train.layout.tp=2", "train.layout.dp=8"});
   ask("train.layout.sp", "true", {"train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"});
   ask("train.layout.pp", "2", {"train.layout.pp=2", "train.layout.dp=8"});

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/json.h"
+#include "base/shell_quoted.h"
 #include "cli/progress.h"
 #include "cli/resume.h"
 #include "cli/run_facts.h"

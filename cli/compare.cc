@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
+#include "base/shell_quoted.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "trace/summary.h"

@@ -74,12 +74,4 @@ int end_process(int exit_code) {
 
 void say_next(std::string_view command) { fmt::print(stderr, "Next: hotbunk {}\n", printable_line(command)); }
 
-std::string shell_quoted(std::string_view argument) {
-  constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,+@%-";
-  if (!argument.empty() && argument.find_first_not_of(plain) == std::string_view::npos) return std::string(argument);
-  std::string out = "'";
-  for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
-}
-
 }  // namespace hotbunk

@@ -29,7 +29,4 @@ int end_process(int exit_code);
 /// "Next: hotbunk …" on stderr: narration. Only for commands that work.
 void say_next(std::string_view command);
 
-/// One argument of a command line as a shell takes it.
-std::string shell_quoted(std::string_view argument);
-
 }  // namespace hotbunk

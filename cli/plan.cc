@@ -116,14 +116,14 @@ struct PlanReport {
   FitReport fit;
   std::optional<Diagnostic> error;  // it does not fit
   Json document;                    // of --json
-  std::string memory;               // else
+  std::string memory;               // else, with --details
 };
-PlanReport report_on(const Job& job, bool json) {
+PlanReport report_on(const Job& job, const PlanArguments& o) {
   PlanReport out;
   out.fit = check_fit(job.plan);
   out.error = fit_error(job, out.fit);
-  if (json) out.document = plan_document(job, out.fit, !out.error);
-  else out.memory = render_memory(job, out.fit);
+  if (o.scenario.json) out.document = plan_document(job, out.fit, !out.error);
+  else if (o.details) out.memory = render_memory(job, out.fit);
   return out;
 }
 
@@ -298,7 +298,7 @@ int run(const PlanArguments& o) {
       return;
     }
     job = simulated_job(*scenario, code);
-    if (job && !o.print) report = report_on(*job, o.scenario.json);
+    if (job && !o.print) report = report_on(*job, o);
   });
   if (!job) return code;
   if (!o.out.empty())

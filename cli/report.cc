@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/command.h"
 #include "cli/run_folder.h"
 #include "cli/streams.h"

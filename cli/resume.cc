@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/shell_quoted.h"
 #include "cli/run_folder.h"
 #include "rl/manifest.h"
 #include "spec/loader.h"
@@ -58,6 +59,7 @@ Meaning meaning_of(const std::string& key) {
                             "train.expert_capacity",
                             "train.expert_dispatch",
                             "train.context_exchange",
+                            "train.make_vocab_size_divisible_by",
                             "optimizer.cpu_fraction",
                             "train.pipeline_",
                             "train.num_layers_in_",

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/resume.h"

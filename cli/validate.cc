@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/command.h"
 #include "cli/streams.h"
 #include "spec/catalog.h"

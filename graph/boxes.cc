@@ -22,6 +22,12 @@ struct PlacedPart {
 
 Range common(const Range& a, const Range& b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
+/// The member that has part h of piece w, of a group of all of them.
+std::int64_t member_of(const Parts& parts, std::int64_t h, std::int64_t w) {
+  const Within& in = parts.within;
+  return in.family < 0 ? h : (h * in.count + w) * in.repeat;
+}
+
 /// Part h of piece w.
 PlacedPart part(const Side& side, std::int64_t h, std::int64_t w) {
   const Piece& p = side.piece;
@@ -29,7 +35,7 @@ PlacedPart part(const Side& side, std::int64_t h, std::int64_t w) {
   const Within& in = parts.within;
   const std::int64_t down = h * parts.rows, below = w * in.rows, right = h * parts.cols + w * in.cols;
   const std::int64_t last = in.family < 0 ? parts.last_row : std::min(parts.last_row + below, in.last_row);
-  const std::int64_t member = in.family < 0 ? h : (h * in.count + w) * in.repeat;
+  const std::int64_t member = member_of(parts, h, w);
   return {.rows = {p.row_begin + down + below, std::min(p.row_end + down + below, last)},
           .cols = {p.col_begin + right, p.col_end + right},
           .offset = p.offset + member * parts.pitch,
@@ -37,24 +43,31 @@ PlacedPart part(const Side& side, std::int64_t h, std::int64_t w) {
           .place = static_cast<std::int32_t>(member)};
 }
 
-/// The elements of a run's part h that the piece has, counted from its first.
-Range elements_of(const Side& side, std::int64_t h) {
+/// The elements of a run's part h that piece w has, counted from its first: of the last piece those in front of the
+/// tensor's end.
+Range elements_of(const Side& side, std::int64_t h, std::int64_t w) {
   const Run& run = side.parts.run;
+  const Piece& p = side.piece;
+  const Within& in = side.parts.within;
+  std::int64_t last = p.row_end;
+  if (in.family >= 0) last = std::clamp(in.last_row - w * in.rows, p.row_begin, p.row_end);
   const std::int64_t first = run.begin + h * run.step, begin = std::max<std::int64_t>(first, 0);
-  return {begin, std::max(begin, std::min(first + run.elements, side.piece.elements()))};
+  return {begin, std::max(begin, std::min(first + run.elements, (last - p.row_begin) * (p.col_end - p.col_begin)))};
 }
 
 template <class F>
-void each_rectangle_of_run(const Side& side, std::int64_t h, F&& f) {
+void each_rectangle_of_run(const Side& side, std::int64_t h, std::int64_t w, F&& f) {
   const Piece& p = side.piece;
-  const std::int64_t cols = p.col_end - p.col_begin,
-                     base = p.offset + h * side.parts.pitch - side.parts.run.begin - h * side.parts.run.step;
-  each_rectangle(elements_of(side, h), cols, [&](const Range& rows, const Range& columns, std::int64_t first) {
-    f(PlacedPart{.rows = {p.row_begin + rows.begin, p.row_begin + rows.end},
-                 .cols = {p.col_begin + columns.begin, p.col_begin + columns.end},
+  const std::int64_t cols = p.col_end - p.col_begin, member = member_of(side.parts, h, w),
+                     base = p.offset + member * side.parts.pitch - side.parts.run.begin - h * side.parts.run.step,
+                     below = p.row_begin + w * side.parts.within.rows,
+                     beside = p.col_begin + w * side.parts.within.cols;
+  each_rectangle(elements_of(side, h, w), cols, [&](const Range& rows, const Range& columns, std::int64_t first) {
+    f(PlacedPart{.rows = {below + rows.begin, below + rows.end},
+                 .cols = {beside + columns.begin, beside + columns.end},
                  .offset = base + first,
                  .pitch = cols,
-                 .place = static_cast<std::int32_t>(h)});
+                 .place = static_cast<std::int32_t>(member)});
   });
 }
 
@@ -119,23 +132,22 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
       return f(whole(side.piece));
     case Holds::mine:
       if (side.parts.run.elements > 0) {
-        const std::int32_t h = place_in(side.parts.family, places);
-        if (h >= 0) each_rectangle_of_run(side, h / side.parts.repeat, f);
+        const Within& in = side.parts.within;
+        const std::int32_t h = place_in(side.parts.family, places), w = in.family < 0 ? 0 : place_in(in.family, places);
+        if (h >= 0 && w >= 0) each_rectangle_of_run(side, h / side.parts.repeat, w / in.repeat, f);
       } else if (const std::optional<PlacedPart> own = own_part(side, places)) {
         f(*own);
       }
       return;
     case Holds::every:
     case Holds::peers:
-      if (side.parts.run.elements > 0) {
-        const Range near = parts_near(side, wanted);
-        for (std::int64_t h = near.begin; h < near.end; ++h) each_rectangle_of_run(side, h, f);
-        return;
-      }
       for (std::int64_t w = 0; w < side.parts.within.count; ++w) {
         const std::int64_t below = w * side.parts.within.rows;
         const Range near = parts_near(side, {wanted.begin - below, wanted.end - below});
-        for (std::int64_t h = near.begin; h < near.end; ++h) f(part(side, h, w));
+        for (std::int64_t h = near.begin; h < near.end; ++h) {
+          if (side.parts.run.elements > 0) each_rectangle_of_run(side, h, w, f);
+          else f(part(side, h, w));
+        }
       }
   }
 }
@@ -143,7 +155,14 @@ void each_part(const Side& side, const Places& places, const Range& wanted, F&& 
 /// The rows that a side has on the rank, or around all its parts.
 Range rows_around(const Side& side, const Places& places) {
   const Parts& parts = side.parts;
-  if (parts.who == Holds::whole || parts.run.elements > 0) return {side.piece.row_begin, side.piece.row_end};
+  if (parts.who == Holds::whole || (parts.run.elements > 0 && parts.within.family < 0))
+    return {side.piece.row_begin, side.piece.row_end};
+  if (parts.run.elements > 0) {  // of this rank's piece, or of all of them
+    const bool one = parts.who == Holds::mine;
+    const std::int64_t w = one ? place_in(parts.within.family, places) / parts.within.repeat : 0,
+                       last = one ? w : parts.within.count - 1;
+    return {side.piece.row_begin + w * parts.within.rows, side.piece.row_end + last * parts.within.rows};
+  }
   if (parts.who == Holds::mine) {
     const std::optional<PlacedPart> own = own_part(side, places);
     return own ? own->rows : Range{};
@@ -173,6 +192,7 @@ Side joined(const Side& side) {
   const Parts& parts = side.parts;
   const bool shards = parts.who == Holds::every || parts.who == Holds::peers;
   if (const Run& run = parts.run; shards && run.elements > 0) {
+    if (parts.within.family >= 0) return side;
     Side out = side;
     if (run.elements == run.step && run.begin <= 0 && run.begin + parts.count * run.step >= side.piece.elements())
       out.parts = {};
@@ -220,8 +240,8 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
       parts.last_row < 0 || in.count < 1 || in.repeat < 1 || in.rows < 0 || in.cols < 0 || in.last_row < 0)
     return "no parts";
   const Run& run = parts.run;
-  if (run.elements < 0 || (run.elements > 0 && (parts.who == Holds::whole || run.step < 1 || in.family >= 0 ||
-                                                parts.rows != 0 || parts.cols != 0 || p.col_end == p.col_begin)))
+  if (run.elements < 0 || (run.elements > 0 && (parts.who == Holds::whole || run.step < 1 || parts.rows != 0 ||
+                                                parts.cols != 0 || p.col_end == p.col_begin)))
     return "no runs";
   if (in.family >= static_cast<GroupId>(num_families)) return fmt::format("pieces over family {}", in.family);
   const bool by_place = parts.who == Holds::mine || parts.who == Holds::peers;
@@ -236,7 +256,8 @@ std::string check_side(const Side& side, const std::vector<Tensor>& tensors, boo
     return one.offset + (one.rows.size() - 1) * one.pitch + one.cols.size() <= elements;
   };
   if (run.elements > 0) {
-    const std::int64_t last = parts.who == Holds::every ? (parts.count - 1) * parts.pitch : 0;
+    const std::int64_t last =
+        parts.who == Holds::every ? member_of(parts, parts.count - 1, in.count - 1) * parts.pitch : 0;
     return p.offset + last + run.elements <= elements ? "" : fmt::format("what is outside of tensor {}", side.tensor);
   }
   bool good = inside(parts.who == Holds::whole ? whole(p) : part(side, 0, 0));
@@ -421,7 +442,7 @@ std::vector<Places> writers_of(const Plan& plan, const Program& program) {
       const auto at = static_cast<std::int32_t>(place);
       const auto add = [&](const Side& side, std::int64_t h, std::int64_t w) {
         if (side.parts.run.elements > 0) {
-          const Range has = elements_of(side, h);
+          const Range has = elements_of(side, h, w);
           const std::int64_t first = side.parts.run.begin + h * side.parts.run.step;
           return rows.insert(rows.end(), {has.begin - first, has.size()}), void();
         }

@@ -112,10 +112,10 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::context_attention, 3, 3, 2, 2, FlopRule::attention, 4},
     {OpKind::context_attention_backward, 6, 6, 2, 2, FlopRule::attention_backward, 10},
     {OpKind::expert_arrivals, 1, 1, 2, 2, FlopRule::none, 0},
-    {OpKind::lora_down, 2, 2, 1, 1, FlopRule::lora, 0},
-    {OpKind::lora_up, 2, 2, 1, 1, FlopRule::lora, 0},
-    {OpKind::lora_up_dgrad, 2, 2, 1, 1, FlopRule::lora, 0},
-    {OpKind::lora_up_wgrad, 2, 2, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_down, 2, 3, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up, 2, 3, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up_dgrad, 2, 3, 1, 1, FlopRule::lora, 0},
+    {OpKind::lora_up_wgrad, 2, 3, 1, 1, FlopRule::lora, 0},
     {OpKind::lora_merge, 3, 3, 1, 1, FlopRule::lora, 0},
     {OpKind::latent_norm, 3, 3, 3, 3, FlopRule::per_element, 5},
     {OpKind::latent_norm_backward, 6, 6, 1, 2, FlopRule::per_element, 10},
@@ -204,9 +204,32 @@ std::string check_gemm(const Op& op) {
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
 }
 
+/// Rows of experts on both sides, and of each expert a matrix of its adapter.
+std::string check_lora_of_experts(const Op& op) {
+  const bool wgrad = op.kind == OpKind::lora_up_wgrad;
+  const Tensor &rows = op.inputs[0], &other = wgrad ? op.inputs[1] : op.outputs[0],
+               &matrices = wgrad ? op.outputs[0] : op.inputs[1], &offsets = op.inputs[2];
+  if (rows.rank < 2 || other.rank != rows.rank || matrices.rank != 2 || offsets.rank != 1)
+    return "needs rows of experts, their adapters' matrices one below the other and their offsets";
+  const std::int64_t ranks = op.integer(Attr::ranks, 0), segments = offsets.shape[0].size - 1;
+  if (ranks < 1 || segments < ranks || segments % ranks != 0)
+    return fmt::format("has {} segments of {} ranks", segments, ranks);
+  const auto last = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1].size; };
+  const ExpertMatrices m = expert_matrices(op);
+  const std::int64_t column = op.integer(Attr::column, 0);
+  const auto inside = [&](const Tensor& wide) { return column >= 0 && column + m.n <= last(wide); };
+  const bool fits = matrices.shape[0].size == m.experts * m.n &&
+                    std::equal(rows.shape.begin(), rows.shape.begin() + rows.rank - 1, other.shape.begin()) &&
+                    (op.kind == OpKind::lora_down ? last(rows) == m.k && last(other) == m.n
+                     : op.kind == OpKind::lora_up ? last(rows) == m.k && inside(other)
+                                                  : inside(rows) && last(other) == m.k);
+  return fits ? "" : "has matrices of experts' adapters that do not multiply";
+}
+
 std::string check_lora(const Op& op) {
   const bool scales = op.kind == OpKind::lora_down || op.kind == OpKind::lora_up_dgrad || op.kind == OpKind::lora_merge;
   if (scales && !op.has(Attr::factor)) return "lacks attribute factor";
+  if (adapts_experts(op)) return check_lora_of_experts(op);
   return lora_product(op)->fits ? "" : "has matrices of an adapter that do not multiply";
 }
 
@@ -570,7 +593,16 @@ std::string check_context(const Op& op) {
 
 }  // namespace
 
+bool adapts_experts(const Op& op) {
+  return entry(op.kind).rule == FlopRule::lora && op.kind != OpKind::lora_merge && op.num_operands() > 2;
+}
+
 ExpertMatrices expert_matrices(const Op& op) {
+  if (adapts_experts(op)) {
+    const Tensor& w = op.kind == OpKind::lora_up_wgrad ? op.outputs[0] : op.inputs[1];
+    const std::int64_t segments = op.inputs[2].shape[0].size - 1, experts = segments / op.integer(Attr::ranks);
+    return {experts, w.shape[0].size / experts, w.shape[1].size, segments};
+  }
   const Tensor& w = op.kind == OpKind::grouped_linear_wgrad ? op.outputs[0] : op.inputs[1];
   const Tensor& as_wide = op.kind == OpKind::grouped_linear ? op.outputs[0] : op.inputs[0];
   const std::int64_t n = as_wide.shape[static_cast<std::size_t>(as_wide.rank) - 1].size;
@@ -578,7 +610,7 @@ ExpertMatrices expert_matrices(const Op& op) {
 }
 
 std::optional<LoraProduct> lora_product(const Op& op) {
-  if (entry(op.kind).rule != FlopRule::lora) return std::nullopt;
+  if (entry(op.kind).rule != FlopRule::lora || adapts_experts(op)) return std::nullopt;
   for (const auto* side : {&op.inputs, &op.outputs})
     for (const Tensor& t : *side)
       if (t.rank != 2) return LoraProduct{};
@@ -718,17 +750,17 @@ double op_flops(const Op& op, const Sizes& s) {
       const double third = static_cast<double>(op.kind == OpKind::linear ? b.shape[0].actual(s) : b.shape[1].actual(s));
       return 2.0 * static_cast<double>(a.elements(s)) * third;
     }
+    case FlopRule::lora:
+      if (const std::optional<LoraProduct> p = lora_product(op))
+        return 2.0 * static_cast<double>(p->rows.actual(s)) * static_cast<double>(p->depth.actual(s)) *
+               static_cast<double>(p->columns.actual(s));
+      [[fallthrough]];  // of experts
     case FlopRule::grouped_gemm: {
       // Every row meets one expert's matrix: [R,K] x [N,K], [R,N] x [N,K] or [R,N]^T x [R,K].
       const ExpertMatrices m = expert_matrices(op);
       // Where ranks share the experts, a rank has its share of the rows.
       return 2.0 * static_cast<double>(routed_rows(op.inputs[0], s)) * static_cast<double>(m.n * m.k) /
              static_cast<double>(op.integer(Attr::tp, 1));
-    }
-    case FlopRule::lora: {
-      const LoraProduct p = *lora_product(op);
-      return 2.0 * static_cast<double>(p.rows.actual(s)) * static_cast<double>(p.depth.actual(s)) *
-             static_cast<double>(p.columns.actual(s));
     }
     case FlopRule::attention:
     case FlopRule::attention_backward:
@@ -806,8 +838,11 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
       // Of the activation that is wider than the adapter, its columns.
       const bool up = op.kind == OpKind::lora_up;
       const Tensor &wide = up ? op.outputs[0] : op.inputs[0], &narrow = up ? op.inputs[0] : op.outputs[0];
-      const std::int64_t columns = (op.kind == OpKind::lora_up_wgrad ? op.outputs[0] : op.inputs[1]).shape[0].size;
-      return wide.shape[0].actual(s) * columns * size_of(wide.dtype) + narrow.bytes(s) + op.inputs[1].bytes(s);
+      const std::int64_t columns =
+          adapts_experts(op) ? expert_matrices(op).n
+                             : (op.kind == OpKind::lora_up_wgrad ? op.outputs[0] : op.inputs[1]).shape[0].size;
+      const std::int64_t rows = wide.elements(s) / wide.shape[static_cast<std::size_t>(wide.rank) - 1].size;
+      return rows * columns * size_of(wide.dtype) + narrow.bytes(s) + op.inputs[1].bytes(s);
     }
     case OpKind::grouped_linear:
     case OpKind::grouped_linear_dgrad: {

@@ -135,6 +135,9 @@
 //   lora_up            u[T,r], b[n,r] -> y[T,N]  added to columns [column, column + n)          column
 //   lora_up_dgrad      dy[T,N], b[n,r] -> du[T,r]   of those columns, times factor              column, factor
 //   lora_up_wgrad      dy[T,N], u[T,r] -> db[n,r]                                              column, accumulate
+//                      With offsets behind these (adapts_experts) all four are of rows of experts, as in
+//                      grouped_linear, and of each expert's matrices, one below the other; ranks: rows came from so
+//                      many
 //   lora_merge         w[n,K], b[n,r], a[r,K] -> y[n,K]   w + factor b a in fp32, rounded once: the same bits whichever
 //                                                rows an op has                              factor
 //   latent_norm        x[T,r+t], w[r], positions[T] -> c[T,r], s[T,t], rstd[T]   c: rms_norm of the first r columns; s: the last t,
@@ -212,6 +215,8 @@ struct LoraProduct {
   bool fits = false;
 };
 std::optional<LoraProduct> lora_product(const Op&);
+/// Whether it is a product of an adapter that each expert has: then expert_matrices() says of which.
+bool adapts_experts(const Op&);
 
 /// The experts whose rows an expert_sort sorts on a rank: `count`, in each of the groups that the experts lie in as
 /// many from the `first` on: all, or those at its place in op.group, which shares each of these groups.

@@ -40,7 +40,8 @@ struct Within {
 
 /// Parts that are runs of the piece's elements, row by row, in place of rectangles: a matrix that lies somewhere in a
 /// flat parameter which is cut into equal parts, whatever parameters begin and end in one (FSDP1). Part h has elements
-/// [begin + h * step, begin + h * step + elements), as far as the piece has them: `begin` may lie in front of it.
+/// [begin + h * step, begin + h * step + elements), as far as the piece has them: `begin` may lie in front of it. Of
+/// pieces within the tensor, each of them.
 struct Run {
   std::int64_t begin = 0, elements = 0, step = 0;  // no elements: rectangles
   friend bool operator==(const Run&, const Run&) = default;

@@ -115,7 +115,7 @@ Run read_run(const Value& v) {
 }
 
 Parts read_parts(const Value& v, const Plan& plan) {
-  const std::size_t n = v.array(8, 9);
+  const std::size_t n = v.array(8, 10);
   Parts parts;
   parts.who = v.at(0).name<Holds>(num_holds);
   parts.family = v.at(1).int32(-1, static_cast<std::int64_t>(plan.groups.size()) - 1);
@@ -124,12 +124,15 @@ Parts read_parts(const Value& v, const Plan& plan) {
   std::int64_t* const fields[] = {&parts.rows, &parts.cols, &parts.pitch, &parts.last_row};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = v.at(i + 4).integer(0, largest);
   for (const std::int64_t further : {parts.rows, parts.cols, parts.pitch}) product(v, further, parts.count);
-  if (n > 8 && v.at(8).array() == 3) {
-    parts.run = read_run(v.at(8));
-    product(v, parts.run.step, parts.count);
-  } else if (n > 8) {
-    parts.within = read_within(v.at(8), plan);
+  // Pieces within the tensor, runs, or those and then these.
+  std::size_t next = 8;
+  if (n > 9 || (n > 8 && v.at(8).array() != 3)) {
+    parts.within = read_within(v.at(next++), plan);
     product(v, parts.pitch, std::int64_t{parts.count} * parts.within.count * parts.within.repeat);
+  }
+  if (next < n) {
+    parts.run = read_run(v.at(next));
+    product(v, parts.run.step, parts.count);
   }
   return parts;
 }

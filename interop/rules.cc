@@ -81,12 +81,20 @@ void RuleOutput::give(const std::string& role, double value) { give(role, fmt::f
 
 namespace rules {
 
-void read_model_role(RuleInput& in) { find_launch_model(in); }
+void read_model_role(RuleInput& in) {
+  find_launch_model(in);
+  const auto rows = in.number("vocab_multiple");
+  if (rows && *rows < 1)
+    return in.contradict("vocab_multiple", "a vocabulary is padded to a multiple of at least 1 row",
+                         {in.said("vocab_multiple")}, "leave it out, or give the rows");
+  if (rows) in.set("train.make_vocab_size_divisible_by", *rows, in.said("vocab_multiple"), in.where("vocab_multiple"));
+}
 
 void write_model_role(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
   const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
   out.give("model", loaded.empty() ? m.name : loaded);
+  if (m.vocab_multiple > 0) out.give("vocab_multiple", static_cast<double>(m.vocab_multiple));
 }
 
 }  // namespace rules
@@ -97,17 +105,18 @@ const std::vector<LaunchRule>& all_rules() {
   static const std::vector<LaunchRule> all = {
       {"model",
        {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
-        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled"},
-       {},
+        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled", "vocab_multiple"},
+       {{"train.make_vocab_size_divisible_by", {"vocab_multiple"}}},
        rules::read_model_role,
        rules::write_model_role},
       {"layout",
-       {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "engine_gpus", "engine_dp_attention",
-        "engine_attention_dp", "layers_per_virtual_stage", "first_stage_layers", "last_stage_layers"},
+       {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "distributed_optimizer", "optimizer_instances",
+        "engine_gpus", "engine_dp_attention", "engine_attention_dp", "layers_per_virtual_stage", "first_stage_layers",
+        "last_stage_layers"},
        {{"train.layout.sp", {"sequence_parallel"}},
         {"train.layout.etp", {"expert_tp"}},
         {"train.layout.vpp", {"layers_per_virtual_stage"}},
-        {"train.layout.fsdp", {"shard_ranks"}},
+        {"train.layout.fsdp", {"shard_ranks", "distributed_optimizer"}},
         {"rollout.layout.tp", {"engine_gpus"}},
         {"rollout.layout.attention_dp", {"engine_attention_dp"}},
         {"train.pipeline_split", {"first_stage_layers", "last_stage_layers"}},

@@ -47,9 +47,12 @@ const std::vector<BridgeModule>& bridge_modules() {
   return all;
 }
 
+bool is_module_of(const BridgeModule& module, const ModelSpec& model) {
+  return module.latent.value_or(model.mla.has_value()) == model.mla.has_value();
+}
+
 bool has_matrix(const BridgeModule& module, const ModelSpec& model, const std::string& matrix) {
-  return module.latent.value_or(model.mla.has_value()) == model.mla.has_value() &&
-         std::ranges::find(module.matrices, matrix) != module.matrices.end();
+  return is_module_of(module, model) && std::ranges::find(module.matrices, matrix) != module.matrices.end();
 }
 
 /// As train.lora.targets has them: in the order of the model's layer, all-linear where there are all of its family's.
@@ -93,7 +96,7 @@ void read_targets(RuleInput& in) {
   if (names.empty() || names == std::vector<std::string>{"all-linear"})
     return in.set("train.lora.targets", "all-linear", said == nullptr ? "nothing else is said" : said->said,
                   in.where("adapter_rank"));
-  std::vector<std::string> matrices;
+  std::vector<std::string> matrices, absent;
   bool shared = false;
   for (const std::string& name : names) {
     const auto at = std::ranges::find(bridge_modules(), name, &BridgeModule::name);
@@ -101,11 +104,17 @@ void read_targets(RuleInput& in) {
       matrices.push_back(name);
       continue;
     }
+    // Names that no module of the model has get no adapter there; the default list is one of another attention's.
+    if (in.model && !is_module_of(*at, *in.model)) {
+      absent.push_back(name);
+      continue;
+    }
     matrices.insert(matrices.end(), at->matrices.begin(), at->matrices.end());
     shared |= at->matrices.size() > 1;
   }
   in.set("train.lora.targets", targets_of(matrices, in.model),
-         said->said + (shared ? "; q, k and v, and gate and up, have one A together there, each its own here" : ""),
+         said->said + (shared ? "; q, k and v, and gate and up, have one A together there, each its own here" : "") +
+             (absent.empty() ? "" : fmt::format("; the model has no {}", fmt::join(absent, ", "))),
          said->where);
 }
 

@@ -104,7 +104,29 @@ void write_cluster(RuleOutput& out) {
 // ---- layouts
 // ---------------------------------------------------------------------------------------------------------
 
+/// Megatron without its distributed optimizer has all of the optimizer's state on every data rank; with instances of it
+/// the data ranks of one share a whole.
+static void read_distributed_optimizer(RuleInput& in) {
+  if (in.find("distributed_optimizer") == nullptr || in.scenario_text("train.engine") != "megatron") return;
+  const std::string said = in.said("distributed_optimizer");
+  if (!in.is_true("distributed_optimizer"))
+    return in.set("train.layout.fsdp", 1, said + ": every data rank has all of the optimizer's state",
+                  in.where("distributed_optimizer"));
+  const double instances = in.number("optimizer_instances").value_or(1);
+  if (instances <= 1) return;
+  const double ranks = in.number("train_nodes").value_or(1) * in.number("train_gpus_per_node").value_or(8),
+               model = in.scenario_number("train.layout.tp") * in.scenario_number("train.layout.pp"),
+               data = ranks / model;
+  if (std::fmod(data, instances) != 0)
+    return in.contradict(
+        "optimizer_instances", "instances of the distributed optimizer do not divide the data ranks",
+        {fmt::format("{} GPUs / (tp x pp = {}) = {} data ranks, {} instances", ranks, model, data, instances)},
+        "change the instances to a divisor of the data ranks");
+  in.set("train.layout.fsdp", data / instances, in.said("optimizer_instances"), in.where("optimizer_instances"));
+}
+
 void read_layout(RuleInput& in) {
+  read_distributed_optimizer(in);
   const double tp = in.scenario_number("train.layout.tp"), pp = in.scenario_number("train.layout.pp");
   if (in.find("sequence_parallel") != nullptr)
     in.set("train.layout.sp", in.is_true("sequence_parallel") && tp > 1 ? "true" : "false",
@@ -155,6 +177,9 @@ void write_layout(RuleOutput& out) {
   const TrainLayout& t = out.scenario.train.layout;
   const RolloutLayout& r = out.scenario.rollout.layout;
   out.give("sequence_parallel", t.sp);
+  const std::int64_t data = t.dp * t.cp * t.ulysses;
+  out.give("distributed_optimizer", t.fsdp != 1);
+  if (t.fsdp > 1 && t.fsdp < data) out.give("optimizer_instances", static_cast<double>(data / t.fsdp));
   if (out.scenario.model.moe) out.give("expert_tp", static_cast<double>(t.etp));
   out.give("engine_gpus", static_cast<double>(r.tp * r.pp));
   if (r.attention_dp > 1) {

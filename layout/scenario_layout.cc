@@ -6,12 +6,10 @@
 #include "base/check.h"
 #include "layout/flat_units.h"
 #include "layout/train_mesh.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
-
-/// Axes of the ranks that share what data parallelism shards.
-const std::vector<std::string> data_axes = {"cp", "ulysses", "dp"};
 
 /// FSDP keeps shards; the other engines shard gradients or the optimizer's state and keep parameters whole.
 bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainEngine::fsdp2; }
@@ -43,7 +41,8 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   }
   if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
   const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s).shards : 1;
-  return TrainHoldings(s, {dense, expert, std::move(*stages), 1}, shards);
+  const std::int64_t vocab_multiple = std::max<std::int64_t>(1, s.model.vocab_multiple);
+  return TrainHoldings(s, {dense, expert, std::move(*stages), vocab_multiple}, shards);
 }
 
 TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shards)
@@ -53,10 +52,21 @@ TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shar
       experts_(expert_mesh(s)),
       parameters_(parameters_of(s.model)) {
   const TrainLayout& l = s.train.layout;
-  if (s.train.engine != TrainEngine::fsdp1 || std::max({shards == 1 ? 2 : std::int64_t{1}, l.tp, l.pp, l.ep}) > 1)
+  places_.resize(static_cast<std::size_t>(layout_.dense.size()));
+  for (std::int64_t stage = 0; stage < l.pp; ++stage) {
+    data_.push_back(data_ranks(l, stage));
+    for (const std::vector<std::int64_t>& ranks : data_.back())
+      for (std::size_t place = 0; place < ranks.size(); ++place)
+        places_[static_cast<std::size_t>(ranks[place])] = static_cast<std::int64_t>(place);
+  }
+  if (s.train.engine != TrainEngine::fsdp1 || shards == 1 || experts_.lies_apart() ||
+      !why_not_train_tp(s.model, l.tp, experts_.columns()).empty())
     return;
-  for (const ShardedUnit& unit : flat_units(s.model, s.train.wrap, shards))
-    for (const UnitParam& p : unit.params) flat_[p.parameter] = {p.full_offset, unit.shard_elements};
+  for (const StagePart& part : stage_parts(s)) {
+    auto& of_stage = flat_.emplace_back();
+    for (const ShardedUnit& unit : flat_units(s.model, s.train.wrap, part, l.tp, shards, experts_))
+      for (const UnitParam& p : unit.params) of_stage[p.parameter] = {p.full_offset, unit.shard_elements};
+  }
 }
 
 std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
@@ -67,21 +77,21 @@ std::vector<StageChunk> TrainHoldings::chunks_of(std::int64_t rank) const {
   return out;
 }
 
-std::int64_t TrainHoldings::place_among_data(std::int64_t rank) const {
-  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
-  return std::ranges::find(data, rank) - data.begin();
+const std::vector<std::int64_t>& TrainHoldings::data_of(std::int64_t rank) const {
+  return data_[static_cast<std::size_t>(layout_.dense.coordinate(rank, "pp"))]
+              [static_cast<std::size_t>(layout_.dense.coordinate(rank, "tp"))];
 }
 
 std::int64_t TrainHoldings::shard_of(std::int64_t rank) const { return place_among_data(rank) % shards_; }
 
 std::vector<std::int64_t> TrainHoldings::shard_group(std::int64_t rank) const {
-  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
+  const std::vector<std::int64_t>& data = data_of(rank);
   const auto first = data.begin() + place_among_data(rank) / shards_ * shards_;
   return {first, first + shards_};
 }
 
 std::vector<std::int64_t> TrainHoldings::replicas(std::int64_t rank) const {
-  const std::vector<std::int64_t> data = layout_.dense.group_of(rank, data_axes);
+  const std::vector<std::int64_t>& data = data_of(rank);
   std::vector<std::int64_t> out;
   for (auto at = static_cast<std::size_t>(shard_of(rank)); at < data.size(); at += static_cast<std::size_t>(shards_))
     out.push_back(data[at]);
@@ -92,12 +102,14 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
   Rectangle box = held_by(layout_, model_, parameter, rank);
   if (box.elements() == 0) return {};
   if (shards_ == 1) return {box};
-  if (const auto at = flat_.find(parameter.name); at != flat_.end()) {
-    const std::int64_t first = shard_of(rank) * at->second.shard_elements - at->second.offset;
+  if (!flat_.empty()) {
+    const InUnit& at = flat_[static_cast<std::size_t>(layout_.dense.coordinate(rank, "pp"))].at(parameter.name);
+    const std::int64_t first = shard_of(rank) * at.shard_elements - at.offset;
     std::vector<Rectangle> out;
-    each_rectangle({std::max<std::int64_t>(first, 0), std::min(first + at->second.shard_elements, box.elements())},
+    each_rectangle({std::max<std::int64_t>(first, 0), std::min(first + at.shard_elements, box.elements())},
                    box.cols.size(), [&](const Range& rows, const Range& cols, auto) {
-                     out.push_back({rows, cols});
+                     out.push_back({{box.rows.begin + rows.begin, box.rows.begin + rows.end},
+                                    {box.cols.begin + cols.begin, box.cols.begin + cols.end}});
                    });
     return out;
   }
@@ -110,7 +122,10 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
     parts = std::max<std::int64_t>(1, parts * experts_.blocks / experts_.spread);
     mine = (mine * experts_.blocks + layout_.dense.coordinate(rank, "tp") / experts_.places) / experts_.spread;
   }
-  const Range part = chunk_range(held_by(layout_, model_, parameter, first).rows.size(), parts, mine);
+  const std::int64_t rows = rule_of(parameter.role).cut == RoleCut::vocabulary
+                                ? model_.vocab_rows(layout_.dense.extent("tp"))
+                                : held_by(layout_, model_, parameter, first).rows.size();
+  const Range part = chunk_range(rows, parts, mine);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   if (box.elements() == 0) return {};
   return {box};

@@ -38,17 +38,22 @@ class TrainHoldings {
 
  private:
   TrainHoldings(const Scenario&, Layout, std::int64_t shards);
-  std::int64_t place_among_data(std::int64_t rank) const;
+  /// The data ranks beside a rank, as they are numbered (train_mesh.h), and its place among them.
+  const std::vector<std::int64_t>& data_of(std::int64_t rank) const;
+  std::int64_t place_among_data(std::int64_t rank) const { return places_[static_cast<std::size_t>(rank)]; }
 
   ModelSpec model_;
   Layout layout_;
   std::int64_t shards_ = 1;
+  std::vector<std::vector<std::vector<std::int64_t>>> data_;  // by stage and tensor-parallel place
+  std::vector<std::int64_t> places_;                          // of each rank
   ExpertMesh experts_;
   std::vector<ParamSpec> parameters_;
   struct InUnit {
     std::int64_t offset = 0, shard_elements = 0;
   };
-  std::map<std::string, InUnit> flat_;  // where parameters lie in flat units; none where these are not what is cut
+  /// By stage, where parameters lie in flat units; none where these are not what is cut.
+  std::vector<std::map<std::string, InUnit>> flat_;
 };
 
 /// The layout of a scenario's engines. E244 as above.

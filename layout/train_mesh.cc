@@ -1,6 +1,7 @@
 #include "layout/train_mesh.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "base/check.h"
@@ -19,9 +20,7 @@ Mesh train_mesh(const TrainLayout& l) {
 ShardMesh shard_mesh(const Scenario& s) {
   const TrainSpec& train = s.train;
   const TrainLayout& l = train.layout;
-  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = train.engine == TrainEngine::ddp ? 1
-                                                              : l.fsdp > 0                     ? l.fsdp
-                                                                                               : data;
+  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = train.engine == TrainEngine::ddp ? 1 : l.shard_ranks();
   HB_CHECK(data % shards == 0, "{} data ranks in shard groups of {}", data, shards);
   return {shards, data / shards, l.tp, expert_mesh(s), l.pp};
 }
@@ -34,10 +33,26 @@ std::int64_t most_rows_received(const Scenario& s) { return expert_rounds(s).mos
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {
   const Mesh mesh = train_mesh(l);
+  std::vector<std::string> apart = {"tp"};  // axes that no shard group spans
+  for (const char* axis : {"cp", "ulysses", "dp"})
+    if (!l.shards_over(axis)) apart.emplace_back(axis);
+  std::map<std::int64_t, std::vector<std::int64_t>> shardable;  // by the place on those axes
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+    if (mesh.coordinate(rank, "pp") != stage) continue;
+    std::int64_t place = 0;
+    for (const std::string& axis : apart) place = place * mesh.extent(axis) + mesh.coordinate(rank, axis);
+    shardable[place].push_back(rank);
+  }
+  std::vector<std::vector<std::int64_t>> groups;  // that share a copy
+  const std::int64_t shards = l.shard_ranks();
+  for (const auto& [place, ranks] : shardable)
+    for (auto first = ranks.begin(); first < ranks.end(); first += shards) groups.emplace_back(first, first + shards);
+  std::ranges::sort(groups);
   std::vector<std::vector<std::int64_t>> out(static_cast<std::size_t>(l.tp));
-  for (std::int64_t rank = 0; rank < mesh.size(); ++rank)
-    if (mesh.coordinate(rank, "pp") == stage)
-      out[static_cast<std::size_t>(mesh.coordinate(rank, "tp"))].push_back(rank);
+  for (const std::vector<std::int64_t>& group : groups) {
+    auto& of_place = out[static_cast<std::size_t>(mesh.coordinate(group.front(), "tp"))];
+    of_place.insert(of_place.end(), group.begin(), group.end());
+  }
   return out;
 }
 

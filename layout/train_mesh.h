@@ -15,12 +15,13 @@ namespace hotbunk {
 /// order leaves it out. Ranks of one "dp" coordinate work on the same samples.
 Mesh train_mesh(const TrainLayout&);
 
-/// How the data ranks share what the engine shards: groups of neighbours hold one copy together, one shard each (HSDP
-/// where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that have a part of
-/// every layer; of experts, places of blocks do (spec/expert_mesh.h), and place p of the k-th of `experts.spread`
-/// blocks that follow one another has part p % columns of the experts from (k wholes + p / columns) E / ep on. Blocks
-/// are numbered by data rank, and there by tensor-parallel place. What is cut into shards has of an expert as many as
-/// it has blocks with the same experts among its ranks; where nothing is sharded, each of them has a copy.
+/// How the data ranks share what the engine shards: groups of neighbours (data_ranks()) hold one copy together, one
+/// shard each (HSDP where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that
+/// have a part of every layer; of experts, places of blocks do (spec/expert_mesh.h), and place p of the k-th of
+/// `experts.spread` blocks that follow one another has part p % columns of the experts from (k wholes + p / columns) E
+/// / ep on. Blocks are numbered by data rank, and there by tensor-parallel place. What is cut into shards has of an
+/// expert as many as it has blocks with the same experts among its ranks; where nothing is sharded, each of them has a
+/// copy.
 struct ShardMesh {
   std::int64_t shards = 1, replicas = 1, tensor = 1;
   ExpertMesh experts = {};
@@ -46,7 +47,9 @@ std::int64_t rows_sent_of_token(const Scenario&);
 /// of each token as it may take experts of one rank.
 std::int64_t most_rows_received(const Scenario&);
 
-/// The ranks of a pipeline stage by tensor-parallel place, and there by place among the data ranks.
+/// The ranks of a pipeline stage by tensor-parallel place, and there by place among the data ranks: shard group by
+/// shard group in the order of their first ranks, each group ascending. So they all ascend, but where the ranks of a
+/// dimension that layout.shard_over leaves out stand between those of one that it names.
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout&, std::int64_t stage = 0);
 
 /// The ranks of a stage by place in their block (spec/expert_mesh.h), and there block by block.

@@ -47,6 +47,12 @@ void lay_expert(UnitParam& param, const ParamSpec& spec, const ModelSpec& model,
   else if (param.spread * mesh.columns() > 1) param.step.rows = param.rows, param.base.row = holder * param.whole_rows;
 }
 
+/// A vocabulary's: every rank has room for as many rows, of which the last ones, or all, may be padding.
+void lay_vocabulary(UnitParam& param, const ModelSpec& model, std::int64_t tp) {
+  param.rows = model.vocab_rows(tp), param.cols = param.whole_cols;
+  if (tp > 1) param.step = {.rows = param.rows};
+}
+
 /// `tensor`: axis tp.
 UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& tensor, const ExpertMesh& mesh,
                    std::int64_t world, std::int64_t rank) {
@@ -62,6 +68,8 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   if (spec.expert >= 0) {
     lay_expert(param, spec, model, mesh);
     if (world > 1) shards = world * mesh.blocks / mesh.spread, rank = rank * mesh.blocks / mesh.spread;
+  } else if (rule_of(spec.role).cut == RoleCut::vocabulary) {
+    lay_vocabulary(param, model, tp);
   } else {
     const TensorPlacement cut = tp > 1 ? tensor_cut(spec, model) : TensorPlacement{};
     const Rectangle first = place(all, cut, tensor, 0);

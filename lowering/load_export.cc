@@ -165,12 +165,12 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(of.unit.shard_elements)}, Category::communication);
   b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
   for (const UnitParam& p : of.unit.params) {
-    if (!state.model().adapts(p.role)) continue;
+    if (!state.model().adapts(p.role) || !p.has_place()) continue;
     const auto view = [&](BufferId id) {
       return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
     };
     emit_merge(b, state.model(), adapters.at(p.layer), p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
-               fmt::format("{}.{}", name, lora_target(state.model(), p.role)->op));
+               fmt::format("{}.{}", name, merged_name(state.model(), p)));
   }
   return merged;
 }

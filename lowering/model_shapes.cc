@@ -11,10 +11,13 @@ ModelShapes::Units ModelShapes::units(const StagePart& stage, std::int64_t tp, s
   return known;
 }
 
-ModelShapes::Units ModelShapes::flat_units(const WrapSpec& wrap, std::int64_t world) {
+ModelShapes::Units ModelShapes::flat_units(const WrapSpec& wrap, const StagePart& stage, std::int64_t tp,
+                                           std::int64_t world, const ExpertMesh& experts) {
   const std::scoped_lock lock(mutex_);
-  Units& known = flat_units_[{wrap, world}];
-  if (!known) known = std::make_shared<const std::vector<ShardedUnit>>(hotbunk::flat_units(model_, wrap, world));
+  Units& known = flat_units_[{wrap, stage, tp, world, experts}];
+  if (!known)
+    known =
+        std::make_shared<const std::vector<ShardedUnit>>(hotbunk::flat_units(model_, wrap, stage, tp, world, experts));
   return known;
 }
 

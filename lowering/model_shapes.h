@@ -25,7 +25,7 @@ class ModelShapes {
   /// (layout/train_weights.h).
   Units units(const StagePart&, std::int64_t tp, std::int64_t world, const ExpertMesh&);
   /// Of FSDP1 (layout/flat_units.h).
-  Units flat_units(const WrapSpec&, std::int64_t world);
+  Units flat_units(const WrapSpec&, const StagePart&, std::int64_t tp, std::int64_t world, const ExpertMesh&);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
   Weights weights(const EngineCut&);
 
@@ -33,7 +33,7 @@ class ModelShapes {
   const ModelSpec& model_;
   std::mutex mutex_;
   std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertMesh>, Units> units_;
-  std::map<std::pair<WrapSpec, std::int64_t>, Units> flat_units_;
+  std::map<std::tuple<WrapSpec, StagePart, std::int64_t, std::int64_t, ExpertMesh>, Units> flat_units_;
   std::map<EngineCut, Weights> weights_;
 };
 

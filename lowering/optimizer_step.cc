@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/check.h"
@@ -46,25 +47,30 @@ bool is_tied_copy(const UnitParam& p, const TrainState& state) { return p.role =
 
 /// A parameter's gradients in a unit's, over a family; what lies on the host goes up for it and comes back.
 void sum_part(ProgramBuilder& b, BufferId grad, const UnitParam& p, Family among, const std::string& name,
-              const char* op = "") {
-  const Tensor held = b.view(grad, b.buffer(grad).dtype, {fixed(p.padded_elements())}, p.shard_offset);
+              const char* op = "", bool is_unit = false) {
+  const std::int64_t elements = is_unit ? b.buffer(grad).elements : p.padded_elements();
+  const Tensor held = b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, is_unit ? 0 : p.shard_offset);
   Tensor part = held;
   if (b.is_on_host(grad)) {
-    part = b.transient(name + ".come_up", held.dtype, {fixed(p.padded_elements())}, Category::communication);
+    part = b.transient(name + ".come_up", held.dtype, {fixed(elements)}, Category::communication);
     b.emit(OpKind::copy, streams::h2d, name + ".up", {held}, {part});
   }
   b.communicate(OpKind::all_reduce, streams::control, among, name + op, {part}, {part});
   if (b.is_on_host(grad)) b.emit(OpKind::copy, streams::d2h, name + ".down", {part}, {held});
 }
 
-/// Such a table's gradients, which each of the two stages has found in part.
+/// Such a table's gradients, which each of the two stages has found in part; a flat unit has nothing else.
 void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
-  if (state.part().first == state.part().last || !state.model().tie_embeddings || state.units()[0].unit.frozen ||
-      !state.model().trains(R::embedding))
-    return;
-  b.begin_call("train.sum_tied", "train.");
-  for (const UnitParam& p : state.units()[0].unit.params)
-    if (p.role == R::embedding) sum_part(b, grads[0], p, Family::tied, "train.sum_tied", ".all_reduce");
+  if (state.part().first == state.part().last || !state.model().tie_embeddings) return;
+  const std::vector<std::size_t> trained = state.trained();
+  for (std::size_t u = 0; u < grads.size(); ++u) {
+    const ShardedUnit& unit = state.units()[trained[u]].unit;
+    for (const UnitParam& p : unit.params) {
+      if (p.role != R::embedding) continue;
+      b.begin_call("train.sum_tied", "train.");
+      sum_part(b, grads[u], p, Family::tied, "train.sum_tied", ".all_reduce", unit.flat);
+    }
+  }
 }
 
 void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
@@ -72,6 +78,7 @@ void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, co
   const std::vector<std::size_t> trained = state.trained();
   for (std::size_t u = 0; u < grads.size(); ++u) {
     const ShardedUnit& unit = state.units()[trained[u]].unit;
+    if (unit.flat) continue;  // sum_flat_squares
     b.call("train.sum_parts", unit.kind, "train.sum_parts." + unit.name + ".", {grads[u]}, [&] {
       for (const UnitParam& p : unit.params) {
         const std::optional<Family> among = found_in_parts(p, state.mesh().tensor, s.train.layout.sp);
@@ -81,16 +88,94 @@ void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, co
   }
 }
 
+/// Where squares of gradients are added up: of what a rank has alone, of what all tensor-parallel ranks have, and of KV
+/// heads that some of them share.
+struct SquareSums {
+  Tensor own, common, shared;
+  StreamId stream = streams::compute;
+  bool counts = true;  // the gradients are this stage's to count
+};
+
+/// A flat unit over tensor-parallel ranks. What of it several of these have lies elsewhere in each data rank's shard,
+/// and at the same place in those of its tensor-parallel ones. So it is taken out, into a vector of all such
+/// parameters, zero where other data ranks have them: there it is summed where it was found in parts, squared apart
+/// from the rest, and then put back.
+void sum_flat_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit,
+                      BufferId grad, const SquareSums& sums, const std::string& name) {
+  const std::int64_t tensor = state.mesh().tensor;
+  // Those whose gradients are summed over all, those that have been found whole, and those over neighbours.
+  std::array<std::vector<const UnitParam*>, 3> kinds;
+  for (const UnitParam& p : unit.params) {
+    if (p.step.repeat == 1 || !p.has_place()) continue;
+    const std::optional<Family> among = found_in_parts(p, tensor, s.train.layout.sp);
+    kinds[!among ? 1 : *among == Family::train_tp ? 0 : 2].push_back(&p);
+  }
+  const DType dtype = b.buffer(grad).dtype;
+  const auto add = [&](const char* of, const Tensor& squared, const Tensor& to, StreamId at) {
+    if (sums.counts)
+      with(b.emit(OpKind::sum_squares, at, name + of, {squared}, {to}), Attr::accumulate, std::int64_t{1});
+  };
+  std::array<std::int64_t, 4> begin{};  // of each kind
+  std::vector<Move> out, back;
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    begin[k + 1] = begin[k];
+    for (const UnitParam* p : kinds[k]) {
+      const Side runs = runs_of(unit, *p, Holds::mine, {0, unit.shard_elements}, unit.shard_elements);
+      Side dense = local(*p);
+      dense.piece.offset = begin[k + 1], begin[k + 1] += p->elements();
+      out.push_back({runs, dense}), back.push_back({dense, runs});
+    }
+  }
+  if (out.empty()) return add(".own", b.whole(grad), sums.own, sums.stream);
+  const bool below = b.is_on_host(grad);
+  Tensor shard = b.whole(grad);
+  if (below) {
+    shard = b.transient(name + ".come_up", dtype, {fixed(unit.shard_elements)}, Category::communication);
+    b.emit(OpKind::copy, streams::h2d, name + ".up", {b.whole(grad)}, {shard});
+  }
+  const auto down = [&](const char* why) {
+    if (below) b.emit(OpKind::copy, streams::d2h, name + why, {shard}, {b.whole(grad)});
+  };
+  const Tensor taken = b.transient(name + ".taken", dtype, {fixed(begin[3])}, Category::workspace),
+               zeros = b.transient(name + ".zeros", dtype, {fixed(begin[3])}, Category::workspace);
+  for (const Tensor& t : {taken, zeros})
+    b.emit(OpKind::zero, streams::compute, b.buffer(t.buffer).name + ".zero", {}, {t});
+  b.emit(OpKind::copy_boxes, streams::compute, name + ".take", {shard}, {taken}).moves = out;
+  b.emit(OpKind::copy_boxes, streams::compute, name + ".clear", {zeros}, {shard}).moves = back;
+  down(".cleared.down");
+  add(".own", b.whole(grad), sums.own, sums.stream);
+  const auto of = [&](std::size_t first, std::size_t last) {
+    return b.view(taken.buffer, dtype, {fixed(begin[last] - begin[first])}, begin[first]);
+  };
+  const auto sum = [&](std::size_t k, Family among, const char* op) {
+    if (begin[k + 1] > begin[k])
+      b.communicate(OpKind::all_reduce, streams::control, among, name + op, {of(k, k + 1)}, {of(k, k + 1)});
+  };
+  sum(0, Family::train_tp, ".sum_parts");
+  sum(2, Family::kv_sharers, ".sum_shared");
+  const auto add_taken = [&](const char* what, std::size_t first, std::size_t last, const Tensor& to) {
+    if (begin[last] > begin[first]) add(what, of(first, last), to, streams::compute);
+  };
+  add_taken(".common", 0, 2, sums.common);
+  add_taken(".shared", 2, 3, sums.shared);
+  b.emit(OpKind::copy_boxes, streams::compute, name + ".put", {taken}, {shard}).moves = back;
+  down(".down");
+}
+
 /// Adds up the squares of all gradients that this rank has, in one sum; of what tensor-parallel ranks have each a part
 /// of, the parts of all of them.
 /// Gradients on the host are summed there, and the sums come up.
-void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads, const Tensor& total) {
+void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads,
+                 const Tensor& total) {
   const std::int64_t tensor = state.mesh().tensor;
   const bool below = state.streams_from_host();
   const StreamId at = below ? streams::host : streams::compute;
   const auto host_sum = [&](std::int64_t i) { return b.view(state.host_sums(), DType::f32, {fixed(1)}, i); };
   Tensor sum = below ? host_sum(0) : total;
   Tensor common = sum, shared = sum;  // of what all of them have, and of KV heads that several have
+  // Of flat units both are taken out of the shards on the device, wherever these lie.
+  const std::vector<std::size_t> trained = state.trained();
+  const bool flat = std::ranges::any_of(trained, [&](std::size_t u) { return state.units()[u].unit.flat; });
   // Of experts that lie apart on ranks which have all else whole.
   const ExpertMesh& experts = state.mesh().experts;
   const bool spreads = experts.lies_apart() && state.shards() == 1;
@@ -109,12 +194,12 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
   if (tensor > 1) {
     b.begin_call("train.sum_squares.zero", "train.");
     const auto make = [&](std::int64_t i, const char* name) {
-      return below ? host_sum(i) : b.transient(name, DType::f32, {fixed(1)}, Category::workspace);
+      return below && !flat ? host_sum(i) : b.transient(name, DType::f32, {fixed(1)}, Category::workspace);
     };
     common = make(2, "train.grad_squares_in_common");
     shared = make(3, "train.grad_squares_shared");
     for (const Tensor& t : {sum, common, shared})
-      if (!below) b.emit(OpKind::zero, at, b.buffer(t.buffer).name + ".zero", {}, {t});
+      if (!b.is_on_host(t.buffer)) b.emit(OpKind::zero, streams::compute, b.buffer(t.buffer).name + ".zero", {}, {t});
   }
   // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
   const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
@@ -123,7 +208,6 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
   };
   bool shares = false;
-  const std::vector<std::size_t> trained = state.trained();
   // A stage of which nothing trains, or nothing in the first unit that is its own to count.
   const bool begins_empty =
       trained.empty() ||
@@ -147,6 +231,13 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
     }
     shares |= std::ranges::any_of(unit.params,
                                   [&](const UnitParam& p) { return p.step.repeat > 1 && p.step.repeat < tensor; });
+    if (unit.flat) {
+      const SquareSums sums{sum, common, shared, at, !is_tied_copy(unit.params.front(), state)};
+      if (sums.counts || std::ranges::any_of(unit.params, [](const UnitParam& p) { return p.step.repeat > 1; }))
+        b.call("train.sum_squares.flat", 2 * unit.kind + (sums.counts ? 1 : 0), name + ".", {grad},
+               [&] { sum_flat_squares(s, b, state, unit, grad, sums, name); });
+      continue;
+    }
     b.call("train.sum_squares", unit.kind, name + ".", {grad}, [&] {
       for (std::size_t i = 0; i < unit.params.size();) {
         const UnitParam& first = unit.params[i];
@@ -168,8 +259,8 @@ void sum_squares(ProgramBuilder& b, const TrainState& state, const std::vector<B
       t = to;
     };
     if (spreads) up(spread, "train.grad_squares_of_experts");
-    if (tensor > 1) up(common, "train.grad_squares_in_common");
-    if (shares) up(shared, "train.grad_squares_shared");
+    if (tensor > 1 && !flat) up(common, "train.grad_squares_in_common");
+    if (shares && !flat) up(shared, "train.grad_squares_shared");
     up(sum, "train.grad_squares");
   }
   if (tensor == 1 && !spreads) return;
@@ -284,7 +375,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   sum_parts(s, b, state, grads);
   sum_tied(b, state, grads);
   copy_down(b, state, grads);
-  sum_squares(b, state, grads, sum);
+  sum_squares(s, b, state, grads, sum);
   b.begin_call("train.norm", "train.");
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
   b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),

@@ -160,6 +160,7 @@ StageTraining::StageTraining(const Scenario& s, ProgramBuilder& b, const TrainSt
       messages_(s, b, state, passes_.model().sharding(), "train.", PipelinePasses::both_ways) {
   for (const std::int64_t slots : messages_.room().slots) slots_.emplace_back(static_cast<std::size_t>(slots));
   if (!s.train.reshard_after_forward) passes_.hold(state.hold_layers(b, "train.held.", allocated_));
+  if (state.keeps_parts()) passes_.keep_layers(allocated_);
 }
 
 /// In the order in which a full mini-batch comes to them first: so each reads what those before have left, and as many

@@ -102,6 +102,13 @@ std::string weight_of(const Weight& w) {
   return std::string(name);
 }
 
+/// As engines have the model: adapters are in its matrices, and training's padding of the vocabulary is not there.
+ModelSpec served_model(const Scenario& s) {
+  ModelSpec model = base_of(s.model);
+  model.vocab_multiple = 0;
+  return model;
+}
+
 /// One engine step over T tokens of S sequences, of a stage of the engine's pipeline: the stream comes from the stage
 /// before and goes to the next one, and all stages learn what the last one samples. Collectives and messages run on the
 /// compute stream, as rollout engines do: nothing in a step could overlap with them.
@@ -113,7 +120,7 @@ class EngineStepLowering {
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
                      std::int64_t max_tokens, std::int64_t max_seqs)
       : s_(s),
-        m_(base_of(s.model)),
+        m_(served_model(s)),
         b_(b),
         r_(r),
         prefix_(std::move(prefix)),
@@ -380,7 +387,7 @@ class EngineStepLowering {
   }
 
   const Scenario& s_;
-  const ModelSpec m_;  // adapters are in its matrices
+  const ModelSpec m_;
   ProgramBuilder& b_;
   const RolloutState& r_;
   std::string prefix_;

@@ -51,8 +51,9 @@ struct Bucket {
       if (!e.param) {
         const ShardedUnit& unit = *e.unit->unit;
         for (std::int64_t w = 0; w < unit.shared.shards; ++w)
-          n += e.end - e.begin -
-               std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin);
+          n += mesh.tensor *
+               (e.end - e.begin -
+                std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin));
         continue;
       }
       const std::int64_t cut_into = e.param->apart ? mesh.expert_shards(shards) : shards;
@@ -93,8 +94,8 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
       if (!buckets.back().entries.empty()) buckets.emplace_back();
       buckets.back().stage = u.stage;
     }
-    if (u.unit->flat) {
-      fill_flat(buckets, u, capacity);
+    if (u.unit->flat) {  // where two stages have the table, it is a unit of its own
+      if (u.stage == 0 || u.unit->params.front().role != ParamRole::embedding) fill_flat(buckets, u, capacity);
       continue;
     }
     for (const UnitParam& p : u.unit->params) {
@@ -372,7 +373,7 @@ class SyncLowering {
   /// apart.
   Side rows_in_parts(const Entry& e, const UnitParam& p, Holds who, std::int64_t pitch) const {
     if (!e.param) {
-      Side runs = runs_of(*e.unit->unit, p, who, {e.begin, e.end}, pitch);
+      Side runs = logical_runs_of(*e.unit->unit, p, t_.mesh(), who, {e.begin, e.end}, pitch);
       runs.piece.offset = e.offset;
       return runs;
     }
@@ -549,7 +550,7 @@ class SyncLowering {
     if (!from_host_) make_sums();
     for (const SyncedUnit& u : units_) {
       std::optional<Tensor> again;  // a flat unit's shard with adapters in its matrices, made once more
-      if (!from_host_ && merges_flat(u)) again = merged_shard(u, "sync.verify.");
+      if (!from_host_ && u.buffer >= 0 && merges_flat(u)) again = merged_shard(u, "sync.verify.");
       for (const UnitParam& p : u.unit->params) {
         const std::int64_t i = sum_of_.at(p.parameter);
         if (again) hash(p.parameter, {*again}, sum(i), {{held(u, p), logical(p)}});

@@ -185,18 +185,27 @@ PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range
     }
     return stream;
   }
-  Gathers gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false), root,
-                  s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
+  Gathers gathers = !shared_.empty()
+                        ? gathers_shared(layers_in_order(range, false), "train.forward.")
+                        : Gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false),
+                                  root, s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
-    if (state_.keeps_parts()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
+    if (state_.keeps_parts() && shared_.empty()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
   }
   return stream;
 }
 
+Gathers TrainPasses::gathers_shared(std::vector<std::size_t> order, const std::string& prefix) const {
+  return {s_, std::move(order), [this, prefix](std::size_t layer) {
+            return state_.gather_kept(b_, shared_[layer].layer, shared_[layer].parts, prefix, layers_);
+          }};
+}
+
 Gathers TrainPasses::gathers_again(const Kept& kept, Range range, const WholeUnit& root) const {
   std::vector<std::size_t> order = layers_in_order(range, true);
+  if (!shared_.empty()) return gathers_shared(std::move(order), "train.backward.");
   if (!state_.keeps_parts())
     return {s_, b_, state_, Weights::trained, "train.backward.", std::move(order), root, layers_};
   const auto first = static_cast<std::size_t>(range.begin);

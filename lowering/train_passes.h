@@ -66,6 +66,8 @@ class TrainPasses {
   PackedModel& model() { return model_; }
   /// Layers that are whole in all passes, by their place in the stage; else each pass gathers its own.
   void hold(std::vector<WholeUnit> layers) { held_ = std::move(layers); }
+  /// Gathers each layer once and keeps this rank's parts of it for all passes, in buffers that are added to `held`.
+  void keep_layers(std::vector<BufferId>& held) { shared_ = state_.keep_layers(b_, "train.kept.", layers_, held); }
 
   /// What a forward pass leaves for its backward pass.
   struct Kept {
@@ -96,10 +98,13 @@ class TrainPasses {
   const TrainState& state_;
   Tensor metrics_;
   PackedModel model_;
+  /// Layers from what few ranks keep for all passes.
+  Gathers gathers_shared(std::vector<std::size_t> order, const std::string& prefix) const;
   /// Layers for their backward: from all shards, or from what few ranks kept.
   Gathers gathers_again(const Kept&, Range layers, const WholeUnit& root) const;
   SlotLimitId layers_, gradients_;
   std::vector<WholeUnit> held_;
+  std::vector<TrainState::KeptLayer> shared_;
 };
 
 /// Norm over all shards of all ranks, clip, AdamW, metrics: what a step ends with.

@@ -107,7 +107,7 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
               .count = static_cast<std::int32_t>(shards),
               .rows = p.padded_rows,
               .pitch = pitch,
-              .last_row = p.rows,
+              .last_row = mesh.tensor == 1 ? std::min(p.rows, p.rows_of_all()) : p.rows,  // a vocabulary has padding
               .within = {}};
   // Who spreads experts has all else whole, as its neighbours do: the first of them counts.
   const bool repeats = shards == 1 && mesh.experts.spread > 1;
@@ -127,7 +127,7 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
 }
 
 Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_shard, std::int64_t pitch) {
-  return {.piece = {.row_end = p.rows, .col_end = p.cols, .pitch = p.cols},
+  return {.piece = {.row_end = std::min(p.rows, p.rows_of_all()), .col_end = p.cols, .pitch = p.cols},
           .parts = {.who = who,
                     .family = static_cast<GroupId>(Family::fsdp),
                     .count = static_cast<std::int32_t>(unit.shared.shards),
@@ -136,8 +136,23 @@ Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_sh
                     .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
 }
 
+Side logical_runs_of(const ShardedUnit& unit, const UnitParam& p, const ShardMesh& mesh, Holds who, Range of_shard,
+                     std::int64_t pitch) {
+  Side out = runs_of(unit, p, who, of_shard, pitch);
+  if (mesh.tensor == 1) return out;
+  const auto repeat = static_cast<std::int32_t>(p.step.repeat);
+  if (who != Holds::mine) out.parts.family = static_cast<GroupId>(holders_of(unit.shared.shards, mesh));
+  out.parts.within = {.family = static_cast<GroupId>(Family::train_tp),
+                      .count = static_cast<std::int32_t>(mesh.tensor) / repeat,
+                      .repeat = repeat,
+                      .rows = p.step.rows,
+                      .cols = p.step.cols,
+                      .last_row = p.rows_of_all()};
+  return out;
+}
+
 Side shards_of(const ShardedUnit& unit, const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who) {
-  if (unit.flat) return runs_of(unit, p, who, {0, unit.shard_elements}, unit.shard_elements);
+  if (unit.flat) return logical_runs_of(unit, p, mesh, who, {0, unit.shard_elements}, unit.shard_elements);
   return {.piece = {.row_end = p.padded_rows, .col_end = p.cols, .offset = p.shard_offset, .pitch = p.cols},
           .parts = parts_of(p, shards, mesh, who, who == Holds::every ? unit.shard_elements : 0)};
 }
@@ -173,8 +188,9 @@ TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& me
   whole_params_ = trains && (whole_grads_ || engine == TrainEngine::zero2);
   streams_ = trains && s.train.offload == Offload::layerwise;
   for (const StagePart& part : parts_) {
-    cut_.push_back(engine == TrainEngine::fsdp1 ? shapes.flat_units(s.train.wrap, mesh.shards)
-                                                : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
+    cut_.push_back(engine == TrainEngine::fsdp1
+                       ? shapes.flat_units(s.train.wrap, part, mesh.tensor, mesh.shards, mesh.experts)
+                       : shapes.units(part, mesh.tensor, mesh.shards, mesh.experts));
     if (whole_params_) uncut_.push_back(shapes.units(part, mesh.tensor, 1, mesh.experts));
   }
   // Parameters that the optimizer can step in place need no copy.
@@ -450,6 +466,11 @@ LayerAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
   return out;
 }
 
+std::string merged_name(const ModelSpec& model, const UnitParam& p) {
+  const std::string_view op = lora_target(model, p.role)->op;
+  return p.expert < 0 ? std::string(op) : fmt::format("{}.{}", op, p.expert);
+}
+
 Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
                   const LayerAdapters& adapters, DType dtype, const std::string& name) {
   const WholeUnit::Part& whole = gathered.whole.parts.front();
@@ -458,8 +479,8 @@ Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit&
   const Tensor merged = b.transient(name + ".merged", dtype, {fixed(unit.shard_elements)}, Category::communication);
   b.emit(dtype == held.dtype ? OpKind::copy : OpKind::cast, streams::compute, name + ".cast", {held}, {merged});
   for (const UnitParam& p : unit.params) {
-    if (!model.adapts(p.role)) continue;
-    const std::string of = fmt::format("{}.{}.{}", name, p.layer, lora_target(model, p.role)->op);
+    if (!model.adapts(p.role) || !p.has_place()) continue;
+    const std::string of = fmt::format("{}.{}.{}", name, p.layer, merged_name(model, p));
     const Dim rows = fixed(p.rows), cols = fixed(p.cols);
     const Tensor matrix = b.transient(of, dtype, {rows, cols}, Category::communication);
     emit_merge(b, model, adapters.at(p.layer), p, {0, p.rows},
@@ -474,15 +495,24 @@ void emit_merge(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& a
                 const Tensor& from, const Tensor& to, const std::string& name) {
   const LoraTarget& target = *lora_target(model, p.role);
   const WholeUnit::Part& part = adapters.whole.parts.front();
-  const auto& params = part.unit->params;
-  const UnitParam& of_b = *std::ranges::find(params, target.b, &UnitParam::role);
+  // Of an expert those in the place that the matrix has among this rank's.
+  const std::int64_t expert = p.expert < 0 ? -1 : p.expert % (model.moe->experts / p.spread);
+  const auto one_of = [&](ParamRole role) -> const UnitParam& {
+    const auto& params = part.unit->params;
+    const auto at =
+        std::ranges::find_if(params, [&](const UnitParam& a) { return a.role == role && a.expert == expert; });
+    HB_CHECK(at != params.end(), "{} has no adapter", p.parameter);
+    return *at;
+  };
+  const UnitParam &of_a = one_of(target.a), &of_b = one_of(target.b);
   // Of a flat unit's shard no row is said to be a rank's.
   const bool whole = adapters.parts_are_whole || part.unit->flat;
   const std::int64_t first = whole ? of_b.full_offset : of_b.shard_offset;
   const Tensor rows_of_b = b.view(whole ? part.buffer : adapters.parts, part.dtype,
                                   {fixed(rows.size()), fixed(of_b.cols)}, first + rows.begin * of_b.cols);
-  with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, adapters.whole.tensor(b, target.a)}, {to}),
-       Attr::factor, model.lora.factor());
+  const Tensor a = b.view(part.buffer, part.dtype, {fixed(of_a.rows), fixed(of_a.cols)}, of_a.full_offset);
+  with(b.emit(OpKind::lora_merge, streams::compute, name, {from, rows_of_b, a}, {to}), Attr::factor,
+       model.lora.factor());
 }
 
 std::vector<std::size_t> TrainState::trained() const {
@@ -536,14 +566,33 @@ std::vector<WholeUnit> TrainState::hold_layers(ProgramBuilder& b, const std::str
   return out;
 }
 
-std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix) const {
+std::vector<TrainState::KeptLayer> TrainState::keep_layers(ProgramBuilder& b, const std::string& prefix,
+                                                           SlotLimitId limit, std::vector<BufferId>& held) const {
+  std::vector<KeptLayer> out;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    KeptLayer& kept = out.emplace_back(KeptLayer{gather_layer(b, i, Weights::trained, prefix, {}, limit), {}});
+    kept.parts = keep_parts(b, kept.layer, prefix, &held);
+  }
+  return out;
+}
+
+std::vector<Tensor> TrainState::keep_parts(ProgramBuilder& b, const WholeUnit& whole, const std::string& prefix,
+                                           std::vector<BufferId>* held) const {
   const std::int64_t ranks = scenario_.train.reshard_ranks;
   std::vector<Tensor> out;
   for (const WholeUnit::Part& part : whole.parts) {
     const std::int64_t all = part.unit->full_elements, each = ceil_div(all, ranks);
     const std::string name = prefix + part.unit->name;
-    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", {part.buffer}, [&] {
-      const Tensor kept = b.whole(b.transient(name + ".kept", part.dtype, each, Category::params));
+    std::vector<Input> inputs = {part.buffer};
+    BufferId stays = -1;
+    if (held != nullptr) {
+      stays = b.managed(name + ".kept", part.dtype, each, Category::params, sections::transient);
+      held->push_back(stays), inputs.emplace_back(stays);
+    }
+    out.push_back(b.call(prefix + "reshard", part.unit->kind, name + ".", std::move(inputs), [&] {
+      if (held != nullptr) b.alloc(stays);
+      const Tensor kept =
+          b.whole(held != nullptr ? stays : b.transient(name + ".kept", part.dtype, each, Category::params));
       // What lies behind the unit's end is gathered with the rest.
       if (ranks * each > all) b.emit(OpKind::zero, streams::compute, name + ".zero_padding", {}, {kept});
       const Side row{.piece = {.row_end = 1, .col_end = all, .pitch = all}, .parts = {}};

@@ -174,7 +174,17 @@ class TrainState {
   /// FSDP2's reshard to a smaller mesh: of units that are whole, flat parts of equal size, one for each rank of the
   /// family reshard. keep_parts() copies this rank's, gather_kept() makes the units whole again from those of all.
   bool keeps_parts() const { return scenario_.train.reshard_ranks > 0; }
-  std::vector<Tensor> keep_parts(ProgramBuilder&, const WholeUnit&, const std::string& prefix) const;
+  /// `held`: the parts lie in buffers that are added to it, until these are freed; else until their last use.
+  std::vector<Tensor> keep_parts(ProgramBuilder&, const WholeUnit&, const std::string& prefix,
+                                 std::vector<BufferId>* held = nullptr) const;
+  /// What this rank keeps of all layers of the stage: a pipeline's micro-batches share it, for no parameter changes
+  /// between them. Each layer is gathered once, one by one.
+  struct KeptLayer {
+    WholeUnit layer;  // as it was; its buffers are gone
+    std::vector<Tensor> parts;
+  };
+  std::vector<KeptLayer> keep_layers(ProgramBuilder&, const std::string& prefix, SlotLimitId,
+                                     std::vector<BufferId>& held) const;
   WholeUnit gather_kept(ProgramBuilder&, const WholeUnit&, const std::vector<Tensor>& parts, const std::string& prefix,
                         SlotLimitId) const;
 
@@ -289,9 +299,11 @@ class TrainState {
 /// How a parameter is cut over the ranks that hold it in `shards` shards (one: every data rank has all that its
 /// tensor-parallel place has). `pitch`: of every, from one rank's to the next one's.
 Parts parts_of(const UnitParam&, std::int64_t shards, const ShardMesh&, Holds, std::int64_t pitch = 0);
-/// Of a flat unit: what the ranks' shards, or so many elements of each, have of the parameter; with Holds::every,
-/// `pitch` elements apart.
+/// Of a flat unit: what the ranks' shards, or so many elements of each, have of what a tensor-parallel rank has of the
+/// parameter; with Holds::every, `pitch` elements apart.
 Side runs_of(const ShardedUnit&, const UnitParam&, Holds, Range of_shard, std::int64_t pitch);
+/// The same in the parameter itself, with Holds::every of all its tensor-parallel ranks.
+Side logical_runs_of(const ShardedUnit&, const UnitParam&, const ShardMesh&, Holds, Range of_shard, std::int64_t pitch);
 /// Where a rank's shard of it lies in the flat shard of its unit; with Holds::every, in all of them one after another.
 Side shards_of(const ShardedUnit&, const UnitParam&, std::int64_t shards, const ShardMesh&, Holds);
 /// What a tensor-parallel rank has of the parameter by itself, without a gap.
@@ -305,6 +317,8 @@ Side on_first_rank(const UnitParam&, std::int64_t ranks);
 /// from a tensor [rows, cols] into another.
 void emit_merge(ProgramBuilder&, const ModelSpec&, const GatheredUnit& adapters, const UnitParam&, Range rows,
                 const Tensor& from, const Tensor& to, const std::string& name);
+/// What a matrix's merge is called in its layer.
+std::string merged_name(const ModelSpec&, const UnitParam&);
 /// The adapters of each layer of which the unit has matrices that have some, one layer after another: `gather` brings
 /// a unit of the state, by its number.
 LayerAdapters adapters_for(const TrainState&, const ShardedUnit&,

@@ -74,7 +74,7 @@ DecoderLayer decoder_layer(const ModelSpec& model, bool first, LayerSort sort) {
 
   const auto behind =
       stream_norm(f, model, "post_norm", {entered.sum, y}, true, R::post_norm, R::post_norm_bias, "normed2", "h");
-  ValueId z = sort.experts ? expert_mlp(f, *model.moe, behind.normed) : dense_mlp(f, model, behind.normed);
+  ValueId z = sort.experts ? expert_mlp(f, model, behind.normed) : dense_mlp(f, model, behind.normed);
   if (model.output_norms) z = output_norm(f, model, "mlp_out_norm", z, R::mlp_out_norm);
   layer.out = {behind.sum, z};
   layer.x = entered.sum;

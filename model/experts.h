@@ -8,6 +8,6 @@ namespace hotbunk {
 /// what the experts make that every token takes, where there are some. How many experts there are, how many a token
 /// takes and how it chooses and weighs them, the model says (MoeSpec). Source: transformers, MixtralSparseMoeBlock,
 /// Qwen3MoeSparseMoeBlock, DeepseekV2Moe, DeepseekV3MoE, Glm4MoeMoE and GptOssMLP.
-ValueId expert_mlp(Forward&, const MoeSpec&, ValueId normed);
+ValueId expert_mlp(Forward&, const ModelSpec&, ValueId normed);
 
 }  // namespace hotbunk

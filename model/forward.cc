@@ -156,11 +156,12 @@ ValueId Forward::dispatch(std::string op, ValueId x, const Routed& routed, std::
   return y;
 }
 
-ValueId Forward::grouped_linear(std::string op, ValueId x, const Routed& routed, std::string out, Width width,
-                                Weight matrices, std::optional<Weight> biases) {
+ValueId Forward::grouped_linear(const ModelSpec& model, std::string op, ValueId x, const Routed& routed,
+                                std::string out, Width width, Weight matrices, std::optional<Weight> biases) {
   const ValueId y = make(std::move(out), width);
   ops_.push_back({OpKind::grouped_linear, std::move(op), {x, routed.offsets}, {matrices}, {y}});
   if (biases) ops_.back().weights.push_back(*biases);
+  add_adapters(model, ops_.back());
   return y;
 }
 

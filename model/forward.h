@@ -98,7 +98,7 @@ struct ForwardOp {
   std::vector<ValueId> outputs;
   /// Attributes of the op, and of its backward, that sizes and shares do not say: windows, caps, offsets.
   std::vector<std::pair<Attr, AttrValue>> attrs = {};
-  std::vector<Adapter> adapters = {};  // of a linear
+  std::vector<Adapter> adapters = {};  // of a linear, or of each expert's
 };
 
 /// What attention does to scores, beside the scale of 1/sqrt(head_dim); 0: it does not.
@@ -163,8 +163,9 @@ class Forward {
   Routed route(std::string op, ValueId logits, std::optional<Weight> bias = {});
   ValueId dispatch(std::string op, ValueId x, const Routed&, std::string out);
   /// Of each expert's rows by its matrix, which lie one below the other.
-  ValueId grouped_linear(std::string op, ValueId x, const Routed&, std::string out, Width, Weight matrices,
-                         std::optional<Weight> biases = {});
+  /// With the adapters that the model has beside each expert's matrices.
+  ValueId grouped_linear(const ModelSpec&, std::string op, ValueId x, const Routed&, std::string out, Width,
+                         Weight matrices, std::optional<Weight> biases = {});
   /// `base`: what the result begins with.
   ValueId combine(std::string op, ValueId y, const Routed&, std::string out, std::optional<ValueId> base = {});
 

@@ -716,6 +716,8 @@ FROZEN = {
     "llama-tied": ["model.embed_tokens.weight", "*.mlp.*"],  # the head, too
     "qwen3-norm": ["lm_head.weight", "*.self_attn.*"],
     "mixtral-tiny": ["*.experts.*", "*.1.input_layernorm.weight"],
+    "deepseek-v3-tiny": ["*.kv_b_proj.*", "*.1.self_attn.q_a_*", "*.2.self_attn.kv_a_layernorm.weight", "*.shared_experts.*"],
+    "gpt2-tiny": ["transformer.w?e.weight", "*.0.ln_1.*", "*.1.*"],
 }
 
 
@@ -736,8 +738,10 @@ def compute_frozen(case, folder, tokens, cu_seqlens):
     grads, losses, norms, final = train(trained, lambda s: hf_logits(model, s), tokens, cu_seqlens, case.optimizer)
     wide = {name: p.double().requires_grad_(name in trained) for name, p in start.items()}
     wide_trained = {name: wide[name] for name in trained}
-    _, losses_f64, norms_f64, final_f64 = train(
-        wide_trained, lambda s: plain_logits(wide, model.config, rotary, s, []), tokens, cu_seqlens, case.optimizer)
+    fixed = {name: buffer.double() for name, buffer in stored_buffers(model).items()}
+    plain = lambda s: (plain_logits(wide | fixed, model.config, rotary, s, [])
+                       if rotary else plain_gpt2_logits(wide, model.config, s))
+    _, losses_f64, norms_f64, final_f64 = train(wide_trained, plain, tokens, cu_seqlens, case.optimizer)
     moved = {n: wide[n].detach() - start[n].double() for n in trained}
     floors = {"updates": {n: ((trained[n].detach() - wide[n].detach()).norm() / moved[n].norm()).item() for n in trained}}
     files = lambda tensors: as_in_files({name: t.detach() for name, t in tensors.items()}, model.config)

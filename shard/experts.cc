@@ -76,6 +76,7 @@ void ForwardWriter::grouped_linear(const ForwardOp& op) {
   std::vector<Tensor> inputs = {at(op.inputs[0]), to_.weight(op.weights[0]), at(op.inputs[1])};
   if (op.weights.size() > 1) inputs.push_back(to_.weight(op.weights[1]));
   with_bias_share(with_share(emit(op.kind, op.name, std::move(inputs), {found}), e_), op, leaves_experts(f_, op), e_);
+  ExpertAdapters(to_, f_, e_, values_, op, at(op.inputs[1])).add(at(op.inputs[0]), found);
   if (goes_back) from_experts(to_, f_, e_, name, found, y, values_);
 }
 
@@ -118,7 +119,10 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
   Tensor dy = gradient(op.outputs[0]);
   if (e_.ep.ranks > 1 && leaves_experts(f_, op)) dy = to_experts(to_, f_, e_, d_name + ".routed", dy, values_);
   const bool came = f_.value(x).width == Width::routed;
+  const ExpertAdapters adapters(to_, f_, e_, values_, op, value(offsets));
+  const std::vector<Tensor> d_down = adapters.through(dy);
   const auto of_weights = [&] {
+    if (!op.adapters.empty()) adapters.of_weights(to_, value(x), dy, d_down, accumulate_);
     if (!e_.trains(op.weights[0].first)) return;
     std::vector<Tensor> outputs;
     for (const Weight& w : op.weights) outputs.push_back(to_.gradient(w));
@@ -134,6 +138,7 @@ void BackwardWriter::grouped_linear(const ForwardOp& op) {
     with_share(emit(OpKind::grouped_linear_dgrad, op.name + ".dgrad", {dy, to_.weight(op.weights[0]), value(offsets)},
                     {gradient(x)}),
                e_);
+    adapters.of_input(d_down, gradient(x));
   };
   // What was dispatched is free before its gradient, as large, is there.
   if (came) of_weights();

@@ -60,7 +60,7 @@ std::vector<ValueId> reads_of_backward(const Forward& f, const TensorSharding& s
       return {op.inputs[1]};
     case OpKind::grouped_linear:  // as of a linear; where each expert's rows begin, both ask for
       if (in_rounds(s)) return {op.inputs[1], routed_ops(f).dispatch.outputs[0]};
-      if (!s.trains(op.weights[0].first)) return {op.inputs[1]};
+      if (!s.trains(op.weights[0].first) && op.adapters.empty()) return {op.inputs[1]};
       return op.inputs;
     case OpKind::combine:
       return {op.inputs.begin(), op.inputs.begin() + 3};

@@ -72,7 +72,7 @@ void BackwardWriter::latent_attention(const ForwardOp& op) {
                d_key = make(op.inputs[2]);
   with_heads(emit(OpKind::latent_heads_backward, op.name + ".heads.backward", {d_qkv}, {d_q, d_kv, d_key}), s_);
   const std::vector<Tensor> d_down = through_adapters(op, d_kv);
-  of_adapters(op, value(op.inputs[1]), d_kv, d_down);
+  if (!op.adapters.empty()) of_adapters(op, value(op.inputs[1]), d_kv, d_down);
   if (s_.trains(op.weights[0].first))
     with(emit(OpKind::linear_wgrad, op.name + ".kv_b_proj.wgrad", {d_kv, value(op.inputs[1])},
               {to_.gradient(op.weights[0])}),

@@ -162,9 +162,9 @@ Op& with_rope(Op& op, const ModelSpec& model) {
 
 namespace {
 
-Op& with_table(Op& op, const TensorSharding& s, std::int64_t ids) {
-  const std::int64_t rows = ceil_div(ids, s.tp.ranks);
-  with(with(op, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, rows);
+/// Of so many ids each rank has `rows`.
+Op& with_table(Op& op, const TensorSharding& s, std::int64_t ids, std::int64_t rows) {
+  with(with(op, Attr::vocab_begin, std::int64_t{0}), Attr::vocab_end, s.tp.ranks == 1 ? ids : rows);
   if (s.tp.ranks == 1) return op;
   op.group = s.tp.group;  // each rank answers for its own rows
   return with(with(op, Attr::vocab_stride, rows), Attr::vocab, ids);
@@ -172,8 +172,12 @@ Op& with_table(Op& op, const TensorSharding& s, std::int64_t ids) {
 
 }  // namespace
 
-Op& with_vocabulary(Op& op, const TensorSharding& s) { return with_table(op, s, s.model.vocab); }
-Op& with_positions(Op& op, const TensorSharding& s) { return with_table(op, s, s.model.max_position); }
+Op& with_vocabulary(Op& op, const TensorSharding& s) {
+  return with_table(op, s, s.model.vocab, s.model.vocab_rows(s.tp.ranks));
+}
+Op& with_positions(Op& op, const TensorSharding& s) {
+  return with_table(op, s, s.model.max_position, ceil_div(s.model.max_position, s.tp.ranks));
+}
 
 Tensor all_tokens(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& x) {
   if (!s.tp.cuts_tokens()) return x;

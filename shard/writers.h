@@ -32,6 +32,34 @@ inline bool is_of_block(const Forward& f, const TensorSharding& s, const Forward
   return s.blocks.count > 1 && is_of_experts(f.value(op.outputs[0]).width);
 }
 
+/// What adapters that each expert has beside a grouped product's matrices do of rows of experts, all that a rank has or
+/// those of a round: as those of a linear (adapters.cc).
+class ExpertAdapters {
+ public:
+  /// `s`: of experts. `suffix`: of the names of a round's ops and tensors. All but it must outlive it.
+  ExpertAdapters(Emitter&, const Forward&, const TensorSharding& s, const Values&, const ForwardOp& grouped,
+                 const Tensor& offsets, std::string suffix = "");
+  /// What they make of x, added to what the matrices left.
+  void add(const Tensor& x, const Tensor& found) const;
+  /// The gradients of what each adapter's A left; of its two matrices; and of x, added to what the matrices found.
+  std::vector<Tensor> through(const Tensor& dy) const;
+  void of_weights(BackwardEmitter&, const Tensor& x, const Tensor& dy, const std::vector<Tensor>& d_down,
+                  std::int64_t accumulate) const;
+  void of_input(const std::vector<Tensor>& d_down, const Tensor& dx) const;
+
+ private:
+  Op& emit(OpKind, const Adapter&, const char* what, std::vector<Tensor> in, const Tensor& out) const;
+  Tensor down(const Adapter&, const Tensor& x, const char* what) const;
+
+  Emitter& to_;
+  const Forward& f_;
+  const TensorSharding& s_;
+  const Values& values_;
+  const ForwardOp& op_;
+  const Tensor offsets_;
+  const std::string suffix_;
+};
+
 class ForwardWriter {
  public:
   ForwardWriter(const Forward& f, const TensorSharding& s, Emitter& to, Values& values)

@@ -9,6 +9,7 @@
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
+#include "spec/shard_over.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -86,9 +87,7 @@ void executable_experts(const Scenario& s, const Need& need) {
        s.model.hidden % t.etp);
   const ExpertMesh mesh = expert_mesh(s);
   if (!mesh.lies_apart()) return;
-  const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
-                                                              : t.fsdp > 0                       ? t.fsdp
-                                                                                                 : data;
+  const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1 : t.shard_ranks();
   const bool over_both = t.etp < t.tp;
   const std::string where = !over_both ? ""
                             : mesh.blocks == 1
@@ -109,19 +108,20 @@ void executable_experts(const Scenario& s, const Need& need) {
   need(data_ranks_follow(t),
        "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
        t.ep, t.order, t.dp, t.cp * t.ulysses);
+  need(shards == 1 || shard_groups_follow(t),
+       "train.layout.ep {} with shard_over {} and order {}: experts are spread over data ranks that follow one another "
+       "(dp {} x cp {} x ulysses {} in that order), and the {} of a shard group do not",
+       t.ep, listed_shard_over(t.shard_over), t.order, t.dp, t.cp, t.ulysses, shards);
 }
 
-/// Where a parameter lies in a flat shard differs from rank to rank, so nothing is done to one parameter of a shard.
+/// A flat parameter lies on ranks that all have the same of it, and is stepped as a whole.
 template <class Need>
 void executable_flat(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
-  need(t.tp == 1,
-       "train.engine fsdp1 with tp {}: norms' gradients are summed over tensor-parallel ranks by parameter, and a flat "
-       "shard has none whole; fsdp2 has them",
-       t.tp);
-  need(t.pp == 1, "train.engine fsdp1 with pp {}: units are those of a whole model; fsdp2 has them by stage", t.pp);
-  need(t.ep == 1, "train.engine fsdp1 with ep {}: a flat parameter has all experts of a layer; fsdp2 spreads them",
-       t.ep);
+  need(!expert_mesh(s).lies_apart(),
+       "train.engine fsdp1 with ep {}, etp {} and tp {}: a flat parameter has experts beside the rest of a layer, of "
+       "which other ranks have copies; fsdp2 cuts them apart",
+       t.ep, t.etp, t.tp);
   need(!s.model.moe || !s.model.moe->router_bias,
        "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
        "is stepped as a whole; fsdp2 leaves it out");
@@ -174,25 +174,25 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
   need(std::ranges::count(split_layers(s), 0) == 0, "a pipeline stage without layers");
-  need(t.pp == 1 || s.train.reshard_ranks == 0,
-       "train.reshard_after_forward {} in a pipeline: each micro-batch under way would keep parts of its own",
-       s.train.reshard_ranks);
   need(
       s.train.reshard_ranks == 0 || expert_mesh(s).spread == 1,
       "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
       "no part of one another's",
       s.train.reshard_ranks, t.ep);
   executable_experts(s, need);
-  need(s.train.pipeline_schedule != "zero-bubble" || expert_rounds(s).rounds == 1,
-       "train.expert_capacity {} with zero-bubble: gradients of matrices that are left for later would keep every "
-       "round's rows",
-       s.train.expert_capacity);
   const bool copies = s.train.expert_dispatch == ExpertDispatch::per_rank;
   need(!copies || expert_rounds(s).rounds == 1,
        "train.expert_dispatch per-rank with train.expert_capacity {}: a round has rows of experts, and no copies of "
        "tokens",
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
+  const auto of_experts = [&](ParamRole role) { return m.moe && m.adapts(role); };
+  need(
+      experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
+                                  of_experts(ParamRole::expert_down)),
+      "adapters of experts with train.layout.etp {}: {} ranks share each expert's columns, and each of them would hold "
+      "a whole copy of A or B, whose gradients nothing sums; with etp 1 a rank has whole experts",
+      t.etp, experts.columns());
   need(!copies || experts.may_send_copies(), "train.expert_dispatch per-rank with {} (etp {} of tp {})",
        experts.wholes > 1 ? "whole experts over tensor-parallel places" : "blocks of several tensor-parallel ranks",
        t.etp, t.tp);

@@ -26,7 +26,18 @@ R group_of(R role) {
     case R::o_bias:
       return R::o_proj;
     case R::up_proj:
+    case R::up_bias:
       return R::gate_proj;
+    case R::down_bias:
+      return R::down_proj;
+    case R::position_embedding:
+      return R::embedding;
+    case R::input_norm_bias:
+      return R::input_norm;
+    case R::post_norm_bias:
+      return R::post_norm;
+    case R::final_norm_bias:
+      return R::final_norm;
     case R::router_linear_bias:
       return R::router;
     case R::shared_up:

@@ -311,6 +311,7 @@ class Loader {
     if (!model) return report(model.error());
     model->lora = scenario_.model.lora;  // of keys that came before
     model->frozen = scenario_.model.frozen;
+    model->vocab_multiple = scenario_.model.vocab_multiple;
     scenario_.model = std::move(*model);
   }
 

@@ -129,7 +129,7 @@ std::vector<LoraTarget> lora_targets_of(const ModelSpec& model) {
   for (const LoraTarget& t : family_of(model.family).adapters) {
     bool there = false;
     const Emit look = [&](const ParamSpec& p) { there |= p.role == t.base; };
-    for (const std::int64_t layer : {std::int64_t{0}, model.layers - 1}) visit_layer(model, layer, 0, look);
+    for (const std::int64_t layer : {std::int64_t{0}, model.layers - 1}) visit_layer(model, layer, 1, look);
     if (there) out.push_back(t);
   }
   return out;
@@ -145,13 +145,13 @@ std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
     const LoraTarget& target = *lora_target(model, p.role);
     const std::string matrix = p.name.substr(0, p.name.size() - suffix.size());
     const std::string module = matrix.substr(0, matrix.rfind(target.module) + target.module.size()) + ".";
-    const bool shared = !all.empty() && std::ranges::any_of(all, [&](const ParamSpec& a) {
-      return a.layer == p.layer && a.role == target.a;
-    });
-    if (!shared) all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, -1});
-    all.push_back({matrix + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, -1});
+    bool shared = false;  // with a matrix before it, of the same layer and expert
+    for (auto a = all.rbegin(); a != all.rend() && a->layer == p.layer && a->expert == p.expert && !shared; ++a)
+      shared = a->role == target.a;
+    if (!shared) all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, p.expert});
+    all.push_back({matrix + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, p.expert});
   };
-  for (int layer = 0; layer < model.layers; ++layer) visit_layer(model, layer, 0, add);
+  for (int layer = 0; layer < model.layers; ++layer) visit_layer(model, layer, model.moe ? model.moe->experts : 0, add);
   return all;
 }
 

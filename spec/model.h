@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/rounding.h"
 
 namespace hotbunk {
 
@@ -111,8 +112,20 @@ enum class ParamRole : std::uint8_t {
   q_b_lora_b,
   kv_a_lora_b,
   kv_b_lora_b,
+  expert_gate_lora_a,
+  expert_gate_lora_b,
+  expert_up_lora_a,
+  expert_up_lora_b,
+  expert_down_lora_a,
+  expert_down_lora_b,
+  shared_gate_lora_a,
+  shared_gate_lora_b,
+  shared_up_lora_a,
+  shared_up_lora_b,
+  shared_down_lora_a,
+  shared_down_lora_b,
 };
-inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::kv_b_lora_b) + 1;
+inline constexpr std::size_t num_param_roles = static_cast<std::size_t>(ParamRole::shared_down_lora_b) + 1;
 
 /// One parameter under its Hugging Face name. Linear weights are (out, in); embeddings (vocab, hidden); norms (n).
 struct ParamSpec {
@@ -251,7 +264,10 @@ struct ModelSpec {
   std::optional<LinearAttentionSpec> linear;
   bool gated_attention = false;  // q's projection has a gate of attention's output beside it
   LoraSpec lora;
-  std::string frozen;                           // patterns of parameters that do not train, joined by -; empty: none
+  std::string frozen;  // patterns of parameters that do not train, joined by -; empty: none
+  /// A tensor-parallel rank of training has a multiple of so many rows of the vocabulary; 0: as the framework does it
+  /// (ours: 1).
+  std::int64_t vocab_multiple = 0;
   std::int64_t eos_token = -1, bos_token = -1;  // -1: none
   std::string weights_path;                     // folder with safetensors; empty: random initialisation
   std::string hub_name;  // as the scenario names it on the Hugging Face hub: weights are meant, and are not here
@@ -260,6 +276,11 @@ struct ModelSpec {
   /// What a head's values have: head_dim, but for latent attention.
   std::int64_t value_dim() const { return mla ? mla->v_head_dim : head_dim; }
   std::int64_t kv_rows() const { return kv_heads * head_dim; }
+  /// Rows of the embedding, and of the head, on each of so many tensor-parallel ranks of training: those past the
+  /// vocabulary are padding, of the last ranks.
+  std::int64_t vocab_rows(std::int64_t tp) const {
+    return round_up(ceil_div(vocab, tp), vocab_multiple > 0 ? vocab_multiple : 1);
+  }
   /// Tokens that a query of the layer sees, itself the last; 0: all before it.
   std::int64_t window_of(int layer) const;
   bool is_linear_layer(int layer) const {

@@ -97,6 +97,19 @@ constexpr std::array role_rules = {
     RoleRule{R::kv_a_lora_b,        matrix, Cut::whole,         zero,    in_parts, {}, 0, true},
     RoleRule{R::kv_b_lora_a,        matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
     RoleRule{R::kv_b_lora_b,        matrix, Cut::query_rows,    zero,    in_parts, {}, 0, true},
+    RoleRule{R::shared_gate_lora_a, matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::shared_gate_lora_b, matrix, Cut::rows,          zero,    in_parts, {}, 0, true},
+    RoleRule{R::shared_up_lora_a,   matrix, Cut::whole,         uniform, in_parts, {}, 0, true},
+    RoleRule{R::shared_up_lora_b,   matrix, Cut::rows,          zero,    in_parts, {}, 0, true},
+    RoleRule{R::shared_down_lora_a, matrix, Cut::columns,       uniform, in_parts, {}, 0, true},
+    RoleRule{R::shared_down_lora_b, matrix, Cut::whole,         zero,    in_parts, {}, 0, true},
+    // Of all experts those of a kind lie together: a product takes them with the rows of each.
+    RoleRule{R::expert_gate_lora_a, matrix, Cut::whole,         uniform, by_tokens, {}, 1, true},
+    RoleRule{R::expert_gate_lora_b, matrix, Cut::rows,          zero,    by_tokens, {}, 2, true},
+    RoleRule{R::expert_up_lora_a,   matrix, Cut::whole,         uniform, by_tokens, {}, 3, true},
+    RoleRule{R::expert_up_lora_b,   matrix, Cut::rows,          zero,    by_tokens, {}, 4, true},
+    RoleRule{R::expert_down_lora_a, matrix, Cut::columns,       uniform, by_tokens, {}, 5, true},
+    RoleRule{R::expert_down_lora_b, matrix, Cut::whole,         zero,    by_tokens, {}, 6, true},
 };
 // clang-format on
 

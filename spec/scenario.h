@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -33,11 +34,20 @@ enum class LengthDistribution : std::uint8_t { fixed, uniform, lognormal };
 enum class LinkKind : std::uint8_t { network, nvlink, pcie };
 
 /// Parallel dimensions of training. Ranks = dp * cp * ulysses * tp * pp; fsdp is the shard group's size within
-/// dp*cp*ulysses.
+/// dp*cp*ulysses, or within those of them that shard_over names: -1 is all of these.
 struct TrainLayout {
   std::int64_t dp = 1, fsdp = -1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   bool sp = false;
   std::string order = "tp-cp-ep-dp-pp";  // fastest first (Megatron's default)
+  std::string shard_over = {};  // "dp-cp": dimensions that a shard group lies in; "": dp, cp and ulysses
+  bool shards_over(std::string_view axis) const {
+    return shard_over.empty() || ("-" + shard_over + "-").find("-" + std::string(axis) + "-") != std::string::npos;
+  }
+  /// Ranks of those dimensions, and of them those that share one copy of what an engine shards.
+  std::int64_t shardable() const {
+    return (shards_over("dp") ? dp : 1) * (shards_over("cp") ? cp : 1) * (shards_over("ulysses") ? ulysses : 1);
+  }
+  std::int64_t shard_ranks() const { return fsdp > 0 ? fsdp : shardable(); }
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   /// Ranks that share a micro-batch's tokens.
   std::int64_t sharers() const { return cp * ulysses; }

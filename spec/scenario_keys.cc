@@ -26,6 +26,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
                                  {"ranks", "data parallel; " + rank_rule + "; auto: what the others leave"}));
   keys.push_back(integer("train.layout.fsdp", HB_FIELD(train.layout.fsdp), -1, max_ranks,
                          {"ranks", "shard group inside dp x cp x ulysses; -1 = all of it, smaller = HSDP"}));
+  keys.push_back(steps("train.layout.shard_over", HB_FIELD(train.layout.shard_over),
+                       {"",
+                        "dimensions that a shard group lies in, some of dp, cp and ulysses: it is the nearest fsdp of "
+                        "their ranks (-1: all), and each rank of the others has a copy; empty = all three"}));
+  keys.back().only_when_set = true;
   keys.push_back(integer_or_auto("train.layout.cp", HB_FIELD(train.layout.cp), 1, max_ranks,
                                  {"ranks", "context parallel: of each sequence two chunks a rank"}));
   keys.push_back(integer_or_auto("train.layout.ulysses", HB_FIELD(train.layout.ulysses), 1, max_ranks,
@@ -118,6 +123,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.back().only_when_set = true;
   keys.push_back(integer("train.loss_chunk_tokens", HB_FIELD(train.loss_chunk_tokens), 0, max_tokens,
                          {"tokens", "of one chunk of logits; 0 = the whole micro-batch at once"}));
+  keys.push_back(
+      integer("train.make_vocab_size_divisible_by", HB_FIELD(model.vocab_multiple), 0, 1 << 20,
+              {"rows",
+               "of the embedding and the head on each tp rank are a multiple of it: the vocabulary is padded "
+               "to one of it times tp; 0 = as the profile's framework does (ours: 1)"}));
+  keys.back().only_when_set = true;
   keys.push_back(word("train.pipeline_schedule", HB_FIELD(train.pipeline_schedule),
                       {"gpipe", "1f1b", "interleaved", "zero-bubble"}, {"", "order of micro-batches in the pipeline"}));
   keys.push_back(make(

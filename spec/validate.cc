@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -22,6 +23,7 @@
 #include "spec/pipeline_split.h"
 #include "spec/recompute_modules.h"
 #include "spec/scenario_keys.h"
+#include "spec/shard_over.h"
 #include "spec/transition_check.h"
 #include "spec/wrapping.h"
 
@@ -160,18 +162,50 @@ class Validator {
 
   void shard_group() {
     const TrainLayout& t = s_.train.layout;
-    const std::vector<Factor> factors = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    if (!shard_dimensions()) return;
+    std::vector<Factor> factors = {{"dp", t.dp}, {"cp", t.cp}, {"ulysses", t.ulysses}};
+    const std::string all = equation(factors);
+    std::erase_if(factors, [&](const Factor& f) { return !t.shards_over(f.name); });
     const int64_t group = product(factors);
     if (t.fsdp == -1 || (t.fsdp > 0 && group % t.fsdp == 0)) return;
-    report("E215", "train.layout.fsdp", "the shard group does not divide the data ranks",
-           {fmt::format("fsdp {}, {}", t.fsdp, equation(factors))},
-           fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
+    if (t.shard_over.empty())
+      return report("E215", "train.layout.fsdp", "the shard group does not divide the data ranks",
+                    {fmt::format("fsdp {}, {}", t.fsdp, all)},
+                    fmt::format("set fsdp to -1 (all {}) or to a divisor of it", group));
+    report("E215", "train.layout.fsdp", "the shard group does not divide the ranks that shard_over names",
+           {fmt::format("fsdp {}; shard_over {}: {}, of data ranks {}", t.fsdp, listed_shard_over(t.shard_over),
+                        equation(factors), all)},
+           fmt::format("set fsdp to -1 (all {}) or to a divisor of it, or name more in shard_over", group));
+  }
+
+  /// train.layout.shard_over: each dimension of the data ranks at most once, and an engine that shards.
+  bool shard_dimensions() {
+    const TrainLayout& t = s_.train.layout;
+    const std::string key = "train.layout.shard_over";
+    if (t.shard_over.empty()) return true;
+    const std::size_t before = problems_.size();
+    const std::vector<std::string> known = {"dp", "cp", "ulysses"};
+    std::vector<std::string> seen;
+    std::istringstream in(t.shard_over);
+    for (std::string axis; std::getline(in, axis, '-'); seen.push_back(axis)) {
+      const std::string at = fmt::format("{}.{}", key, seen.size()), near = nearest_name(axis, known);
+      if (std::ranges::count(known, axis) == 0)
+        report("E215", at, fmt::format("'{}' is no dimension of the data ranks", axis.substr(0, 100)),
+               {"some of dp, cp, ulysses"}, near.empty() ? "" : fmt::format("did you mean {}?", near));
+      else if (std::ranges::count(seen, axis) > 0)
+        report("E215", at, fmt::format("shard_over names {} twice", axis), {}, "name each dimension once");
+    }
+    if (s_.train.engine == TrainEngine::ddp)
+      report("E215", key, "ddp shards nothing",
+             {fmt::format("train.engine ddp, shard_over {}", listed_shard_over(t.shard_over))},
+             "leave shard_over out, or set train.engine to zero1, zero2, fsdp1 or fsdp2");
+    return problems_.size() == before;
   }
 
   /// A number of train.reshard_after_forward, as PyTorch has it: a true divisor of the ranks that share a copy.
   void smaller_mesh() {
     const TrainLayout& t = s_.train.layout;
-    const int64_t few = s_.train.reshard_ranks, all = t.fsdp > 0 ? t.fsdp : t.dp * t.cp * t.ulysses;
+    const int64_t few = s_.train.reshard_ranks, all = t.shard_ranks();
     const char* const key = "train.reshard_after_forward";
     if (few == 0) return;
     if (s_.train.engine != TrainEngine::fsdp2)
@@ -497,12 +531,9 @@ class Validator {
     if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
                     {std::string(why)}, "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
-    std::vector<std::string> known, of_attention;
-    const auto is_mlp = [](std::string_view t) { return t == "gate_proj" || t == "up_proj" || t == "down_proj"; };
+    std::vector<std::string> known;
     for (const LoraTarget& t : lora_targets_of(m)) {
-      if (std::ranges::count(known, t.module) > 0) continue;
-      known.emplace_back(t.module);
-      if (!is_mlp(t.module)) of_attention.emplace_back(t.module);
+      if (std::ranges::count(known, t.module) == 0) known.emplace_back(t.module);
     }
     const bool all = m.lora.targets == "all-linear";
     std::vector<std::string> found;
@@ -516,13 +547,10 @@ class Validator {
                {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
-    if (m.moe && (all || std::ranges::any_of(found, is_mlp)))
-      report("E232", key, "experts have no adapters",
-             {fmt::format(
-                 "{} has {} experts in the place of an MLP; one matrix for all of them is multiplied by groups of "
-                 "rows, and an adapter of each would be too",
-                 m.name, m.moe->experts)},
-             fmt::format("set train.lora.targets to some of [{}]", fmt::join(of_attention, ", ")));
+    using R = ParamRole;
+    if (std::ranges::any_of(std::array{R::expert_gate, R::expert_up, R::expert_down},
+                            [&](R role) { return m.moe && m.adapts(role); }))
+      only_executed("E232", key, "adapters of experts", "name no matrices of experts in train.lora.targets");
   }
 
   /// E234: parameters that do not train, beside what is not executed with such, or by patterns that split what is
@@ -534,11 +562,6 @@ class Validator {
     if (m.lora.on())
       return report("E234", key, "adapters train beside a model that is frozen as a whole",
                     {fmt::format("train.lora.rank {}", m.lora.rank)}, "leave train.frozen out");
-    if (m.layer_norm || m.mla)
-      return report("E234", key, fmt::format("{} is trained as a whole", m.name),
-                    {fmt::format("nothing holds frozen parts of {} to torch yet; beside adapters all of it is frozen",
-                                 m.mla ? "latent attention" : "LayerNorm")},
-                    "leave train.frozen out");
     const std::vector<ParamSpec> all = parameters_of(m);
     const std::vector<std::string> patterns = frozen_patterns(m);
     for (std::size_t i = 0; i < patterns.size(); ++i)
@@ -553,15 +576,21 @@ class Validator {
     if (const auto& [one, other] = split_group(m); !one.empty())
       report("E234", key, "of parameters that one op takes some train and some do not",
              {fmt::format("{} and {}", one, other),
-              "q, k and v, gate and up, a matrix and its bias, and all experts of a layer are multiplied as one"},
+              "q, k and v, gate and up, a matrix or norm and its bias, both tables of an embedding, and all experts of "
+              "a layer are taken as one"},
              "name all of them, or none");
+    only_executed("E234", key, "frozen parameters", "leave train.frozen out");
+  }
+
+  /// Of what closed forms do not price.
+  void only_executed(const char* code, const std::string& key, const std::string& what, const std::string& or_else) {
+    const std::string message = what + " are planned only in what is executed";
     if (s_.transition == "auto" && problems_.empty())
-      return report("E234", "transition", "frozen parameters are planned only in what is executed",
-                    {"transition auto leaves the order to what is priced, where all parameters train"},
-                    "set transition to hotbunk, or leave train.frozen out");
+      return report(code, "transition", message,
+                    {"transition auto leaves the order to what is priced, which knows none of them"},
+                    "set transition to hotbunk, or " + or_else);
     if (const auto reasons = unsupported_to_execute(s_); problems_.empty() && !reasons.empty())
-      report("E234", key, "frozen parameters are planned only in what is executed", {reasons.front()},
-             "change the setting named, or leave train.frozen out");
+      report(code, key, message, {reasons.front()}, "change the setting named, or " + or_else);
   }
 
   void rollout() {

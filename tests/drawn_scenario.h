@@ -134,11 +134,11 @@ inline std::string draw_scenario() {
   const std::int64_t cp = one_of(chunked);
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
-  const bool defers = pp > 1 && coin();  // weight gradients
-  // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
-  const bool flat = train_tp == 1 && pp == 1 && spread == 1 && in(0, 2) == 0;
+  const bool defers = pp > 1 && in(0, 2) == 0;  // weight gradients
+  // Flat units: where experts lie with the rest of their layer.
+  const bool flat = blocks == 1 && spread == 1 && in(0, 2) == 0;
   const auto engine = flat ? std::string("fsdp1") : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
-             schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "gpipe", "interleaved"});
+             schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved"});
   // Training's state on the host: all of it where training never sleeps, or a part of each shard's optimizer.
   if (engine == "fsdp2" && offload == "none" && coin()) offload = "layerwise";
   const auto on_host = engine.starts_with("fsdp") ? "0" : one_of<std::string>({"0", "0", "0.3", "1"});
@@ -147,9 +147,20 @@ inline std::string draw_scenario() {
   for (std::int64_t g = 1; g <= data; ++g)
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   // Units that few ranks keep among them from forward to backward.
-  const std::int64_t group = one_of(shard_groups), shared = group == -1 ? data : group;
+  std::int64_t group = one_of(shard_groups), shared = group == -1 ? data : group;
+  // Or all ranks of some of the data ranks' dimensions: experts are spread over those that follow one another.
+  std::string over;
+  if (engine != "ddp" && in(0, 3) == 0) {
+    const std::int64_t outer = data / ulysses / cp;
+    std::vector<std::pair<std::string, std::int64_t>> ways{{"cp", cp}, {"cp, ulysses", cp * ulysses}};
+    if (spread == 1)
+      ways.insert(ways.end(),
+                  {{"dp", outer}, {"ulysses", ulysses}, {"dp, cp", outer * cp}, {"ulysses, dp", ulysses * outer}});
+    const auto [names, ranks] = one_of(ways);
+    if (ranks == 1 || ranks % spread == 0) over = fmt::format(", shard_over: [{}]", names), group = -1, shared = ranks;
+  }
   std::vector<std::string> reshards{yaml_bool(true), yaml_bool(false)};
-  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && pp == 1 && spread == 1; ++few)
+  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && spread == 1; ++few)
     if (shared % few == 0) reshards.push_back(std::to_string(few));
   const std::string params = dtype(), grads = params == "bf16" && coin() ? "bf16" : state(), master = state(),
                     moments = state();
@@ -157,29 +168,31 @@ inline std::string draw_scenario() {
   const bool lowers = (grads == "fp32" || params == "bf16") && master + moments == "fp32fp32";
   if (in(0, 3) == 0 && transition == "hotbunk" && lowers)
     some = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
-                       experts || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
+                       (experts && columns > 1) || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
   // Parameters that do not train: whole layers, parts of each, the ends.
   else if (!flat && lowers && in(0, 3) == 0)
     some = fmt::format(", frozen: {}", one_of<std::string>({"[model.embed_tokens.*]", "['*.self_attn.*']",
                                                             "[model.layers.0.*, model.norm.weight]",
                                                             experts ? "['*experts*', '*.input_layernorm.weight']"
                                                                     : "['*.mlp.*', '*.input_layernorm.weight']"}));
-  if (spread > 1 && schedule != "zero-bubble" && coin())
-    some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
+  if (spread > 1 && coin()) some += fmt::format(", expert_capacity: {}", one_of<std::string>({"0.4", "1", "1.5"}));
+  // Rows of padding: of a part of a rank's vocabulary, of all of some rank's, of most of them.
+  const std::string padded =
+      in(0, 2) == 0 ? fmt::format(", make_vocab_size_divisible_by: {}", one_of<std::int64_t>({2, 7, 64, 200})) : "";
   std::string text = fmt::format("name: drawn\nmodel: {}\ncluster: {}\n", model.text, cluster);
   text += fmt::format(
       "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, vpp: {}, ep: {}, etp: {}, sp: {}, "
       "fsdp: "
-      "{}}}, context_exchange: {}, "
+      "{}{}}}, context_exchange: {}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
-      "{}{}}}\n",
+      "{}{}{}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread, experts ? columns : 1,
-      yaml_bool(sequence), group, one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
+      yaml_bool(sequence), group, over, one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
-      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some);
+      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some, padded);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "

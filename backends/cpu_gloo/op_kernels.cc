@@ -178,31 +178,6 @@ void run_linear_wgrad(const KernelCall& c) {
     bias_grad(c.context, matrix(c, in(c, 0)), VectorGradient(c, 1).data(), T, N, write_mode(c));
 }
 
-// --- adapters -------------------------------------------------------------------------------------------------------
-
-std::int64_t column(const KernelCall& c) { return c.op.integer(Attr::column); }
-
-void run_lora_down(const KernelCall& c) {
-  lora_down(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), factor(c), matrix(c, out(c, 0)),
-            {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 0)});
-}
-void run_lora_up(const KernelCall& c) {
-  lora_up(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), column(c),
-          {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
-}
-void run_lora_up_dgrad(const KernelCall& c) {
-  lora_up_dgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), factor(c), matrix(c, out(c, 0)),
-                {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
-}
-void run_lora_up_wgrad(const KernelCall& c) {
-  lora_up_wgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), matrix(c, out(c, 0)),
-                {extent(c, in(c, 0), 0), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1)}, write_mode(c));
-}
-void run_lora_merge(const KernelCall& c) {
-  lora_merge(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, in(c, 2)), factor(c), matrix(c, out(c, 0)),
-             {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 1)});
-}
-
 // --- norms, rope, attention -----------------------------------------------------------------------------------------
 
 void run_rms_norm(const KernelCall& c) {
@@ -621,7 +596,7 @@ void run_grouped_linear(const KernelCall& c) {
 }
 void run_grouped_linear_dgrad(const KernelCall& c) {
   grouped_linear_dgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
-                       matrix(c, out(c, 0)));
+                       matrix(c, out(c, 0)), write_mode(c));
 }
 void run_grouped_linear_wgrad(const KernelCall& c) {
   VectorGradient of_bias(c, 1);
@@ -632,6 +607,43 @@ void run_grouped_linear_wgrad(const KernelCall& c) {
   }
   grouped_linear_wgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
                        matrix(c, out(c, 0)), write_mode(c), bias);
+}
+
+// --- adapters -------------------------------------------------------------------------------------------------------
+
+std::int64_t column(const KernelCall& c) { return c.op.integer(Attr::column); }
+
+void run_lora_down(const KernelCall& c) {
+  if (adapts_experts(c.op))
+    return lora_down(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)), factor(c),
+                     matrix(c, out(c, 0)));
+  lora_down(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), factor(c), matrix(c, out(c, 0)),
+            {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 0)});
+}
+void run_lora_up(const KernelCall& c) {
+  if (adapts_experts(c.op))
+    return lora_up(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                   matrix(c, out(c, 0)), column(c));
+  lora_up(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), column(c),
+          {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
+}
+void run_lora_up_dgrad(const KernelCall& c) {
+  if (adapts_experts(c.op))
+    return lora_up_dgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c),
+                         factor(c), matrix(c, out(c, 0)));
+  lora_up_dgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), factor(c), matrix(c, out(c, 0)),
+                {extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1)});
+}
+void run_lora_up_wgrad(const KernelCall& c) {
+  if (adapts_experts(c.op))
+    return lora_up_wgrad(c.context, experts(c, segment_offsets(c)), matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c),
+                         matrix(c, out(c, 0)), write_mode(c));
+  lora_up_wgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), column(c), matrix(c, out(c, 0)),
+                {extent(c, in(c, 0), 0), extent(c, out(c, 0), 0), extent(c, out(c, 0), 1)}, write_mode(c));
+}
+void run_lora_merge(const KernelCall& c) {
+  lora_merge(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, in(c, 2)), factor(c), matrix(c, out(c, 0)),
+             {extent(c, in(c, 0), 0), extent(c, in(c, 0), 1), extent(c, in(c, 1), 1)});
 }
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------

@@ -180,21 +180,22 @@ void run_grouped_linear(const CudaCall& c) {
   const CUdeviceptr bias = or_none(c, 3);
   const Range columns = bias != 0 ? bias_columns(c.op, c.places) : Range{};
   c.launch(named("grouped_matmul_nt", in(c, 0).dtype), grouped_grid(g, g.N), g.threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), bias, at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
-           narrow(columns.begin), narrow(columns.size()));
+           at(c, in(c, 1)), at(c, in(c, 2)), bias, at(c, out(c, 0)), g.N, g.R, g.first, g.N, g.K, g.segments, g.experts,
+           narrow(columns.begin), narrow(columns.size()), 0);
 }
 
 void run_grouped_linear_dgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
-  c.launch(named("grouped_matmul_nn", in(c, 0).dtype), grouped_grid(g, g.K), g.threads, at(c, in(c, 0)),
-           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts);
+  c.launch(named("grouped_matmul_nn", in(c, 0).dtype), grouped_grid(g, g.K), g.threads, at(c, in(c, 0)), g.N,
+           at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
+           flag(c, Attr::accumulate));
 }
 
 void run_grouped_linear_wgrad(const CudaCall& c) {
   const Grouped g = grouped(c, in(c, 0));
   const int accumulate = flag(c, Attr::accumulate);
   c.launch(named("grouped_matmul_tn", in(c, 0).dtype, out(c, 0).dtype),
-           {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts}, g.threads, at(c, in(c, 0)),
+           {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts}, g.threads, at(c, in(c, 0)), g.N,
            at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments, g.experts,
            accumulate);
   if (c.op.outputs.size() < 2) return;
@@ -202,6 +203,38 @@ void run_grouped_linear_wgrad(const CudaCall& c) {
   c.launch(named("grouped_bias", in(c, 0).dtype, out(c, 1).dtype), {blocks_of(columns.size(), head_threads), g.experts},
            head_threads, at(c, in(c, 0)), at(c, in(c, 2)), at(c, out(c, 1)), g.R, g.first, g.segments, g.experts, g.N,
            narrow(columns.begin), narrow(columns.size()), accumulate);
+}
+
+namespace {
+
+/// From the column on that the adapter's matrix makes of a wider activation.
+CUdeviceptr at_column(const CudaCall& c, const Tensor& t) {
+  return at(c, t) + static_cast<CUdeviceptr>(c.op.integer(Attr::column) * size_of(t.dtype));
+}
+/// y (+)= x w^T from a column of y on.
+void adapt_rows(const CudaCall& c, CUdeviceptr y, int accumulate) {
+  const Grouped g = grouped(c, in(c, 0));
+  c.launch(named("grouped_matmul_nt", in(c, 0).dtype), grouped_grid(g, g.N), g.threads, at(c, in(c, 0)),
+           at(c, in(c, 1)), at(c, in(c, 2)), CUdeviceptr{0}, y, width(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments,
+           g.experts, 0, 0, accumulate);
+}
+
+}  // namespace
+
+void run_expert_lora_down(const CudaCall& c) { adapt_rows(c, at(c, out(c, 0)), 0); }
+void run_expert_lora_up(const CudaCall& c) { adapt_rows(c, at_column(c, out(c, 0)), 1); }
+void run_expert_lora_up_dgrad(const CudaCall& c) {
+  const Grouped g = grouped(c, in(c, 0));
+  c.launch(named("grouped_matmul_nn", in(c, 0).dtype), grouped_grid(g, g.K), g.threads, at_column(c, in(c, 0)),
+           width(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments,
+           g.experts, 0);
+}
+void run_expert_lora_up_wgrad(const CudaCall& c) {
+  const Grouped g = grouped(c, in(c, 0));
+  c.launch(named("grouped_matmul_tn", in(c, 0).dtype, out(c, 0).dtype),
+           {blocks_of(g.K, 64), blocks_of(g.N, g.rows_of_tile) * g.experts}, g.threads, at_column(c, in(c, 0)),
+           width(c, in(c, 0)), at(c, in(c, 1)), at(c, in(c, 2)), at(c, out(c, 0)), g.R, g.first, g.N, g.K, g.segments,
+           g.experts, flag(c, Attr::accumulate));
 }
 
 std::int64_t expert_scratch_bytes(const Op& op) {

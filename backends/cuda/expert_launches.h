@@ -19,6 +19,11 @@ void run_combine_backward(const CudaCall&);
 void run_grouped_linear(const CudaCall&);
 void run_grouped_linear_dgrad(const CudaCall&);
 void run_grouped_linear_wgrad(const CudaCall&);
+/// Products of adapters that each expert has (adapts_experts), by the same kernels; u and du without their factor.
+void run_expert_lora_down(const CudaCall&);
+void run_expert_lora_up(const CudaCall&);
+void run_expert_lora_up_dgrad(const CudaCall&);
+void run_expert_lora_up_wgrad(const CudaCall&);
 
 /// Numbers that an op's kernels hand to each other.
 std::int64_t expert_scratch_bytes(const Op&);

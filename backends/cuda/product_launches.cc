@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "backends/cuda/expert_launches.h"
 #include "backends/cuda/launch_operands.h"
+#include "graph/catalogue.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -68,22 +70,26 @@ void run_linear_wgrad(const CudaCall& c) {
 
 void run_lora_down(const CudaCall& c) {
   const Tensor &x = in(c, 0), &a = in(c, 1), &u = out(c, 0);
+  if (adapts_experts(c.op)) return run_expert_lora_down(c), scale(c, u);
   multiply(c, "nt", x.dtype, columns_of(c, x), at(c, a), CUdeviceptr{0}, u.dtype, columns_of(c, u), extent(c, x, 0),
            extent(c, a, 0), extent(c, x, 1), 0);
   scale(c, u);
 }
 void run_lora_up(const CudaCall& c) {
+  if (adapts_experts(c.op)) return run_expert_lora_up(c);
   const Tensor &u = in(c, 0), &b = in(c, 1), &y = out(c, 0);
   multiply(c, "nt", u.dtype, columns_of(c, u), at(c, b), CUdeviceptr{0}, y.dtype, columns_of(c, y, column(c)),
            extent(c, u, 0), extent(c, b, 0), extent(c, b, 1), 1);
 }
 void run_lora_up_dgrad(const CudaCall& c) {
   const Tensor &dy = in(c, 0), &b = in(c, 1), &du = out(c, 0);
+  if (adapts_experts(c.op)) return run_expert_lora_up_dgrad(c), scale(c, du);
   multiply(c, "nn", dy.dtype, columns_of(c, dy, column(c)), at(c, b), CUdeviceptr{0}, du.dtype, columns_of(c, du),
            extent(c, dy, 0), extent(c, b, 1), extent(c, b, 0), 0);
   scale(c, du);
 }
 void run_lora_up_wgrad(const CudaCall& c) {
+  if (adapts_experts(c.op)) return run_expert_lora_up_wgrad(c);
   const Tensor &dy = in(c, 0), &u = in(c, 1), &db = out(c, 0);
   multiply(c, "tn", dy.dtype, columns_of(c, dy, column(c)), at(c, u), CUdeviceptr{0}, db.dtype, columns_of(c, db),
            extent(c, db, 0), extent(c, db, 1), extent(c, dy, 0), flag(c, Attr::accumulate));

@@ -73,16 +73,24 @@ void put_deepseek_layer(const LayerParameters& p) {
   put_norms(p);
 }
 
-/// Source: PEFT's names, those of transformers' modules.
-constexpr LoraTarget deepseek_adapters[] = {{"q_proj", R::q_proj, R::q_lora_a, R::q_lora_b},
-                                            {"q_a_proj", R::q_a_proj, R::q_a_lora_a, R::q_a_lora_b},
-                                            {"q_b_proj", R::q_b_proj, R::q_b_lora_a, R::q_b_lora_b},
-                                            {"kv_a_proj_with_mqa", R::kv_a_proj, R::kv_a_lora_a, R::kv_a_lora_b},
-                                            {"kv_b_proj", R::kv_b_proj, R::kv_b_lora_a, R::kv_b_lora_b},
-                                            {"o_proj", R::o_proj, R::o_lora_a, R::o_lora_b},
-                                            {"gate_proj", R::gate_proj, R::gate_lora_a, R::gate_lora_b},
-                                            {"up_proj", R::up_proj, R::up_lora_a, R::up_lora_b},
-                                            {"down_proj", R::down_proj, R::down_lora_a, R::down_lora_b}};
+/// Source: PEFT's names, those of transformers' modules, experts' as each expert is one: one name is of dense layers'
+/// MLPs, of each expert's, and of those that every token takes.
+constexpr LoraTarget deepseek_adapters[] = {
+    {"q_proj", R::q_proj, R::q_lora_a, R::q_lora_b},
+    {"q_a_proj", R::q_a_proj, R::q_a_lora_a, R::q_a_lora_b},
+    {"q_b_proj", R::q_b_proj, R::q_b_lora_a, R::q_b_lora_b},
+    {"kv_a_proj_with_mqa", R::kv_a_proj, R::kv_a_lora_a, R::kv_a_lora_b},
+    {"kv_b_proj", R::kv_b_proj, R::kv_b_lora_a, R::kv_b_lora_b},
+    {"o_proj", R::o_proj, R::o_lora_a, R::o_lora_b},
+    {"gate_proj", R::gate_proj, R::gate_lora_a, R::gate_lora_b},
+    {"up_proj", R::up_proj, R::up_lora_a, R::up_lora_b},
+    {"down_proj", R::down_proj, R::down_lora_a, R::down_lora_b},
+    {"gate_proj", R::shared_gate, R::shared_gate_lora_a, R::shared_gate_lora_b, "shared_experts.gate_proj"},
+    {"up_proj", R::shared_up, R::shared_up_lora_a, R::shared_up_lora_b, "shared_experts.up_proj"},
+    {"down_proj", R::shared_down, R::shared_down_lora_a, R::shared_down_lora_b, "shared_experts.down_proj"},
+    {"gate_proj", R::expert_gate, R::expert_gate_lora_a, R::expert_gate_lora_b, "experts.gate_proj"},
+    {"up_proj", R::expert_up, R::expert_up_lora_a, R::expert_up_lora_b, "experts.up_proj"},
+    {"down_proj", R::expert_down, R::expert_down_lora_a, R::expert_down_lora_b, "experts.down_proj"}};
 
 }  // namespace
 

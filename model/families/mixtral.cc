@@ -40,6 +40,17 @@ void put_mixtral_layer(const LayerParameters& p) {
   put_norms(p);
 }
 
+/// Source: PEFT's names, those of the modules of each expert.
+using R = ParamRole;
+constexpr LoraTarget mixtral_adapters[] = {
+    {"q_proj", R::q_proj, R::q_lora_a, R::q_lora_b},
+    {"k_proj", R::k_proj, R::k_lora_a, R::k_lora_b},
+    {"v_proj", R::v_proj, R::v_lora_a, R::v_lora_b},
+    {"o_proj", R::o_proj, R::o_lora_a, R::o_lora_b},
+    {"w1", R::expert_gate, R::expert_gate_lora_a, R::expert_gate_lora_b, "experts.w1"},
+    {"w3", R::expert_up, R::expert_up_lora_a, R::expert_up_lora_b, "experts.w3"},
+    {"w2", R::expert_down, R::expert_down_lora_a, R::expert_down_lora_b, "experts.w2"}};
+
 }  // namespace
 
 extern const FamilySpec mixtral_family = {.id = ModelFamily::mixtral,
@@ -48,6 +59,7 @@ extern const FamilySpec mixtral_family = {.id = ModelFamily::mixtral,
                                           .keys = mixtral_keys,
                                           .read = read_mixtral,
                                           .write = write_mixtral,
-                                          .layer = put_mixtral_layer};
+                                          .layer = put_mixtral_layer,
+                                          .adapters = mixtral_adapters};
 
 }  // namespace hotbunk

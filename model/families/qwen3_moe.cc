@@ -37,6 +37,17 @@ void write_qwen3_moe(const ModelSpec& m, nlohmann::json& c) {
   c["norm_topk_prob"] = m.moe->norm_topk;
 }
 
+/// Source: PEFT's names, those of the modules of each expert.
+using R = ParamRole;
+constexpr LoraTarget qwen3_moe_adapters[] = {
+    {"q_proj", R::q_proj, R::q_lora_a, R::q_lora_b},
+    {"k_proj", R::k_proj, R::k_lora_a, R::k_lora_b},
+    {"v_proj", R::v_proj, R::v_lora_a, R::v_lora_b},
+    {"o_proj", R::o_proj, R::o_lora_a, R::o_lora_b},
+    {"gate_proj", R::expert_gate, R::expert_gate_lora_a, R::expert_gate_lora_b, "experts.gate_proj"},
+    {"up_proj", R::expert_up, R::expert_up_lora_a, R::expert_up_lora_b, "experts.up_proj"},
+    {"down_proj", R::expert_down, R::expert_down_lora_a, R::expert_down_lora_b, "experts.down_proj"}};
+
 }  // namespace
 
 extern const FamilySpec qwen3_moe_family = {.id = ModelFamily::qwen3_moe,
@@ -45,6 +56,7 @@ extern const FamilySpec qwen3_moe_family = {.id = ModelFamily::qwen3_moe,
                                             .keys = qwen3_moe_keys,
                                             .read = read_qwen3_moe,
                                             .write = write_qwen3_moe,
-                                            .layer = put_llama_layer};
+                                            .layer = put_llama_layer,
+                                            .adapters = qwen3_moe_adapters};
 
 }  // namespace hotbunk

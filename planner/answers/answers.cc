@@ -18,6 +18,7 @@
 #include "planner/answers/stated_error.h"
 #include "planner/answers/trees.h"
 #include "spec/names.h"
+#include "spec/shard_over.h"
 
 namespace hotbunk {
 
@@ -355,10 +356,11 @@ std::string describe(const TrainPoint& p) {
       axis("ep", p.ep), axis("etp", p.etp);
   constexpr const char* sharding[] = {"replicated", "zero1", "zero2", "zero3", "fsdp"};
   constexpr const char* recompute[] = {"none", "selective", "full"};
+  const std::string shards_of_axes = p.shard_over.some() ? " of " + listed_shard_over(text_of(p.shard_over)) : "";
   const bool groups = p.sharding != Sharding::replicated && p.shard_ranks() < p.data_ranks();
   out += fmt::format("{} {}{}{}, {} x {} sequences, recompute {}{}", p.sp ? " sp" : "",
                      sharding[static_cast<std::size_t>(p.sharding)],
-                     groups ? fmt::format(" over {}", p.shard_ranks()) : "",
+                     groups ? fmt::format(" over {}{}", p.shard_ranks(), shards_of_axes) : "",
                      !p.reshard_after_forward ? " gathered once"
                      : p.reshard_ranks > 0    ? fmt::format(" kept among {}", p.reshard_ranks)
                                               : "",

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/parallel.h"
+#include "base/shell_quoted.h"
 #include "lowering/lower.h"
 #include "planner/answers/lowered_space.h"
 #include "planner/answers/plan_answer.h"
@@ -154,8 +155,7 @@ std::string difference(const ChoiceRow& winner, const ChoiceRow& own) {
 
 std::string flag_line(const ChoiceRow& r) {
   std::string out;
-  for (const std::string& f : r.flags)
-    out += fmt::format(" --set {}", f.find_first_of(" []{}") == std::string::npos ? f : "'" + f + "'");
+  for (const std::string& f : r.flags) out += " --set " + shell_quoted(f);
   return out;
 }
 
@@ -177,8 +177,10 @@ Scenario with_point(Scenario s, const RlPoint& p) {
   s.train.engine =
       p.train.sharding == own.train.sharding ? s.train.engine : engine_of(p.train.sharding, s.train.engine);
   // The scenario's word for all data ranks, their number or -1, stays where it still means that.
-  if (train_point_of(s).fsdp != p.train.fsdp || (t.fsdp > 0 && p.train.data_ranks() % t.fsdp != 0))
-    t.fsdp = p.train.fsdp;
+  const TrainPoint means = train_point_of(s);
+  if (means.fsdp != p.train.fsdp || means.shard_over != p.train.shard_over ||
+      (s.train.engine == TrainEngine::ddp && !t.shard_over.empty()) || (t.fsdp > 0 && t.shardable() % t.fsdp != 0))
+    t.fsdp = p.train.fsdp, t.shard_over = text_of(p.train.shard_over);
   // "interleaved" and "1f1b" are one schedule, told apart by vpp.
   if (p.train.pp > 1 && schedule_named(s.train.pipeline_schedule) != p.train.schedule)
     s.train.pipeline_schedule = name_of(p.train.schedule);

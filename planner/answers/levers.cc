@@ -1,6 +1,7 @@
 #include "planner/answers/levers.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <functional>
@@ -102,9 +103,19 @@ std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {
 
 std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s, const RlPoint& p) {
   std::vector<std::pair<std::string, RlPoint>> out;
+  const TrainLayout& said = s.scenario().train.layout;
+  // All ranks of what shard_over names are other ones where those dimensions are.
+  const auto as_said = [&](const TrainPoint& t) {
+    TrainPoint named = t;
+    fill_shard_group(said, named);
+    return named;
+  };
+  const bool keeps_words = said.fsdp == -1 && !said.shard_over.empty() && as_said(p.train) == p.train;
   const auto add = [&](std::string name, const std::function<void(RlPoint&)>& change) {
     RlPoint q = p;
     change(q);
+    const bool same_group = q.train.fsdp == p.train.fsdp && q.train.shard_over == p.train.shard_over;
+    if (keeps_words && same_group) q.train = as_said(q.train);
     if (!(q == p) && legal(s, p, q)) out.emplace_back(std::move(name), q);
   };
   for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})
@@ -142,9 +153,17 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
   trade("cp", &TrainPoint::cp);
   trade("ulysses", &TrainPoint::ulysses);
   if (const std::int64_t node = s.scenario().cluster.ranks_per_node(); p.train.sharding == Sharding::fsdp) {
-    if (p.train.fsdp > 0) add("train.layout.fsdp = -1", [](RlPoint& q) { q.train.fsdp = -1; });
-    else if (p.train.data_ranks() > node && p.train.data_ranks() % node == 0)
-      add(fmt::format("train.layout.fsdp = {}", node), [&](RlPoint& q) { q.train.fsdp = node; });
+    if (p.train.fsdp > 0) {
+      RlPoint all = p;
+      all.train.fsdp = -1, all.train.shard_over = {};
+      const TrainLayout then = with_point(s.scenario(), all).train.layout;
+      std::vector<std::string> changes;
+      if (then.fsdp != said.fsdp || then.shard_over == said.shard_over) changes.emplace_back("train.layout.fsdp = -1");
+      if (then.shard_over != said.shard_over) changes.emplace_back("train.layout.shard_over = \"\"");
+      add(fmt::format("{}", fmt::join(changes, ", ")), [&](RlPoint& q) { q = all; });
+    } else if (p.train.data_ranks() > node && p.train.data_ranks() % node == 0)
+      add(fmt::format("train.layout.fsdp = {}", node),
+          [&](RlPoint& q) { q.train.fsdp = node, q.train.shard_over = {}; });
   }
   if (p.train.optimizer == OptimizerName::adamw)
     add("optimizer.name = adamw-8bit", [](RlPoint& q) { q.train.optimizer = OptimizerName::adamw_8bit; });

@@ -97,6 +97,8 @@ PartKey key_of(PartKind kind, const RlPoint& p, const JobPhases& phases, std::in
   }
   key.train.tp = p.train.tp, key.train.pp = p.train.pp, key.train.dp = p.train.ranks() / (p.train.tp * p.train.pp);
   key.train.fsdp = p.train.fsdp, key.train.sharding = p.train.sharding;
+  if (key.train.shard_over = p.train.shard_over; key.train.shard_over.some())
+    key.train.dp = p.train.dp, key.train.cp = p.train.cp, key.train.ulysses = p.train.ulysses;
   // Which layers and which experts a rank has.
   key.train.vpp = p.train.vpp, key.train.ep = p.train.ep, key.train.etp = p.train.etp;
   key.train.optimizer_on_host = p.train.optimizer_on_host;
@@ -403,7 +405,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   const PipelineSchedule own_schedule = train_point_of(s).schedule;
   std::erase_if(t.schedule, [&](PipelineSchedule p) { return p == PipelineSchedule::gpipe && p != own_schedule; });
   // Copies of the shards pay where links between them are slower than within: of groups, a node is tried.
-  const std::int64_t node = s.cluster.ranks_per_node(), own_group = s.train.layout.fsdp;
+  const std::int64_t node = s.cluster.ranks_per_node(), own_group = train_point_of(s).fsdp;
   std::erase_if(t.shard, [&](std::int64_t group) { return group != -1 && group != node && group != own_group; });
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
   space.rollout_pp = space.rollout_cp = {1};

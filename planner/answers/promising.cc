@@ -115,7 +115,7 @@ Promising promising_training(const ScenarioPricer& s, const RlPoint& own, TrainS
   drop_slow_on_host(all, s.train().cost(), options.limit_bytes());
   const auto kind = [](const Trained& t) {
     const TrainPoint& p = t.point;
-    return std::tuple(TrainCut::of(p), p.sharding, p.fsdp, p.optimizer_on_host);
+    return std::tuple(TrainCut::of(p), p.sharding, p.fsdp, p.shard_over, p.optimizer_on_host);
   };
   std::ranges::sort(all, {}, [&](const Trained& t) { return std::tuple(kind(t), t.seconds, t.point); });
   out.points = {own.train};

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/format.h"
+#include "base/shell_quoted.h"
 #include "lowering/lower.h"
 #include "planner/answers/choices.h"
 #include "planner/answers/levers.h"
@@ -87,7 +88,7 @@ std::string remedy_text(const ScenarioPricer& s, const RlPoint& p) { return reme
 std::string remedy_text(const std::optional<Lever>& found) {
   if (!found) return "no change of one key cures it; `hotbunk plan` searches all layouts";
   std::string flags;
-  for (const std::string& f : found->flags) flags += fmt::format("{}--set {}", flags.empty() ? "" : " ", f);
+  for (const std::string& f : found->flags) flags += (flags.empty() ? "--set " : " --set ") + shell_quoted(f);
   return fmt::format("{}: {} of a device", flags, format_bytes(found->bytes));
 }
 

@@ -138,7 +138,7 @@ class ResizedSearch {
       s.train.expert_capacity = TrainSpec().expert_capacity;
       s.train.expert_dispatch = TrainSpec().expert_dispatch;
     }
-    if (t.fsdp > 0 && t.dp % t.fsdp != 0) t.fsdp = -1;
+    if (t.fsdp > 0 && t.shardable() % t.fsdp != 0) t.fsdp = -1, t.shard_over.clear();
   }
 
   /// Whether some engine of the shape holds its weights and one sequence, however many there are.

@@ -71,7 +71,7 @@ std::optional<Scenario> with_other_trainer(const Scenario& s) {
   TrainLayout& t = out.train.layout;
   t.dp = s.train.layout.ranks();
   t.cp = t.ulysses = t.tp = t.pp = t.vpp = t.ep = t.etp = 1;
-  t.sp = false, t.fsdp = plain.fsdp;
+  t.sp = false, t.fsdp = plain.fsdp, t.shard_over = plain.shard_over;
   set_split(out.train, {});
   out.train.pipeline_schedule = TrainSpec().pipeline_schedule;
   out.train.reshard_after_forward = TrainSpec().reshard_after_forward;

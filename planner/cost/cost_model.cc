@@ -174,9 +174,11 @@ double CostModel::grouped_seconds(const Op& op, double flops, double bytes) cons
   const double rows = flops / (2.0 * n * k), experts = std::min(static_cast<double>(m.experts), rows);
   if (rows <= 0.0) return memory_seconds(bytes);
   const double each = rows / experts, peak = peak_flops(op.inputs[1].dtype);
-  const double one = op.kind == OpKind::grouped_linear_wgrad ? gemm_seconds(n, k, each, peak, bytes / experts)
-                     : op.kind == OpKind::grouped_linear     ? gemm_seconds(each, n, k, peak, bytes / experts)
-                                                             : gemm_seconds(each, k, n, peak, bytes / experts);
+  const bool of_weights = op.kind == OpKind::grouped_linear_wgrad || op.kind == OpKind::lora_up_wgrad,
+             forward = op.kind == OpKind::grouped_linear || op.kind == OpKind::lora_down || op.kind == OpKind::lora_up;
+  const double one = of_weights ? gemm_seconds(n, k, each, peak, bytes / experts)
+                     : forward  ? gemm_seconds(each, n, k, peak, bytes / experts)
+                                : gemm_seconds(each, k, n, peak, bytes / experts);
   return experts * one;
 }
 
@@ -222,13 +224,14 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
   }
   const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
   const auto keys_of_query = [&] { return std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0); };
-  if (is_grouped(op.kind) || op.kind == OpKind::latent_attention) {
+  const bool grouped = is_grouped(op.kind) || adapts_experts(op);
+  if (grouped || op.kind == OpKind::latent_attention) {
     // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates, nor what an
     // engine makes again of latents.
     const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];
     if (!measured.empty()) return memory_seconds(bytes) * measured.at({std::max(bytes, 1.0), 1.0, 1.0});
-    return is_grouped(op.kind) ? grouped_seconds(op, flops, bytes)
-                               : attention_seconds(flops, keys_of_query(), bytes, false, peak_flops(dtype));
+    return grouped ? grouped_seconds(op, flops, bytes)
+                   : attention_seconds(flops, keys_of_query(), bytes, false, peak_flops(dtype));
   }
   if (is_attention(op.kind)) {
     const double keys = keys_of_query();

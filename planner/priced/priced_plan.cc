@@ -57,8 +57,12 @@ void PricedPlanWriter::add_families() {
   plan_.groups.push_back(along(mesh, "train_pp", {"pp"}));
   const GroupFamily data = along(mesh, "train_data", {"cp", "ulysses", "dp"});
   plan_.groups.push_back(data);
-  if (p.replicas() > 1) add(cut(data, p.shard_ranks(), "train_shard", "train_replicas"));
-  if (p.reshard_ranks > 0) plan_.groups.push_back(cut(data, p.reshard_ranks, "train_reshard", "").first);
+  GroupFamily shardable{"train_data", {}};  // the same ranks, shard group by shard group
+  for (std::int64_t stage = 0; stage < l.pp; ++stage)
+    for (const std::vector<std::int64_t>& ranks : data_ranks(l, stage))
+      shardable.groups.emplace_back(ranks.begin(), ranks.end());
+  if (p.replicas() > 1) add(cut(shardable, p.shard_ranks(), "train_shard", "train_replicas"));
+  if (p.reshard_ranks > 0) plan_.groups.push_back(cut(shardable, p.reshard_ranks, "train_reshard", "").first);
   if (scenario_.model
           .moe) {  // the experts' mesh has no context parallelism: those ranks hold other experts, or the same
     const auto experts =
@@ -383,6 +387,7 @@ PricedJob priced_training(const TrainModel& model, const TrainPoint& p, const Cl
   TrainLayout& l = s.train.layout;
   l.dp = p.dp, l.cp = p.cp, l.ulysses = p.ulysses, l.tp = p.tp, l.pp = p.pp, l.vpp = p.vpp;
   l.ep = p.ep, l.etp = p.etp, l.fsdp = p.fsdp, l.sp = p.sp;
+  l.shard_over = text_of(p.shard_over);
   s.train.pipeline_schedule = p.vpp > 1 ? "interleaved" : std::string(name_of(p.schedule));
   s.train.pipeline_split = model.setting().pipeline_split;
   s.train.micro_batch_tokens = TrainLayout{.cp = p.cp, .ulysses = p.ulysses}.share_of(p.micro_batch * sequence);

@@ -51,14 +51,16 @@ void count_products(ModelSpec m, double& elements, double& tensors) {
   }
 }
 
-/// Of a model of which `one` is one layer: all have the same adapters.
+/// Of a model of which `one` is one layer, and `layers` are alike.
 void count_adapters(ModelSpec one, double layers, ModelCounts& c) {
   if (!one.lora.on()) return;
-  if (one.moe) one.moe->experts = std::min<std::int64_t>(one.moe->experts, 1);  // which have none
-  for (const ParamSpec& p : adapters_of(one)) c.adapters += layers * static_cast<double>(p.numel());
+  const double experts = one.moe ? static_cast<double>(one.moe->experts) : 0.0;
+  if (one.moe) one.moe->experts = std::min<std::int64_t>(one.moe->experts, 1);  // it stands for all
+  const auto times = [&](const ParamSpec& p) { return p.expert >= 0 ? layers * experts : layers; };
+  for (const ParamSpec& p : adapters_of(one)) c.adapters += times(p) * static_cast<double>(p.numel());
   for (const ParamSpec& p : parameters_of(one)) {
     if (!one.adapts(p.role)) continue;
-    c.adapted_matrices += layers, c.adapted_elements += layers * static_cast<double>(p.numel());
+    c.adapted_matrices += times(p), c.adapted_elements += times(p) * static_cast<double>(p.numel());
   }
 }
 
@@ -88,9 +90,11 @@ ModelCounts counts_of(const ModelSpec& m) {
     c.dense_layer = (c.parameters - both) / layers, c.dense_layer_tensors = (c.tensors - tensor_count(ends)) / layers;
     c.dense_layer_products = products / layers, c.dense_product_tensors = tensors / layers;
   }
-  count_adapters(one_dense, static_cast<double>(m.layers), c);
+  const std::int64_t dense = moe ? std::min(m.moe->first_dense_layers, m.layers) : m.layers;
+  count_adapters(one_dense, static_cast<double>(dense), c);
   if (!moe) return c;
   const ModelSpec one_moe = with_layers(m, 1, false);
+  count_adapters(one_moe, static_cast<double>(m.layers - dense), c);
   c.moe_layer = static_cast<double>(parameter_count(one_moe)) - both;
   c.moe_layer_tensors = tensor_count(one_moe) - tensor_count(ends);
   count_products(one_moe, c.moe_layer_products, c.moe_product_tensors);

@@ -32,22 +32,26 @@ const char* name_of(RankAxis axis) {
 
 std::optional<Layout> trainer_layout(const TrainPoint& p, const TrainSetting& setting, const ModelSpec& model) {
   const bool sharded = p.gathers_units() && p.shard_ranks() > 1;
+  const ShardOver& over = p.shard_over;
+  const std::int64_t shardable = over.some() ? over.over(p.dp, p.cp, p.ulysses) : p.data_ranks();
   std::vector<MeshAxis> dense, expert;
   bool cut = false, ended = false;
   for (const RankAxis axis : setting.order) {
-    const bool of_data = axis == RankAxis::cp || axis == RankAxis::ulysses || axis == RankAxis::dp;
-    if (sharded && of_data) {  // the data ranks as one axis of shards and one of copies
-      if (cut && ended) return std::nullopt;
-      if (!cut) dense.insert(dense.end(), {{"fsdp", p.shard_ranks()}, {"replicate", p.data_ranks() / p.shard_ranks()}});
-      cut = true;
-      continue;
-    }
+    const bool has_shards = axis == RankAxis::cp        ? !over.some() || over.cp
+                            : axis == RankAxis::ulysses ? !over.some() || over.ulysses
+                                                        : axis == RankAxis::dp && (!over.some() || over.dp);
     const std::int64_t size = axis == RankAxis::tp        ? p.tp
                               : axis == RankAxis::cp      ? p.cp
                               : axis == RankAxis::ulysses ? p.ulysses
                               : axis == RankAxis::dp      ? p.dp
                                                           : p.pp;
-    if (axis == RankAxis::ep) continue;
+    if (axis == RankAxis::ep || (sharded && has_shards && size == 1)) continue;
+    if (sharded && has_shards) {  // neighbours in the order as one axis of shards and one of copies
+      if (ended) return std::nullopt;
+      if (!cut) dense.insert(dense.end(), {{"fsdp", p.shard_ranks()}, {"replicate", shardable / p.shard_ranks()}});
+      cut = true;
+      continue;
+    }
     if (cut && size > 1) ended = true;
     if (size > 1 || axis == RankAxis::tp) dense.push_back({name_of(axis), size});
   }

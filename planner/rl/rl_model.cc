@@ -7,6 +7,7 @@
 #include "planner/rl/length_moments.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
+#include "spec/shard_over.h"
 
 namespace hotbunk {
 
@@ -294,6 +295,15 @@ RlPrice RlModel::price(const RlPoint& p) const {
   return combine(p, ShiftShape(p.transition), of.train, of.rollout, of.sync);
 }
 
+void fill_shard_group(TrainLayout named, TrainPoint& p) {
+  named.dp = p.dp, named.cp = p.cp, named.ulysses = p.ulysses;
+  p.fsdp = named.shard_over.empty() ? named.fsdp : named.shard_ranks(), p.shard_over = {};
+  if (!shard_groups_follow(named) && p.sharding != Sharding::replicated)
+    p.shard_over = {named.shards_over("dp"), named.shards_over("cp"), named.shards_over("ulysses")};
+  // The group of all data ranks has one name.
+  if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
+}
+
 TrainPoint train_point_of(const Scenario& s) {
   const TrainLayout& a = s.train.layout;
   TrainPoint p{.dp = a.dp,
@@ -322,8 +332,7 @@ TrainPoint train_point_of(const Scenario& s) {
       p.sharding = Sharding::fsdp;
       break;
   }
-  // The group of all data ranks has one name.
-  if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
+  fill_shard_group(a, p);
   // One stage has nothing to order.
   if (p.pp > 1) p.schedule = schedule_named(s.train.pipeline_schedule);
   p.recompute = s.train.recompute;

@@ -406,6 +406,8 @@ class RlModel {
 /// What a scenario asks for, in the closed form's terms. Sequence: mean prompt + response, rounded up so that the
 /// layout's splits divide it.
 TrainPoint train_point_of(const Scenario&);
+/// The point's shard group as the layout's fsdp and shard_over mean it with the point's dp, cp and ulysses.
+void fill_shard_group(TrainLayout, TrainPoint&);
 /// The sequences that the scenario's tokens and batch make of the point's micro-batches, by its dp, cp and ulysses.
 void fill_micro_batches(const Scenario&, TrainPoint&);
 RolloutPoint rollout_point_of(const Scenario&);

@@ -34,8 +34,9 @@ SyncSource::SyncSource(const TrainPoint& p, bool counted)
             .ep = p.ep,
             .etp = p.etp,
             .fsdp = p.fsdp,
+            .shard_over = p.shard_over,
             .sharding = p.sharding};
-  if (p.tp == 1 && p.pp == 1 && p.ep == 1) {  // all ranks are data ranks, whatever they share
+  if (p.tp == 1 && p.pp == 1 && p.ep == 1 && !p.shard_over.some()) {  // all ranks are data ranks, whatever they share
     layout->dp = p.data_ranks(), layout->cp = layout->ulysses = 1, layout->etp = 1;
     if (!p.gathers_units()) layout->sharding = Sharding::replicated, layout->fsdp = -1;
   }

@@ -72,12 +72,12 @@ bool LayerBuilder::reads_input(std::initializer_list<ParamRole> matrices) const 
 
 /// u = x A^T, y += f u B^T; backward d = f dy B, dB = dy^T u, dA = d^T x, dx += d A. Ours computes u once more in
 /// backward; PEFT keeps it, scales what B makes and adds it, each by a kernel of its own (peft/tuners/lora/layer.py).
-void LayerBuilder::adapter(ParamRole base, double rows, double out, double in) {
+void LayerBuilder::adapter(ParamRole base, double rows, double out, double in, double groups) {
   if (!model_.model().adapts(base)) return;
   const double r = static_cast<double>(model_.model().lora.rank), before = out_.forward,
                launched = out_.kernels_forward;
   const auto product = [&](double m, double n, double k) {
-    return cost_.gemm_seconds(m, n, k, wide_peak_, e_ * (m * k + n * k + m * n)) + kernel();
+    return groups * cost_.gemm_seconds(m, n, k, wide_peak_, e_ * (m * k + n * k + m * n)) + kernel();
   };
   const double down = product(rows, r, in);
   out_.forward += down + product(rows, out, r);
@@ -87,11 +87,11 @@ void LayerBuilder::adapter(ParamRole base, double rows, double out, double in) {
     out_.backward += down;
     launches(0, 1);
   } else {
-    keep(e_ * rows * r);
-    move(2.0 * e_ * rows * out, 2.0 * e_ * rows * out);
-    move(3.0 * e_ * rows * out, 3.0 * e_ * rows * in);
+    keep(e_ * groups * rows * r);
+    move(2.0 * e_ * groups * rows * out, 2.0 * e_ * groups * rows * out);
+    move(3.0 * e_ * groups * rows * out, 3.0 * e_ * groups * rows * in);
   }
-  const double elements = r * (in + out);
+  const double elements = groups * r * (in + out);
   if (!frame_.fused_accumulation)
     out_.accumulate += cost_.memory_seconds(3.0 * model_.setting().state.grads * elements) + 2.0 * kernel();
   out_.adapter_parameters += elements;

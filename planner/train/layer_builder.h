@@ -64,7 +64,7 @@ class LayerBuilder {
   void tensor_parallel(double hides_behind) { tensor_parallel(hides_behind, hidden()); }
   /// What low-rank adapters add to a matrix [out,in] that is applied to `rows` rows, nothing where it has none: on this
   /// rank's slice of it, for A is whole beside one that is cut by columns and B beside one that is cut by rows.
-  void adapter(ParamRole base, double rows, double out, double in);
+  void adapter(ParamRole base, double rows, double out, double in, double groups = 1.0);
   /// Whether backward reads the input of these matrices: of those that train, or have adapters.
   bool reads_input(std::initializer_list<ParamRole>) const;
   /// softmax(q k^T) v over `heads` heads of width `qk` and `v` on this rank, and what it exchanges along the sequence.

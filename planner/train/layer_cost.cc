@@ -7,22 +7,29 @@
 namespace hotbunk {
 namespace {
 
+/// Of whom an MLP is, by its matrices, which may have adapters.
+struct MlpRoles {
+  ParamRole gate = ParamRole::gate_proj, up = ParamRole::up_proj, down = ParamRole::down_proj;
+};
+constexpr MlpRoles of_experts{ParamRole::expert_gate, ParamRole::expert_up, ParamRole::expert_down},
+    of_shared{ParamRole::shared_gate, ParamRole::shared_up, ParamRole::shared_down};
+
 /// Column, activation, row; `width` is the whole intermediate size, divided by `ways`. `groups` experts of `rows` each.
-void feed_forward(LayerBuilder& b, const ModelSpec& m, RecomputeModule activation, double rows, double width,
-                  double ways, double groups = 1.0) {
+void feed_forward(LayerBuilder& b, const ModelSpec& m, const MlpRoles& roles, RecomputeModule activation, double rows,
+                  double width, double ways, double groups = 1.0) {
   const double h = b.hidden(), e = b.e(), local = width / ways, fan = m.gated_mlp ? 2.0 : 1.0;
   const double values = e * groups * rows * local;
   b.grouped_linear(groups, rows, fan * local, h);
-  for (const ParamRole role : {ParamRole::gate_proj, ParamRole::up_proj}) b.adapter(role, rows, local, h);
+  for (const ParamRole role : {roles.gate, roles.up}) b.adapter(role, rows, local, h, groups);
   b.keep(values * fan);
   {
     const ModuleScope module(b, activation);
     b.stream(values * (fan + 1.0), values * (2.0 * fan + 1.0));
-    if (b.reads_input({ParamRole::down_proj})) b.keep_input(groups * rows * local);
+    if (b.reads_input({roles.down})) b.keep_input(groups * rows * local);
     if (m.gated_mlp && b.eager()) b.keep(values);
   }
   b.grouped_linear(groups, rows, h, local);
-  b.adapter(ParamRole::down_proj, rows, h, local);
+  b.adapter(roles.down, rows, h, local, groups);
 }
 
 /// Router, dispatch, experts, combine, shared experts.
@@ -73,10 +80,11 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
   // Permute before dispatch, sort by expert behind it, and the two inverses with the routing weights.
   b.stream(4.0 * e * routed * h, 4.0 * e * routed * h);
   b.stream(4.0 * e * rows * h, 5.0 * e * rows * h);
-  if (!b.frozen()) b.keep_input(rows * h);  // of the first product
-  b.keep(e * rows * h);                     // of the combination
-  const double local = std::max(1.0, experts / ep);
-  feed_forward(b, model, RecomputeModule::moe_act, rows / local, i, etp, local);
+  if (b.reads_input({of_experts.gate, of_experts.up})) b.keep_input(rows * h);  // of the first product
+  b.keep(e * rows * h);                                                         // of the combination
+  const double local = std::max(1.0, experts / ep), adapters = b.out().adapter_parameters;
+  feed_forward(b, model, of_experts, RecomputeModule::moe_act, rows / local, i, etp, local);
+  b.out().expert_adapter_parameters = b.out().adapter_parameters - adapters;
   const double expert_weights = experts / ep * 3.0 * h * i / etp;
   b.out().parameters += expert_weights;
   b.out().expert_parameters += expert_weights;
@@ -85,7 +93,7 @@ void mixture(LayerBuilder& b, const TrainModel& t, const TrainPoint& p) {
     const ModuleScope module(b, RecomputeModule::shared_experts);
     const double width = static_cast<double>(moe.shared_experts) * i;
     if (b.quantizes() && !b.frozen()) b.keep_input(b.narrow() * h);  // a copy of what the router keeps
-    feed_forward(b, model, RecomputeModule::mlp_act, b.tokens(), width, b.tp());
+    feed_forward(b, model, of_shared, RecomputeModule::mlp_act, b.tokens(), width, b.tp());
     b.weights(3.0 * h * width, 0.0);
     b.tensor_parallel(0.0);
   }
@@ -139,7 +147,7 @@ LayerCost TrainModel::dense_layer(const TrainPoint& p, bool linear, std::vector<
   const double before = b.out().weight_grad;
   {
     const ModuleScope module(b, RecomputeModule::mlp);
-    feed_forward(b, model_, RecomputeModule::mlp_act, b.tokens(), i, b.tp());
+    feed_forward(b, model_, {}, RecomputeModule::mlp_act, b.tokens(), i, b.tp());
     b.weights(fan * h * i + (model_.mlp_bias ? i : 0.0), model_.mlp_bias ? h : 0.0);
     b.tensor_parallel((b.out().weight_grad - before) * 0.5);
   }

@@ -7,6 +7,13 @@
 
 namespace hotbunk {
 
+std::string text_of(const ShardOver& over) {
+  std::string out;
+  for (const auto& [named, axis] : {std::pair(over.dp, "dp"), {over.cp, "cp"}, {over.ulysses, "ulysses"}})
+    if (named) out += (out.empty() ? "" : "-") + std::string(axis);
+  return out;
+}
+
 AxisOrder axis_order(std::string_view text) {
   constexpr std::string_view names[] = {"tp", "cp", "ulysses", "ep", "dp", "pp"};
   const bool all = text.find("ulysses") != std::string_view::npos;
@@ -26,7 +33,8 @@ AxisOrder axis_order(std::string_view text) {
 RankGroups::RankGroups(const TrainPoint& p, const AxisOrder& order, std::int64_t ranks_per_node)
     : node_(std::max<std::int64_t>(ranks_per_node, 1)),
       shard_ranks_(p.shard_ranks()),
-      expert_shard_ranks_(p.expert_shard_ranks()) {
+      expert_shard_ranks_(p.expert_shard_ranks()),
+      shard_over_(p.shard_over) {
   std::int64_t dense = 1, expert = 1;
   const auto next = [](Axis& axis, std::int64_t size, std::int64_t& stride) {
     axis = {size, stride};
@@ -77,7 +85,20 @@ GroupShape RankGroups::box(std::initializer_list<Axis> axes) const {
 /// The data axes cut into the part of one group of so many neighbours (first three) and its repetitions (last three).
 std::array<RankGroups::Axis, 6> RankGroups::split_data(std::int64_t ranks) const {
   std::array<Axis, 6> out{cp_, ulysses_, dp_, {}, {}, {}};
-  std::sort(out.begin(), out.begin() + 3, [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  const auto by_stride = [](const Axis& a, const Axis& b) { return a.stride < b.stride; };
+  auto* const last = out.begin() + 3;
+  if (!shard_over_.some()) {
+    std::sort(out.begin(), last, by_stride);
+  } else {  // those that the group lies in first
+    auto* at = out.begin();
+    for (const bool named : {true, false}) {
+      auto* const first = at;
+      if (shard_over_.cp == named) *at++ = cp_;
+      if (shard_over_.ulysses == named) *at++ = ulysses_;
+      if (shard_over_.dp == named) *at++ = dp_;
+      std::sort(first, at, by_stride);
+    }
+  }
   std::int64_t left = ranks;
   for (std::size_t i = 0; i < 3; ++i) {
     Axis& own = out[i];

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "planner/cost/cost_model.h"
@@ -14,6 +15,17 @@ namespace hotbunk {
 struct TrainPoint;
 
 enum class RankAxis : std::uint8_t { tp, cp, ulysses, ep, dp, pp };
+/// Some of the data ranks' dimensions; none of them: all.
+struct ShardOver {
+  bool dp = false, cp = false, ulysses = false;
+  bool some() const { return dp || cp || ulysses; }
+  std::int64_t over(std::int64_t of_dp, std::int64_t of_cp, std::int64_t of_ulysses) const {
+    return (dp || !some() ? of_dp : 1) * (cp || !some() ? of_cp : 1) * (ulysses || !some() ? of_ulysses : 1);
+  }
+  friend auto operator<=>(const ShardOver&, const ShardOver&) = default;
+};
+/// As layout.shard_over has it; of all, "".
+std::string text_of(const ShardOver&);
 using AxisOrder = std::array<RankAxis, 6>;
 inline constexpr AxisOrder megatron_axes{RankAxis::tp, RankAxis::cp, RankAxis::ulysses,
                                          RankAxis::ep, RankAxis::dp, RankAxis::pp};
@@ -61,6 +73,7 @@ class RankGroups {
   std::array<Axis, 6> split_data(std::int64_t ranks) const;
 
   std::int64_t node_, shard_ranks_, expert_shard_ranks_;
+  ShardOver shard_over_;
   Axis tp_, cp_, ulysses_, dp_, pp_, ep_, etp_, edp_;
   std::int64_t expert_stage_stride_ = 1;
 };

@@ -181,7 +181,7 @@ bool TrainModel::divides(const TrainPoint& p) const {
                      (model_.layers + 2) % (p.pp * p.vpp) == 0;
   if (p.vpp > 1 && (!equal || !fills_rows(p))) return false;
   if (p.sp && (p.tp == 1 || (!setting_.ragged && setting_.sequence / ways % p.tp != 0))) return false;
-  if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0) return false;
+  if (!p.shard_group_divides()) return false;
   if (p.ep > 1 || p.etp > 1) {
     if (!model_.moe || model_.moe->experts % p.ep != 0 || model_.moe->expert_intermediate % p.etp != 0) return false;
     if (p.data_ranks() * p.tp % (p.ep * p.etp) != 0 || !groups(p).stages_agree()) return false;
@@ -231,6 +231,9 @@ std::string TrainModel::why_invalid(const TrainPoint& p) const {
                        p.ep * p.etp, p.data_ranks() * p.tp % (p.ep * p.etp));
   if (p.fsdp > 0 && p.data_ranks() % p.fsdp != 0)
     return fmt::format("{} data ranks % fsdp {} = {}", p.data_ranks(), p.fsdp, p.data_ranks() % p.fsdp);
+  if (!p.shard_group_divides())
+    return fmt::format("{} ranks of the dimensions that shards lie in % fsdp {}",
+                       p.shard_over.over(p.dp, p.cp, p.ulysses), p.fsdp);
   if (p.vpp > 1 && p.pp == 1) return fmt::format("vpp {} needs a pipeline, pp is 1", p.vpp);
   if (!model_.mla && model_.kv_heads % p.tp != 0 && p.tp % model_.kv_heads != 0)
     return fmt::format("{} KV heads neither divide by tp {} nor it by them", model_.kv_heads, p.tp);
@@ -319,7 +322,7 @@ double TrainModel::end_parameters(const TrainPoint& p, const Layers& l, std::int
 TrainModel::Layers TrainModel::without_adapters(Layers l) {
   for (LayerCost* of : {&l.dense, &l.moe}) {
     of->forward -= of->adapters_forward, of->kernels_forward -= of->adapter_kernels;
-    of->adapter_parameters = of->adapters_forward = of->adapter_kernels = 0.0;
+    of->adapter_parameters = of->expert_adapter_parameters = of->adapters_forward = of->adapter_kernels = 0.0;
   }
   return l;
 }
@@ -335,6 +338,7 @@ TrainModel::StageShare TrainModel::stage_share(const TrainPoint& p, const Layers
                  .expert = moe * l.moe.expert_parameters,
                  .ends = ends,
                  .adapters = dense * l.dense.adapter_parameters + moe * l.moe.adapter_parameters,
+                 .expert_adapters = moe * l.moe.expert_adapter_parameters,
                  .frozen = frozen()};
   if (!follows_shapes(p.optimizer)) return out;
   out.optimizer.add(l.dense.optimizer, dense).add(l.moe.optimizer, moe);
@@ -408,20 +412,22 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   const double gathers = p.sharding == Sharding::replicated ? 0.0 : streams ? p.gathers_of_step() : 1.0;
   // Experts are divided among their own replicas; where there are none in a shard group, not at all.
   const std::int64_t own = p.expert_shard_ranks();
-  const double expert = own > 1 ? held.expert : 0.0, trained_expert = held.frozen ? 0.0 : expert;
-  const double trained = held.frozen ? held.adapters : held.ordinary;
+  const double expert = own > 1 ? held.expert : 0.0, expert_adapters = own > 1 ? held.expert_adapters : 0.0;
+  const double trained_expert = held.frozen ? expert_adapters : expert;
+  const double trained = held.frozen ? held.adapters - expert_adapters : held.ordinary;
   out.expert_data_reduce_payload = trained_expert * b.grads * reductions;
   // Frozen parameters are gathered where units are; nothing changes them, so that nobody gathers them otherwise.
-  out.expert_data_gather_payload = (streams ? expert : trained_expert) * b.params * gathers;
+  out.expert_data_gather_payload = (streams ? expert + expert_adapters : trained_expert) * b.params * gathers;
   out.data_reduce_payload = trained * b.grads * reductions + out.expert_data_reduce_payload;
-  out.data_gather_payload =
-      (streams ? held.ordinary + held.adapters : trained) * b.params * gathers + out.expert_data_gather_payload;
+  out.data_gather_payload = (streams ? held.ordinary + held.adapters - expert_adapters : trained) * b.params * gathers +
+                            out.expert_data_gather_payload;
   if (streams && p.reshard_ranks > 0)
-    out.kept_gather_payload = every * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
+    out.kept_gather_payload = p.kept_gathers() * (held.ordinary - held.ends + held.expert + held.adapters) * b.params;
   if (p.replicas() > 1) {
     out.replica_payload = trained / static_cast<double>(p.shard_ranks()) * b.grads * reductions;
-    out.expert_replica_payload =
-        p.expert_ranks() > own && !held.frozen ? held.expert / static_cast<double>(own) * b.grads * reductions : 0.0;
+    out.expert_replica_payload = p.expert_ranks() > own ? (held.frozen ? held.expert_adapters : held.expert) /
+                                                              static_cast<double>(own) * b.grads * reductions
+                                                        : 0.0;
   }
   out.optimizer_payload = 2.0 * orthogonalizer_bytes * own_matrices(p, held.optimizer);
 }

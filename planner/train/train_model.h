@@ -31,6 +31,8 @@ enum class Sharding : std::uint8_t { replicated, zero1, zero2, zero3, fsdp };
 struct TrainPoint {
   std::int64_t dp = 1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::int64_t fsdp = -1;  // size of the shard group, -1: dp * cp * ulysses
+  /// The dimensions that the group lies in where a faster one is left out (layout.shard_over); none: of neighbours.
+  ShardOver shard_over{};
   bool sp = false;
   Sharding sharding = Sharding::zero1;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
@@ -45,6 +47,8 @@ struct TrainPoint {
 
   std::int64_t ranks() const { return dp * cp * ulysses * tp * pp; }
   std::int64_t data_ranks() const { return dp * cp * ulysses; }
+  /// Whether a shard group may be cut out of the ranks that it lies in.
+  bool shard_group_divides() const { return fsdp <= 0 || shard_over.over(dp, cp, ulysses) % fsdp == 0; }
   /// Of one shard group; below data_ranks() the layout is hybrid (HSDP), with a replica of the shards in every group.
   std::int64_t shard_ranks() const {
     return fsdp > 0 && sharding != Sharding::replicated ? std::min(fsdp, data_ranks()) : data_ranks();
@@ -55,11 +59,21 @@ struct TrainPoint {
   /// Layers stay gathered for all micro-batches of a step: in a pipeline there are others between a micro-batch's
   /// forward and its backward.
   bool holds_units() const { return gathers_units() && pp > 1 && !reshard_after_forward; }
+  /// Of a pipeline's layers few ranks keep parts for all micro-batches of a step, and gather them among them in every
+  /// pass.
+  bool shares_parts() const { return gathers_units() && pp > 1 && reshard_ranks > 0; }
+  /// Gathers of a layer among those few, in a step.
+  double kept_gathers() const {
+    return reshard_ranks > 0 ? static_cast<double>(micro_batches) * (shares_parts() ? 2.0 : 1.0) : 0.0;
+  }
   /// Parameters are gathered unit by unit around each pass.
   bool gathers_units() const { return sharding == Sharding::zero3 || sharding == Sharding::fsdp; }
-  /// How often a step gathers each unit among all ranks that share it: once where layers are held, else in every
-  /// micro-batch. Of seconds and bytes alike. (Our lowering gathers the root in every pass all the same: PassStreams.)
-  double gathers_of_step() const { return holds_units() ? 1.0 : static_cast<double>(micro_batches) * full_gathers(); }
+  /// How often a step gathers each unit among all ranks that share it: once where layers are held or parts of
+  /// them shared, else in every micro-batch. Of seconds and bytes alike. (Our lowering gathers the root in every pass
+  /// all the same: PassStreams.)
+  double gathers_of_step() const {
+    return holds_units() || shares_parts() ? 1.0 : static_cast<double>(micro_batches) * full_gathers();
+  }
   /// And their shards, with gradients and optimizer state, live on the host.
   bool streams_from_host() const { return optimizer_on_host && gathers_units(); }
   /// Ranks that hold the same experts: fewer than hold the same of the other layers.
@@ -137,6 +151,7 @@ struct LayerCost {
   double parameters = 0;                             // elements on the rank, all experts included
   double expert_parameters = 0;                      // of which routed experts
   double adapter_parameters = 0;                     // elements on the rank beside `parameters`, which then are frozen
+  double expert_adapter_parameters = 0;              // of which routed experts'
   double adapters_forward = 0, adapter_kernels = 0;  // of forward and kernels_forward: what adapters add
   double flops_forward = 0;                          // of the model without adapters
   double tensor_payload = 0, expert_payload = 0, context_payload = 0;  // bytes, forward + backward, DESIGN's payload
@@ -340,9 +355,10 @@ class TrainModel {
   const ModelSpec& model() const { return model_; }
   const TrainSetting& setting() const { return setting_; }
   /// Rows of the vocabulary on one tensor-parallel rank, with what pads them: of V / tp the next multiple of the
-  /// profile's vocab_multiple.
+  /// scenario's train.make_vocab_size_divisible_by, or the profile's vocab_multiple.
   double vocab_rows(const TrainPoint& p) const {
-    const double multiple = std::max(framework_.vocab_multiple.value, 1.0);
+    const double own = static_cast<double>(model_.vocab_multiple);
+    const double multiple = own > 0.0 ? own : std::max(framework_.vocab_multiple.value, 1.0);
     return multiple * std::ceil(static_cast<double>(model_.vocab) / (multiple * static_cast<double>(p.tp)));
   }
   /// Tokens that a mean micro-batch is filled up with, on the cp and ulysses ranks that share it: its sequences to
@@ -453,7 +469,7 @@ class TrainModel {
   struct StageShare {
     double dense = 0, moe = 0;
     double ordinary = 0, expert = 0, ends = 0;  // ends: of the ordinary ones
-    double adapters = 0;                        // beside them, where they are frozen
+    double adapters = 0, expert_adapters = 0;   // beside them, where they are frozen; of which experts'
     bool frozen = false;
     OptimizerWork optimizer{};
     double layers() const { return dense + moe; }
@@ -461,7 +477,7 @@ class TrainModel {
     /// Of what is trained: all that a rank computes gradients of, and the part of it whose state is this rank's.
     double trained() const { return frozen ? adapters : all(); }
     double own_trained(const TrainPoint& p) const {
-      return frozen ? p.own_elements(adapters, 0.0) : p.own_elements(ordinary, expert);
+      return frozen ? p.own_elements(adapters - expert_adapters, expert_adapters) : p.own_elements(ordinary, expert);
     }
     double own_frozen(const TrainPoint& p) const { return frozen ? p.own_elements(ordinary, expert) : 0.0; }
   };

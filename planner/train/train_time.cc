@@ -136,7 +136,8 @@ TrainModel::StageTime TrainModel::stage_time(const TrainPoint& p, const Layers& 
 TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const StageShare& held) const {
   const StateBytes& b = setting_.state;
   const RankGroups where = groups(p);
-  const double trained = held.frozen ? held.adapters : held.ordinary, trained_expert = held.frozen ? 0.0 : held.expert;
+  const double trained = held.frozen ? held.adapters - held.expert_adapters : held.ordinary,
+               trained_expert = held.frozen ? held.expert_adapters : held.expert;
   const double ordinary = trained * b.grads, expert = trained_expert * b.grads;
   DataSeconds out;
   if (p.sharding == Sharding::replicated) {
@@ -169,8 +170,8 @@ TrainModel::DataSeconds TrainModel::data_seconds(const TrainPoint& p, const Stag
                               (streams ? held.expert : trained_expert) * b.params);
   if (streams) out.gather *= p.gathers_of_step();
   if (const double kept = (held.all() - held.ends + held.adapters) * b.params; streams && p.reshard_ranks > 0)
-    out.gather +=
-        m * calls * cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
+    out.gather += p.kept_gathers() * calls *
+                  cost_.collective_seconds(OpKind::all_gather, where.among(p.reshard_ranks), kept * slower / calls);
   // Every reduced shard is summed over the replicas at once, as FSDP does after each backward pass.
   if (p.replicas() > 1)
     out.reduce += both(OpKind::all_reduce, where.replicas(), ordinary / static_cast<double>(p.shard_ranks()),
@@ -232,7 +233,8 @@ TrainModel::StepEnd TrainModel::stage_end(const TrainPoint& p, const Layers& l, 
   if (!framework_.lowered_ops || held.expert > 0 || !p.gathers_units()) return end;
   const UnitStreams units = unit_streams(p, l, UnitPass::step);
   // What micro-batches share is gathered before the first of them, with nothing beside.
-  end.exposed = p.holds_units() ? units.layers * (units.layer.gather + units.layer.gather_kernels) : 0.0;
+  const bool before = p.holds_units() || p.shares_parts();
+  end.exposed = before ? units.layers * (units.layer.gather + units.layer.gather_kernels + units.layer.keep) : 0.0;
   end.hidden = 0.0;
   p.visit_micro_batches([&](double count, double share) {
     const PassStreams s = pass_streams(p, l, units, share * t.forward, share * t.backward, share);

@@ -69,13 +69,16 @@ TrainModel::UnitStreams TrainModel::unit_streams(const TrainPoint& p, const Laye
 TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Layers& l, const UnitStreams& units,
                                                  double forward, double backward, double share) const {
   const auto& [root, layer, layers] = units;
-  const double gather = layer.gather + layer.gather_kernels, reduce = layer.reduce + layer.reduce_kernels,
-               root_gather = root.gather + root.gather_kernels, root_reduce = root.reduce + root.reduce_kernels;
+  // Where micro-batches share what few ranks keep, those gather in every pass.
+  const bool shared = backward > 0.0 && p.shares_parts();
+  const double gather = shared ? layer.again : layer.gather + layer.gather_kernels,
+               reduce = layer.reduce + layer.reduce_kernels, root_gather = root.gather + root.gather_kernels,
+               root_reduce = root.reduce + root.reduce_kernels;
   // Streams wait for what they need and for the slots that the lowering declares. Layers freed after forward are whole
   // two at a time: the next is gathered while one computes. With one slot (prefetch 0) it cannot be; where all of them
   // stay there is no limit.
   const bool limited = backward <= 0.0 || p.reshard_after_forward, ahead = setting_.prefetch || !limited;
-  const double kernels = layer.gather_kernels, later = layers - 1.0;
+  const double kernels = shared ? 0.0 : layer.gather_kernels, later = layers - 1.0;
   // What a layer waits longer than it computes: its collectives run beside compute, their kernels take the device from
   // it.
   const auto beside = [&](double taken, double stream, double compute) { return std::max(taken, stream - compute); };
@@ -98,8 +101,9 @@ TrainModel::PassStreams TrainModel::pass_streams(const TrainPoint& p, const Laye
   // What few ranks have kept comes back as it is computed with, without a kernel.
   const bool few = p.reshard_ranks > 0;
   const double again = few ? layer.again : gather, again_kernels = few ? 0.0 : kernels;
-  out.forward += layers * layer.keep;
-  out.all += layers * (again + layer.keep);
+  const double keep = shared ? 0.0 : layer.keep;
+  out.forward += layers * keep;
+  out.all += layers * (again + keep);
   out.backward +=
       beside(again_kernels, again, share * (l.head.forward + l.head.backward));  // the first, beside the head
   out.backward += later * (ahead ? beside(again_kernels + layer.reduce_kernels, std::max(again, reduce), backward_layer)

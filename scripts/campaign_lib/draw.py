@@ -236,12 +236,17 @@ def draw_train(r, world, cuts, model, longest):
     if num_experts(model):
         train["router_aux_loss_coef"], train["router_z_loss_coef"] = r.choice([(0, 0), (0.1, 0), (0.3, 0.01)])
     has_router_bias = model["model_type"] == "deepseek_v3"  # which no optimizer steps
-    if cuts["tp"] == 1 and cuts["pp"] == 1 and not has_router_bias and r.random() < 0.35:  # flat units, which nothing else cuts
-        layout.update(ep=1, etp=1)
+    if not has_router_bias and r.random() < (0.35 if cuts["tp"] * cuts["pp"] == 1 else 0.2):  # flat units
+        layout.update(ep=1, etp=cuts["tp"] if num_experts(model) else 1)  # with experts beside the rest of their layer
         train.update(engine="fsdp1", wrap=r.choice([
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
             {"policy": "names", "names": r.choice([["transformer.h.0*"], ["*.wte", "*.attn"]]) if model["model_type"] == "gpt2"
              else [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
+    if train["engine"] != "ddp" and not num_experts(model) and r.random() < 0.2:
+        layout.update(fsdp=-1, shard_over=r.choice([["dp"], ["cp"], ["ulysses"], ["dp", "cp"], ["ulysses", "dp"]]))
+    elif train["engine"] == "fsdp2" and not num_experts(model) and r.random() < 0.3:
+        group = data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
+        train["reshard_after_forward"] = r.choice([True] + [n for n in divisors(group) if 1 < n < group])
     train.update(draw_part_that_trains(r, model))
     if r.random() < 0.3:
         layout["order"] = draw_order(r)

@@ -1,9 +1,11 @@
 // Collectives of two ranks: calls, payload, padding and wire as the rules say; sums in rank order; and ranks that fail.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <span>
 
 #include "tests/conformance/play.h"
 
@@ -12,7 +14,7 @@ namespace {
 
 Bytes floats(const RankProgram& p, const Tensor& t, const std::vector<float>& values) {
   Bytes bytes(static_cast<std::size_t>(p.buffer_of(t).elements), std::byte{0xa5});
-  std::memcpy(bytes.data() + RankProgram::guard, values.data(), values.size() * sizeof(float));
+  std::ranges::copy(std::as_bytes(std::span(values)), bytes.begin() + RankProgram::guard);  // of none, too
   return bytes;
 }
 

@@ -37,7 +37,8 @@ class Drawn {
 
   std::vector<OpCase> all() {
     add_data(), add_products(), add_norms(), add_rotations(), add_attention(), add_around_attention(), add_paged();
-    add_activations(), add_routing(), add_rows_of_experts(), add_latents(), add_loss(), add_optimizer();
+    add_activations(), add_routing(), add_rows_of_experts(), add_adapters_of_experts(), add_latents(), add_loss(),
+        add_optimizer();
     return std::move(out_);
   }
   /// Of ranks that hold parts: of every sequence's keys, of a vocabulary, of the experts.
@@ -379,6 +380,30 @@ class Drawn {
     add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {made({T, C, K})});
     add(OpKind::grouped_linear_wgrad, {in({T, C, I}), in({T, C, K}), offsets()},
         {gradient({E * I, K}), gradient({E * I})}, accumulate());
+    add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {in({T, C, K})}, accumulate());
+  }
+
+  /// Each expert's adapter, beside columns of a wider activation: of rows of this rank, or of those that came from two,
+  /// behind which there is room for more.
+  void add_adapters_of_experts() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t r = between(1, 16), column = between(0, 5), N = I + column + 3;
+    for (const std::int64_t ranks : {1, 2}) {
+      const Extents of = ranks == 1 ? Extents{T, C} : Extents{2 * T * C + between(1, 9)};
+      const auto rows = [&](std::int64_t width) {
+        Extents shape = of;
+        shape.push_back(width);
+        return shape;
+      };
+      std::vector<std::int64_t> begins = offsets_;
+      for (std::size_t e = 1; ranks > 1 && e < offsets_.size(); ++e) begins.push_back(T * C + offsets_[e]);
+      const Operand offsets = listed({std::ssize(begins)}, begins);
+      const Attrs attrs = {{Attr::column, column}, {Attr::factor, 0.5}, {Attr::ranks, ranks}};
+      add(OpKind::lora_down, {in(rows(K)), in({E * r, K}), offsets}, {made(rows(r))}, attrs);
+      add(OpKind::lora_up, {in(rows(r)), in({E * I, r}), offsets}, {in(rows(N))}, attrs);
+      add(OpKind::lora_up_dgrad, {in(rows(N)), in({E * I, r}), offsets}, {made(rows(r))}, attrs);
+      add(OpKind::lora_up_wgrad, {in(rows(N)), in(rows(r)), offsets}, {gradient({E * I, r})}, accumulate(attrs));
+    }
   }
 
   /// Experts of which each rank has some of each of two groups; a bias that a group's ranks share by columns; and what

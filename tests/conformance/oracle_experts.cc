@@ -1,4 +1,4 @@
-// A mixture of experts: who goes where, there and back, and the experts' products.
+// A mixture of experts: who goes where, there and back, and the experts' products; and those of adapters.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -322,6 +322,7 @@ void grouped_linear_dgrad_formula(OracleCall& c) {
       for (std::int64_t k = 0; k < w.cols(); ++k) {
         const std::int64_t e = s % E;
         Sum sum;
+        sum += c.before(0, row * w.cols() + k);
         for (std::int64_t n = 0; n < dy.cols(); ++n) sum += Bounded(dy(row, n)) * w(e * dy.cols() + n, k);
         c.outputs[0].put(row, k, sum);
       }
@@ -351,6 +352,89 @@ void grouped_linear_wgrad_formula(OracleCall& c) {
   }
 }
 
+// --- adapters: one for all rows, or of each expert its own ----------------------------------------------------------
+
+/// Rows by an adapter's matrix: all by the only one, or, with offsets, segments of them by each expert's, which lie one
+/// below the other.
+struct Adapted {
+  std::int64_t matrix, begin, end;
+};
+std::vector<Adapted> adapted(const OracleCall& c) {
+  if (c.inputs.size() < 3) return {{0, 0, c.inputs[0].rows()}};
+  const Numbers& offsets = c.inputs[2];
+  const std::int64_t segments = offsets.size() - 1, experts = segments / c.op.integer(Attr::ranks);
+  std::vector<Adapted> out;
+  for (std::int64_t s = 0; s < segments; ++s) out.push_back({s % experts, offsets.whole(s), offsets.whole(s + 1)});
+  return out;
+}
+/// How many rows a matrix has of those that lie one below the other.
+std::int64_t rows_of_matrix(const std::vector<Adapted>& all, std::int64_t rows) {
+  std::int64_t matrices = 0;
+  for (const Adapted& s : all) matrices = std::max(matrices, s.matrix + 1);
+  return rows / matrices;
+}
+/// The product is stored, then scaled where it lies.
+Bounded scaled(const OracleCall& c, Bounded product) {
+  return constant(c.op.real(Attr::factor, 1.0)) * rounded(product, c.outputs[0].dtype);
+}
+/// Behind the last expert's rows are zeros.
+void lora_down_formula(OracleCall& c) {
+  const Numbers &x = c.inputs[0], &a = c.inputs[1];
+  const std::int64_t R = c.outputs[0].cols();
+  for (Bounded& u : c.outputs[0].numbers) u = 0.0;
+  for (const Adapted& s : adapted(c))
+    for (std::int64_t t = s.begin; t < s.end; ++t)
+      for (std::int64_t r = 0; r < R; ++r) {
+        Sum u;
+        for (std::int64_t j = 0; j < x.cols(); ++j) u += Bounded(x(t, j)) * a(s.matrix * R + r, j);
+        c.outputs[0].put(t, r, scaled(c, u));
+      }
+}
+void lora_up_formula(OracleCall& c) {
+  const Numbers &u = c.inputs[0], &b = c.inputs[1];
+  const std::vector<Adapted> all = adapted(c);
+  const std::int64_t column = c.op.integer(Attr::column), N = rows_of_matrix(all, b.rows());
+  for (const Adapted& s : all)
+    for (std::int64_t t = s.begin; t < s.end; ++t)
+      for (std::int64_t n = 0; n < N; ++n) {
+        Sum y;
+        y += c.outputs[0](t, column + n);
+        for (std::int64_t r = 0; r < u.cols(); ++r) y += Bounded(u(t, r)) * b(s.matrix * N + n, r);
+        c.outputs[0].put(t, column + n, y);
+      }
+}
+void lora_up_dgrad_formula(OracleCall& c) {
+  const Numbers &dy = c.inputs[0], &b = c.inputs[1];
+  const std::vector<Adapted> all = adapted(c);
+  const std::int64_t column = c.op.integer(Attr::column), N = rows_of_matrix(all, b.rows());
+  for (Bounded& du : c.outputs[0].numbers) du = 0.0;
+  for (const Adapted& s : all)
+    for (std::int64_t t = s.begin; t < s.end; ++t)
+      for (std::int64_t r = 0; r < b.cols(); ++r) {
+        Sum du;
+        for (std::int64_t n = 0; n < N; ++n) du += Bounded(dy(t, column + n)) * b(s.matrix * N + n, r);
+        c.outputs[0].put(t, r, scaled(c, du));
+      }
+}
+/// Of a matrix's rows in all segments, each of which a kernel may add to what is stored.
+void lora_up_wgrad_formula(OracleCall& c) {
+  const Numbers &dy = c.inputs[0], &u = c.inputs[1];
+  const std::vector<Adapted> all = adapted(c);
+  const std::int64_t column = c.op.integer(Attr::column), N = rows_of_matrix(all, c.outputs[0].rows());
+  for (std::int64_t row = 0; row < c.outputs[0].rows(); ++row)
+    for (std::int64_t r = 0; r < u.cols(); ++r) {
+      Bounded db = c.before(0, row * u.cols() + r);
+      for (const Adapted& s : all) {
+        if (s.matrix != row / N) continue;
+        Sum sum;
+        sum += db;
+        for (std::int64_t t = s.begin; t < s.end; ++t) sum += Bounded(dy(t, column + row % N)) * u(t, r);
+        db = rounded(sum, c.outputs[0].dtype);
+      }
+      c.outputs[0](row, r) = db;
+    }
+}
+
 }  // namespace
 
 std::span<const NamedFormula> expert_formulas() {
@@ -368,7 +452,11 @@ std::span<const NamedFormula> expert_formulas() {
                                          {OpKind::combine_backward, combine_backward_formula},
                                          {OpKind::grouped_linear, grouped_linear_formula},
                                          {OpKind::grouped_linear_dgrad, grouped_linear_dgrad_formula},
-                                         {OpKind::grouped_linear_wgrad, grouped_linear_wgrad_formula}};
+                                         {OpKind::grouped_linear_wgrad, grouped_linear_wgrad_formula},
+                                         {OpKind::lora_down, lora_down_formula},
+                                         {OpKind::lora_up, lora_up_formula},
+                                         {OpKind::lora_up_dgrad, lora_up_dgrad_formula},
+                                         {OpKind::lora_up_wgrad, lora_up_wgrad_formula}};
   return all;
 }
 

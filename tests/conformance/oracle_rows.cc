@@ -120,54 +120,22 @@ void linear_dgrad_formula(OracleCall& c) {
                            dy.cols(), [&](auto n) { return dy(t, n); }, [&](auto n) { return w(n, k); },
                            c.before(0, t * w.cols() + k)));
 }
-/// dw (+)= dyᵀ x over rows, of dy's columns from `column` on; db (+)= Σ dy where it is there.
-void weight_gradient(OracleCall& c, std::int64_t column) {
+/// dw (+)= dyᵀ x over rows; db (+)= Σ dy where it is there.
+void linear_wgrad_formula(OracleCall& c) {
   const Numbers &dy = c.inputs[0], &x = c.inputs[1];
   Wanted& dw = c.outputs[0];
   for (std::int64_t n = 0; n < dw.rows(); ++n) {
     for (std::int64_t k = 0; k < x.cols(); ++k)
       dw.put(n, k,
              dot(
-                 x.rows(), [&](auto t) { return dy(t, column + n); }, [&](auto t) { return x(t, k); },
+                 x.rows(), [&](auto t) { return dy(t, n); }, [&](auto t) { return x(t, k); },
                  c.before(0, n * x.cols() + k)));
     if (c.outputs.size() > 1)
-      c.outputs[1].put(
-          n, dot(
-                 x.rows(), [&](auto t) { return dy(t, column + n); }, [](auto) { return 1.0; }, c.before(1, n)));
+      c.outputs[1].put(n, dot(
+                              x.rows(), [&](auto t) { return dy(t, n); }, [](auto) { return 1.0; }, c.before(1, n)));
   }
 }
-void linear_wgrad_formula(OracleCall& c) { weight_gradient(c, 0); }
-void lora_up_wgrad_formula(OracleCall& c) { weight_gradient(c, c.op.integer(Attr::column)); }
-/// The product is stored, then scaled where it lies.
-void lora_down_formula(OracleCall& c) {
-  const Numbers &x = c.inputs[0], &a = c.inputs[1];
-  for (std::int64_t t = 0; t < x.rows(); ++t)
-    for (std::int64_t r = 0; r < a.rows(); ++r) {
-      const Bounded u = dot(
-          x.cols(), [&](auto j) { return x(t, j); }, [&](auto j) { return a(r, j); });
-      c.outputs[0].put(t, r, constant(c.op.real(Attr::factor, 1.0)) * rounded(u, c.outputs[0].dtype));
-    }
-}
-void lora_up_formula(OracleCall& c) {
-  const Numbers &u = c.inputs[0], &b = c.inputs[1];
-  const std::int64_t column = c.op.integer(Attr::column);
-  for (std::int64_t t = 0; t < u.rows(); ++t)
-    for (std::int64_t n = 0; n < b.rows(); ++n)
-      c.outputs[0].put(
-          t, column + n,
-          dot(
-              u.cols(), [&](auto r) { return u(t, r); }, [&](auto r) { return b(n, r); }, c.outputs[0](t, column + n)));
-}
-void lora_up_dgrad_formula(OracleCall& c) {
-  const Numbers &dy = c.inputs[0], &b = c.inputs[1];
-  const std::int64_t column = c.op.integer(Attr::column);
-  for (std::int64_t t = 0; t < dy.rows(); ++t)
-    for (std::int64_t r = 0; r < b.cols(); ++r) {
-      const Bounded du = dot(
-          b.rows(), [&](auto n) { return dy(t, column + n); }, [&](auto n) { return b(n, r); });
-      c.outputs[0].put(t, r, constant(c.op.real(Attr::factor, 1.0)) * rounded(du, c.outputs[0].dtype));
-    }
-}
+
 void lora_merge_formula(OracleCall& c) {
   const Numbers &w = c.inputs[0], &b = c.inputs[1], &a = c.inputs[2];
   for (std::int64_t n = 0; n < w.rows(); ++n)
@@ -451,10 +419,6 @@ std::span<const NamedFormula> row_formulas() {
                                          {OpKind::linear, linear_formula},
                                          {OpKind::linear_dgrad, linear_dgrad_formula},
                                          {OpKind::linear_wgrad, linear_wgrad_formula},
-                                         {OpKind::lora_down, lora_down_formula},
-                                         {OpKind::lora_up, lora_up_formula},
-                                         {OpKind::lora_up_dgrad, lora_up_dgrad_formula},
-                                         {OpKind::lora_up_wgrad, lora_up_wgrad_formula},
                                          {OpKind::lora_merge, lora_merge_formula},
                                          {OpKind::swiglu, gated_formula},
                                          {OpKind::geglu, gated_formula},

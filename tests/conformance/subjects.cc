@@ -160,9 +160,9 @@ class CudaFakeNccl final : public Cuda {
       cuda::FakeNccl nccl(fake);
       std::string said;
       {
-        std::vector<std::unique_ptr<cuda::CudaBackend>> kept;
         cuda::CudaWorld world(std::make_shared<cuda::Context>(fake.table()), nccl.table(), env,
                               {.check_collectives = true});
+        std::vector<std::unique_ptr<cuda::CudaBackend>> kept;  // until the world is left; their arenas need its context
         Process process{.ranks = {env.rank}, .backend = [&](Driver& driver) -> Backend& {
                           cuda::CudaOptions options;
                           options.check_order = true;

@@ -94,6 +94,8 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       // Adapters of other families.
       {gpt2, adapters, alone, two},
       {latents, adapters, alone, two, seed},
+      // Of each expert, whose rows come from both ranks.
+      {mixtral, "model.num_local_experts=4", "train.layout.ep=2", adapters, alone, two},
   };
   std::uint64_t ran = 0;
   int compared = 0;

@@ -75,6 +75,7 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
     CHECK(refused(file, {}) == Kinds{});
   }
   CHECK(refused("expert-columns-cpu.yaml", {"train.layout.ep=1"}) == Kinds{});  // in blocks
+  CHECK(refused("expert-parallel-cpu.yaml", {"train.lora={rank: 3, alpha: 6, targets: all-linear}"}) == Kinds{});
 }
 
 TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refused, not computed otherwise") {

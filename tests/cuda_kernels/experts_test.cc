@@ -252,12 +252,13 @@ TEMPLATE_TEST_CASE("experts multiply their rows by their matrices", "[kernels][e
         const auto from = [first = first](Array<E>& of, int width) { return of.begin() + first * width; };
         if (count > 0) {
           d.run("grouped_matmul_nt_" + name, {up(c.N, 64), tiles}, threads_of, from(x, c.K), w.begin(), offsets.begin(),
-                bias.begin(), from(y, c.N), count, first, c.N, c.K, segments, c.experts, c.bias_first, c.bias_count);
-          d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, from(dy, c.N), w.begin(),
-                offsets.begin(), from(dx, c.K), count, first, c.N, c.K, segments, c.experts);
+                bias.begin(), from(y, c.N), c.N, count, first, c.N, c.K, segments, c.experts, c.bias_first,
+                c.bias_count, 0);
+          d.run("grouped_matmul_nn_" + name, {up(c.K, 64), tiles}, threads_of, from(dy, c.N), c.N, w.begin(),
+                offsets.begin(), from(dx, c.K), count, first, c.N, c.K, segments, c.experts, 0);
         }
         d.run("grouped_matmul_tn_" + name + "_f32",
-              {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of, from(dy, c.N),
+              {up(c.K, 64), up(c.N, each) * static_cast<std::uint32_t>(c.experts)}, threads_of, from(dy, c.N), c.N,
               from(x, c.K), offsets.begin(), dw.begin(), count, first, c.N, c.K, segments, c.experts, 1);
         d.run("grouped_bias_" + name + "_f32", {1, static_cast<std::uint32_t>(c.experts)}, 128, from(dy, c.N),
               offsets.begin(), db.begin(), count, first, segments, c.experts, c.N, c.bias_first, c.bias_count, 1);

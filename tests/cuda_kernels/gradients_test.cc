@@ -97,7 +97,7 @@ TEST_CASE("gradients in bf16 are those in fp32, rounded once", "[kernels][gradie
       Array<std::int32_t> offsets(d.memory, "offsets", std::vector<std::int32_t>{0, 2, 3, 5, T});
       Gradients dw(d, experts * N * H, draw), db(d, experts * N, draw);
       in_both("grouped_matmul_tn", dw, [&](const std::string& kernel, auto* to) {
-        d.run(kernel, {1, experts}, 128, dy->begin(), x->begin(), offsets.begin(), to, T, 0, N, H, segments, experts,
+        d.run(kernel, {1, experts}, 128, dy->begin(), N, x->begin(), offsets.begin(), to, T, 0, N, H, segments, experts,
               accumulate);
       });
       in_both("grouped_bias", db, [&](const std::string& kernel, auto* to) {

@@ -29,17 +29,19 @@ std::vector<At> elements_of(const Side& s, const Places& places) {
     for (int w = 0; w < (inside ? in.count : 1); ++w) {
       if (parts.who == Holds::mine && h != places[static_cast<std::size_t>(parts.family)] / parts.repeat) continue;
       if (parts.who == Holds::mine && inside && w != places[static_cast<std::size_t>(in.family)] / in.repeat) continue;
+      const int member = inside ? h * in.count * in.repeat + w * in.repeat : h;
       if (cut && parts.run.elements > 0) {
         const std::int64_t cols = s.piece.col_end - s.piece.col_begin;
         for (std::int64_t e = 0; e < parts.run.elements; ++e) {
           const std::int64_t i = parts.run.begin + h * parts.run.step + e;
-          if (i >= 0 && i < s.piece.elements())
-            out.push_back(
-                {s.piece.row_begin + i / cols, s.piece.col_begin + i % cols, s.piece.offset + h * parts.pitch + e, h});
+          if (i < 0 || i >= s.piece.elements()) continue;
+          const std::int64_t row = s.piece.row_begin + i / cols + (inside ? w * in.rows : 0),
+                             col = s.piece.col_begin + i % cols + (inside ? w * in.cols : 0);
+          if (!inside || row < in.last_row)
+            out.push_back({row, col, s.piece.offset + member * parts.pitch + e, member});
         }
         continue;
       }
-      const int member = inside ? h * in.count * in.repeat + w * in.repeat : h;
       for (std::int64_t r = s.piece.row_begin; r < s.piece.row_end; ++r)
         for (std::int64_t c = s.piece.col_begin; c < s.piece.col_end; ++c) {
           const std::int64_t row_in_piece = r + (cut ? h * parts.rows : 0);
@@ -67,7 +69,8 @@ Side any_side(bool source) {
     s.parts.rows = s.parts.cols = s.parts.last_row = 0;
     const std::int64_t step = 1 + to(8);
     s.parts.run = {to(12) - 6, to(2) ? step : 1 + to(8), step};
-  } else if (to(2)) s.parts.within = {1, 2, 1 + to(2), to(12), to(3), 3 + to(20)};
+  }
+  if (to(2)) s.parts.within = {1, 2, 1 + to(2), to(12), to(3), 3 + to(20)};
   if (s.parts.who == Holds::mine && to(2)) s.parts.repeat = 2, s.parts.count = 2;
   return s;
 }

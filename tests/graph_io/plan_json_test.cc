@@ -80,6 +80,20 @@ TEST_CASE("a plan file is what its description says") {
           "\n");
 }
 
+TEST_CASE("a side that is cut into runs, into pieces, or into runs of pieces comes back as it was") {
+  const Within pieces{0, 2, 1, 3, 1, 6};
+  const Run runs{-2, 4, 4};
+  for (const auto& [within, run] : {std::pair(pieces, Run{}), {Within{}, runs}, {pieces, runs}}) {
+    Plan plan = small_plan();
+    Side side{0, {0, 3, 0, 2, 0, 2}, {.who = Holds::every, .family = 0, .count = 2, .pitch = 4, .within = within}};
+    side.parts.run = run;
+    plan.programs[0].bodies[0].ops[1].moves = {{side, {0, {0, 3, 0, 2, 0, 2}, {}}}};
+    const auto again = plan_from_json(plan_to_json(plan), "plan.json");
+    REQUIRE(again.has_value());
+    CHECK(*again == plan);
+  }
+}
+
 TEST_CASE("extents are in the file where there are more than two, and a dimension names one of them") {
   Plan plan = small_plan();
   plan.extents.push_back({"routed", 8, CountedBy::device});

@@ -179,6 +179,37 @@ TEST_CASE("slime: without --colocate training and rollout are apart") {
   CHECK(s.rollout.layout.dp == 8);
 }
 
+TEST_CASE("Megatron cuts the optimizer's state over data ranks where it is told to, over as many as an instance has") {
+  const std::string launch =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --tensor-model-parallel-size 2 ";
+  const auto shards = [&](const std::string& flags) {
+    return import_of("megatron", words(launch + flags)).scenario.train.layout.fsdp;
+  };
+  CHECK(shards("") == 1);  // all of it on each, a flag's default
+  CHECK(shards("--use-distributed-optimizer") == -1);
+  const std::string instances = "--use-distributed-optimizer --num-distributed-optimizer-instances ";
+  CHECK(shards(instances + "1") == -1);
+  CHECK(shards(instances + "2") == 2);  // of 4 data ranks
+  CHECK(shards("--num-distributed-optimizer-instances 2") == 1);
+  const auto odd = imported("megatron", words(launch + instances + "3"));
+  REQUIRE(!odd);
+  CHECK(odd.error()[0].code == "E151");
+  CHECK_THAT(render(odd.error()), Catch::Contains("8 GPUs / (tp x pp = 2) = 4 data ranks, 3 instances"));
+}
+
+TEST_CASE("Megatron pads a vocabulary to what the launch says; without a word the profile's multiple stands") {
+  const std::string launch =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 ";
+  CHECK(import_of("megatron", words(launch)).scenario.model.vocab_multiple == 0);
+  CHECK(import_of("megatron", words(launch + "--make-vocab-size-divisible-by 256")).scenario.model.vocab_multiple ==
+        256);
+  const auto none = imported("megatron", words(launch + "--make-vocab-size-divisible-by 0"));
+  REQUIRE(!none);
+  CHECK(none.error()[0].code == "E151");
+}
+
 TEST_CASE("Megatron's own FSDP is not planned, and is not taken for ZeRO-1") {
   const std::string launch =
       "torchrun --nproc_per_node 8 pretrain_gpt.py --hf-checkpoint Qwen/Qwen2.5-7B --seq-length 4096 "
@@ -385,6 +416,12 @@ TEST_CASE("adapters are read by each system's names, and what is not switched on
                                           "'actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_fc2]'");
   CHECK((fused.rank == 32 && fused.alpha == 32.0 && fused.targets == "q_proj-k_proj-v_proj-down_proj"));
   CHECK(lora("verl", megatron + "actor_rollout_ref.model.lora.rank=32").targets == "all-linear");
+  // Modules of another attention's match nothing of a model with latents, as the list that is the default has them.
+  const LoraSpec latents = lora("verl", megatron +
+                                            "actor_rollout_ref.model.path=deepseek-ai/DeepSeek-V2-Lite "
+                                            "actor_rollout_ref.model.lora.rank=32 "
+                                            "'actor_rollout_ref.model.lora.target_modules=[linear_qkv,linear_proj]'");
+  CHECK((latents.rank == 32 && latents.targets == "o_proj"));
   const std::string nemo = "run_grpo.py policy.model_name=Qwen/Qwen3-8B policy.max_total_sequence_length=2048 ";
   CHECK_FALSE(lora("nemo-rl", nemo + "policy.dtensor_cfg.lora_cfg.dim=64").on());
   const LoraSpec dtensor =

@@ -92,3 +92,35 @@ TEST_CASE("flat units have every parameter once, back to back, and are cut into 
       for (const ParamSpec& p : parameters) RC_ASSERT(seen[p.name] == 1);
     }));
 }
+
+TEST_CASE("stages of a pipeline over tensor-parallel ranks have every parameter in units of their own") {
+  for (ModelSpec model : {test::tiny_llama(), test::tiny_qwen3(), test::tiny_mixtral()})
+    CHECK(rc::check("tiles", [&] {
+      const WrapSpec wrap = *rc::gen::element(WrapSpec{}, by_size(1), by_size(*rc::gen::inRange(1, 6000)),
+                                              by_names("*attn*-*.1"), by_names("model"));
+      const std::int64_t world = *rc::gen::inRange<std::int64_t>(2, 6), tp = *rc::gen::element<std::int64_t>(1, 2);
+      std::map<std::string, int> seen;
+      std::vector<std::pair<std::int64_t, std::int64_t>> tables;  // of a tied embedding: elements, and of each shard
+      for (const StagePart& part : {StagePart{{{0, 1}}, true, false}, StagePart{{{1, 2}}, false, true}})
+        for (const ShardedUnit& unit : flat_units(model, wrap, part, tp, world, {.places = tp})) {
+          std::int64_t at = 0;
+          for (const UnitParam& p : unit.params) {
+            ++seen[p.parameter];
+            RC_ASSERT(p.full_offset == at);
+            RC_ASSERT(p.layer == unit.layer);  // none spans layers, which stages share out
+            RC_ASSERT(p.elements() * (p.step.repeat == 1 ? tp : 1) >= p.whole_rows * p.whole_cols);
+            at += p.elements();
+            if (p.role != ParamRole::embedding || !model.tie_embeddings) continue;
+            RC_ASSERT(unit.params.size() == std::size_t{1});
+            tables.emplace_back(unit.full_elements, unit.shard_elements);
+          }
+          RC_ASSERT(unit.full_elements == at);
+          RC_ASSERT(unit.padding_elements() == world * unit.shard_elements - at);
+          RC_ASSERT(unit.padding_elements() < world);
+        }
+      RC_ASSERT(tables.size() == (model.tie_embeddings ? std::size_t{2} : std::size_t{0}));
+      RC_ASSERT((tables.empty() || tables[0] == tables[1]));
+      for (const ParamSpec& p : parameters_of(model))
+        RC_ASSERT(seen[p.name] == (p.role == ParamRole::embedding && model.tie_embeddings ? 2 : 1));
+    }));
+}

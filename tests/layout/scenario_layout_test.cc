@@ -1,7 +1,10 @@
 #include "layout/scenario_layout.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "layout/train_mesh.h"
+#include "spec/shard_over.h"
 #include "tests/layout/models.h"
 
 using namespace hotbunk;
@@ -74,6 +77,58 @@ TEST_CASE("neighbours among the data ranks hold other experts, of each fewer sha
     }
     CHECK(all == p.numel());
   }
+}
+
+TEST_CASE("shard groups lie in the dimensions that shard_over names, the others' ranks have copies") {
+  // Ranks are cp + 2 dp: by default the two nearest share, that is those of a sequence.
+  Scenario s = megatron(4, 1, 1);
+  s.train.engine = TrainEngine::fsdp2;
+  TrainLayout& l = s.train.layout;
+  l.cp = 2;
+  const auto group = [&](std::int64_t rank) { return TrainHoldings::of(s).value().shard_group(rank); };
+  const auto copies = [&](std::int64_t rank) { return TrainHoldings::of(s).value().replicas(rank); };
+  l.fsdp = 2;
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5});
+  CHECK(copies(5) == std::vector<std::int64_t>{1, 3, 5, 7});
+  l.fsdp = -1, l.shard_over = "cp";
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5});
+  l.shard_over = "dp";
+  CHECK(group(5) == std::vector<std::int64_t>{1, 3, 5, 7});
+  CHECK(copies(5) == std::vector<std::int64_t>{4, 5});
+  l.fsdp = 2;  // the two nearest of those of a dp line
+  CHECK(group(5) == std::vector<std::int64_t>{5, 7});
+  CHECK(copies(5) == std::vector<std::int64_t>{0, 1, 4, 5});
+  const TrainHoldings held = TrainHoldings::of(s).value();
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    CAPTURE(p.name);
+    CHECK(held.held(p, 4) == held.held(p, 1));
+    CHECK(elements_of(held.held(p, 5)) + elements_of(held.held(p, 7)) == p.numel());
+  }
+  l.order = "tp-dp-ep-cp-pp", l.fsdp = -1;  // dp is the faster one: neighbours
+  CHECK(group(5) == std::vector<std::int64_t>{4, 5, 6, 7});
+  l.shard_over = "cp";
+  CHECK(group(5) == std::vector<std::int64_t>{1, 5});
+}
+
+TEST_CASE("shard groups follow one another exactly where the data ranks ascend group by group") {
+  std::int64_t follow = 0, apart = 0;
+  for (const char* order : {"tp-cp-ep-dp-pp", "dp-ulysses-cp-tp-ep-pp", "ulysses-tp-dp-ep-pp-cp"})
+    for (const char* over : {"", "dp", "cp", "ulysses", "cp-dp", "dp-ulysses", "ulysses-cp"})
+      for (std::int64_t sizes = 0; sizes < 27; ++sizes) {
+        TrainLayout l;
+        l.order = order, l.shard_over = over;
+        l.dp = 1 + sizes % 3, l.cp = 1 + sizes / 3 % 3, l.ulysses = 1 + sizes / 9;
+        for (std::int64_t fsdp = 1; fsdp <= l.shardable(); ++fsdp) {
+          if (l.shardable() % fsdp != 0) continue;
+          l.fsdp = fsdp;
+          CAPTURE(l.order, l.shard_over, l.dp, l.cp, l.ulysses, l.fsdp);
+          const bool ascend = std::ranges::is_sorted(data_ranks(l).front());
+          CHECK(shard_groups_follow(l) == ascend);
+          (ascend ? follow : apart) += 1;
+        }
+      }
+  CHECK(follow > 100);
+  CHECK(apart > 100);
 }
 
 TEST_CASE("experts lie on a mesh of their own over the same ranks") {

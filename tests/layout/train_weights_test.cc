@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "layout/scenario_layout.h"
 #include "models.h"
 
 using namespace hotbunk;
@@ -60,6 +61,35 @@ TEST_CASE(
   CHECK(param(units[1], ParamRole::up_bias).step == TensorStep{.rows = 20});
   CHECK(param(units[1], ParamRole::down_bias).step.repeat == 2);
   CHECK(param(units[1], ParamRole::post_norm_bias).step.repeat == 2);
+}
+
+TEST_CASE("A vocabulary padded to a multiple: as many rows on each rank, whatever of them are tokens") {
+  ModelSpec model = test::tiny_llama();  // 37 tokens
+  model.vocab_multiple = 16;
+  const std::vector<ShardedUnit> whole = train_units(model, 1, 5, 4), cut = train_units(model, 4, 1, 0);
+  // 37 -> 48: 10 rows on each of 5 ranks, of which the last has 8.
+  const UnitParam &table = param(whole[0], ParamRole::embedding), &head = param(whole[0], ParamRole::lm_head);
+  CHECK((table.whole_rows == 37 && table.rows == 48 && table.padded_rows == 10 && table.shard == Range{40, 48}));
+  CHECK(head.full_offset == 48 * 24 + 24);
+  // Of 4 ranks each ceil(37/4) = 10 -> 16: the third has 5 tokens, the fourth none.
+  const UnitParam& part = param(cut[0], ParamRole::embedding);
+  CHECK((part.rows == 16 && part.step == TensorStep{.rows = 16}));
+  // Who holds which tokens.
+  Scenario s;
+  s.model = model, s.train.layout.tp = 4;
+  s.cluster.gpus_per_node = 4;
+  const auto holdings = TrainHoldings::of(s);
+  REQUIRE(holdings);
+  const ParamSpec embedding = parameters_of(model)[0];
+  std::vector<Range> rows;
+  for (int rank = 0; rank < 4; ++rank)
+    for (const Rectangle& box : holdings->held(embedding, rank)) rows.push_back(box.rows);
+  CHECK(rows == std::vector<Range>{{0, 16}, {16, 32}, {32, 37}});
+  s.train.layout.tp = 1, s.train.layout.dp = 4;
+  rows.clear();
+  for (int rank = 0; rank < 4; ++rank)
+    for (const Rectangle& box : TrainHoldings::of(s)->held(embedding, rank)) rows.push_back(box.rows);
+  CHECK(rows == std::vector<Range>{{0, 12}, {12, 24}, {24, 36}, {36, 37}});
 }
 
 TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padded space") {

@@ -15,6 +15,7 @@
 #include "spec/expert_mesh.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
+#include "spec/shard_over.h"
 #include "spec/validate.h"
 #include "tests/numerics/training_run.h"
 
@@ -25,17 +26,20 @@ namespace {
 /// has several of them in a tensor-parallel group, where there may be such.
 void draw_experts(Scenario& s, std::mt19937_64& random) {
   TrainLayout& l = s.train.layout;
-  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1
-                                                              : l.fsdp > 0                       ? l.fsdp
-                                                                                                 : data;
+  const std::int64_t data = l.dp * l.cp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1 : l.shard_ranks();
   std::array<std::vector<std::pair<std::int64_t, std::int64_t>>, 3> ways;  // (etp, ep): of blocks, of rows, of neither
   for (std::int64_t etp = 1; etp <= l.tp; ++etp)
     for (std::int64_t ep = 1; ep <= s.model.moe->experts; ++ep) {
       if (l.tp % etp != 0 || s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
-      if (shards > 1 && shards % mesh.spread != 0) continue;
+      if (s.train.engine == TrainEngine::fsdp1 && mesh.lies_apart()) continue;
+      if (shards > 1 && (shards % mesh.spread != 0 ||
+                         (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
+        continue;
       if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
+      if (mesh.columns() > 1 && (s.model.adapts(ParamRole::expert_gate) || s.model.adapts(ParamRole::expert_down)))
+        continue;
       ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
     }
   std::vector<std::size_t> kinds;
@@ -45,10 +49,19 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
   const ExpertMesh mesh = expert_mesh(s);
   if (mesh.spread == 1) return;
   // In rounds, or a row for each expert, or a copy of a token for each rank.
-  const bool deferred = s.train.pipeline_schedule == "zero-bubble";
-  const auto drawn = deferred ? static_cast<std::uint64_t>(l.dp + l.ep) : random();
-  if (!deferred && drawn % 2 == 0) s.train.expert_capacity = 0.4;
+  const auto drawn = random();
+  if (drawn % 2 == 0) s.train.expert_capacity = 0.4;
   else if (drawn / 2 % 2 == 0 && mesh.may_send_copies()) s.train.expert_dispatch = ExpertDispatch::per_rank;
+}
+
+/// Some of the data ranks' dimensions, whose shards are all of them or some.
+void draw_shard_over(TrainLayout& l, std::mt19937_64& random) {
+  constexpr std::array ways = {"dp", "cp", "ulysses", "cp-dp", "dp-ulysses", "ulysses-cp"};
+  l.shard_over = ways[random() % ways.size()];
+  std::vector<std::int64_t> groups{-1};
+  for (std::int64_t k = 1; k <= l.shardable(); ++k)
+    if (l.shardable() % k == 0) groups.push_back(k);
+  l.fsdp = random() % 2 == 0 ? -1 : groups[random() % groups.size()];
 }
 
 /// Any order of the ranks, Ulysses' behind cp or apart; what it was where that one does not execute.
@@ -95,9 +108,9 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
       one_of({static_cast<std::int64_t>(TrainEngine::fsdp2), static_cast<std::int64_t>(TrainEngine::fsdp2),
               static_cast<std::int64_t>(TrainEngine::ddp), static_cast<std::int64_t>(TrainEngine::zero1),
               static_cast<std::int64_t>(TrainEngine::zero2)}));
-  // Flat units: where nothing but the data ranks and those that share sequences cuts anything.
+  // Flat units: most often where nothing but the data ranks and those that share sequences cuts anything.
   const bool biased = g.model.moe && g.model.moe->router_bias;
-  if (l.tp == 1 && l.pp == 1 && !biased && one_of({0, 1, 2}) > 0) {
+  if (!biased && one_of({0, 1, 2}) > (l.tp == 1 && l.pp == 1 ? 0 : 1)) {
     s.train.engine = TrainEngine::fsdp1;
     s.train.wrap.policy = static_cast<WrapPolicy>(one_of({0, 1, 2}));
     s.train.wrap.min_parameters = one_of({1, 300, 1000, 3000, 10000, 1 << 20});
@@ -105,15 +118,15 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
       s.train.wrap.names = one_of({0, 1}) == 0 ? "*.0-*embed*" : "*attn*-*.2";
   }
   if (l.dp % 2 == 0 && s.train.engine != TrainEngine::ddp) l.fsdp = one_of({-1, 1, 2});
-  if (g.model.moe && s.train.engine != TrainEngine::fsdp1) draw_experts(s, random);
+  if (s.train.engine != TrainEngine::ddp && one_of({0, 1, 2}) == 0) draw_shard_over(l, random);
+  if (g.model.moe) draw_experts(s, random);
   s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
   s.train.reshard_after_forward = one_of({0, 1}) == 1;
-  const std::int64_t shared = l.fsdp > 0 ? l.fsdp : l.dp * l.cp * l.ulysses;
+  const std::int64_t shared = l.shard_ranks();
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)
     if (shared % k == 0) few.push_back(k);
-  if (s.train.engine == TrainEngine::fsdp2 && l.pp == 1 && expert_mesh(s).spread == 1 && !few.empty() &&
-      one_of({0, 1}) == 0)
+  if (s.train.engine == TrainEngine::fsdp2 && expert_mesh(s).spread == 1 && !few.empty() && one_of({0, 1}) == 0)
     s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
@@ -121,21 +134,24 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   const bool fsdp = s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2;
   if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
   if (one_of({0, 1}) == 0) draw_order(s, random);
+  s.model.vocab_multiple = one_of({0, 0, 4, 16, 64});
   return s;
 }
 
 std::string text_of(const Scenario& s) {
   const TrainLayout& l = s.train.layout;
   return fmt::format(
-      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} engine {} wrap "
+      "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} of [{}] engine "
+      "{} wrap "
       "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {} routers {} "
-      "{}",
+      "{} vocabulary by {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
-      fmt::join(split_layers(s), " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp, static_cast<int>(s.train.engine),
-      static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters, static_cast<int>(s.train.recompute),
-      s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch, s.train.loss_chunk_tokens,
-      s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity, name_of(s.train.expert_dispatch),
-      s.train.router_aux_loss_coef, s.train.router_z_loss_coef);
+      fmt::join(split_layers(s), " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp, l.shard_over,
+      static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
+      static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
+      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity,
+      name_of(s.train.expert_dispatch), s.train.router_aux_loss_coef, s.train.router_z_loss_coef,
+      s.model.vocab_multiple);
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

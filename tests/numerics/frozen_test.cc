@@ -44,6 +44,8 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
                          {"frozen-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
                          {"frozen-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
                          {"frozen-llama-gqa", TrainEngine::fsdp1, {.dp = 3}},
+                         {"frozen-llama-gqa", TrainEngine::fsdp1, {.dp = 2, .tp = 2, .sp = true}},
+                         {"frozen-llama-tied", TrainEngine::fsdp1, {.dp = 2, .pp = 2}},
                          {"frozen-llama-tied", TrainEngine::fsdp1, {.dp = 4, .fsdp = 2}},
                          {"frozen-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
                          {"frozen-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}},

@@ -48,15 +48,16 @@ const std::vector<std::string>& golden_models() {
 }
 
 const std::vector<std::string>& golden_adapters() {
-  static const std::vector<std::string> names = {"lora-llama-gqa",        "lora-qwen2-bias",       "lora-qwen3-norm",
-                                                 "lora-mha-one-kv",       "lora-gemma2-tiny",      "lora-mixtral-tiny",
-                                                 "lora-deepseek-v3-tiny", "lora-deepseek-v2-tiny", "lora-gpt2-tiny"};
+  static const std::vector<std::string> names = {
+      "lora-llama-gqa",   "lora-qwen2-bias",     "lora-qwen3-norm",           "lora-mha-one-kv",
+      "lora-gemma2-tiny", "lora-mixtral-tiny",   "lora-deepseek-v3-tiny",     "lora-deepseek-v2-tiny",
+      "lora-gpt2-tiny",   "lora-qwen3-moe-tiny", "lora-mixtral-tiny-experts", "lora-deepseek-v3-tiny-experts"};
   return names;
 }
 
 const std::vector<std::string>& golden_frozen() {
-  static const std::vector<std::string> names = {"frozen-llama-gqa", "frozen-llama-tied", "frozen-qwen3-norm",
-                                                 "frozen-mixtral-tiny"};
+  static const std::vector<std::string> names = {"frozen-llama-gqa",    "frozen-llama-tied",       "frozen-qwen3-norm",
+                                                 "frozen-mixtral-tiny", "frozen-deepseek-v3-tiny", "frozen-gpt2-tiny"};
   return names;
 }
 

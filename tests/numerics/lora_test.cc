@@ -34,13 +34,37 @@ std::vector<float> part_of_tensor(const Golden& g, const ParamSpec& p, const std
   return out;
 }
 
+bool adapts_experts(const ModelSpec& m) { return m.adapts(ParamRole::expert_gate) || m.adapts(ParamRole::expert_down); }
+
 Scenario lora_scenario(const Golden& g, TrainEngine engine, const TrainLayout& layout) {
   Scenario s = golden_scenario(g, layout.ranks());
   s.train.engine = engine, s.train.layout = layout;
   s.train.micro_batch_tokens = layout.share_of(g.num_tokens());
-  if (g.model.moe) s.train.layout.etp = layout.tp;
+  if (g.model.moe && !adapts_experts(g.model)) s.train.layout.etp = layout.tp;
   if (layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
   return s;
+}
+
+/// Two steps in one layout and the others in another: as all in one, and what is exported then is PEFT's merge.
+void check_goes_on(const Golden& g, const Scenario& first, Scenario then) {
+  then.steps = static_cast<std::int64_t>(g.losses.size());
+  const TrainingResult r = train_on(g, first, then, 2);
+  REQUIRE(r.losses.size() + 2 == g.losses.size());
+  for (std::size_t at = 0; at < r.losses.size(); ++at)
+    CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(scalar_bound));
+  for (const auto& [name, value] : r.after5) {
+    CAPTURE(name);
+    CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
+  }
+  const Checkpoint base = Checkpoint::open(g.model.weights_path).value();
+  for (const ParamSpec& p : parameters_of(g.model)) {
+    CAPTURE(p.name);
+    const std::vector<float> before = base.load_parameter(g.model, p).value();
+    if (!g.model.adapts(p.role)) CHECK(r.merged.at(p.name) == before);
+    else
+      CHECK(update_error(r.merged.at(p.name), part_of_tensor(g, p, g.tensor("merged." + stored(g.model, p).tensor)),
+                         before) <= update_bound);
+  }
 }
 
 }  // namespace
@@ -82,43 +106,58 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
     TrainLayout layout;
     const char* schedule = "1f1b";
     std::int64_t few = 0;  // ranks that keep a unit among them
+    double capacity = 0.0;
+    ExpertDispatch dispatch = ExpertDispatch::per_expert;
   };
   const auto fsdp1 = TrainEngine::fsdp1, fsdp2 = TrainEngine::fsdp2;
-  for (const Way& way : {Way{"lora-llama-gqa", fsdp2, {.dp = 4}},
-                         {"lora-llama-gqa", fsdp2, {.dp = 4, .fsdp = 2}},
-                         {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 3}},
-                         {"lora-qwen3-norm", TrainEngine::zero1, {.dp = 2}},
-                         {"lora-qwen3-norm", TrainEngine::zero2, {.dp = 4, .fsdp = 2}},
-                         {"lora-llama-gqa", fsdp2, {.dp = 1, .tp = 2}},
-                         {"lora-llama-gqa", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
-                         {"lora-mha-one-kv", fsdp2, {.dp = 1, .tp = 4}},
-                         {"lora-mha-one-kv", TrainEngine::zero1, {.dp = 2, .tp = 2, .sp = true}},
-                         {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 1, .tp = 4, .sp = true}},
-                         {"lora-gemma2-tiny", fsdp2, {.dp = 2, .tp = 2}},
-                         {"lora-llama-gqa", fsdp2, {.dp = 2, .pp = 2}},
-                         {"lora-qwen2-bias", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
-                         {"lora-qwen2-bias", fsdp2, {.dp = 2, .pp = 2}, "zero-bubble"},
-                         {"lora-qwen2-bias", fsdp2, {.dp = 4}, "1f1b", 2},
-                         {"lora-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
-                         {"lora-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
-                         {"lora-deepseek-v3-tiny", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
-                         {"lora-deepseek-v3-tiny", TrainEngine::zero1, {.dp = 1, .tp = 4}},
-                         {"lora-deepseek-v3-tiny", fsdp2, {.dp = 2, .pp = 2}},
-                         {"lora-deepseek-v3-tiny", fsdp2, {.dp = 1, .cp = 2}},
-                         {"lora-deepseek-v2-tiny", fsdp1, {.dp = 2, .ulysses = 2}},
-                         {"lora-deepseek-v2-tiny", TrainEngine::ddp, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
-                         {"lora-gpt2-tiny", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
-                         {"lora-gpt2-tiny", TrainEngine::zero2, {.dp = 2, .pp = 2}},
-                         {"lora-gpt2-tiny", fsdp1, {.dp = 1, .cp = 2}},
-                         {"lora-llama-gqa", fsdp1, {.dp = 3}},
-                         {"lora-mixtral-tiny", fsdp1, {.dp = 4, .fsdp = 2}},
-                         {"lora-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
-                         {"lora-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}}}) {
+  for (const Way& way :
+       {Way{"lora-llama-gqa", fsdp2, {.dp = 4}},
+        {"lora-llama-gqa", fsdp2, {.dp = 4, .fsdp = 2}},
+        {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 3}},
+        {"lora-qwen3-norm", TrainEngine::zero1, {.dp = 2}},
+        {"lora-qwen3-norm", TrainEngine::zero2, {.dp = 4, .fsdp = 2}},
+        {"lora-llama-gqa", fsdp2, {.dp = 1, .tp = 2}},
+        {"lora-llama-gqa", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-mha-one-kv", fsdp2, {.dp = 1, .tp = 4}},
+        {"lora-mha-one-kv", TrainEngine::zero1, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-qwen2-bias", TrainEngine::ddp, {.dp = 1, .tp = 4, .sp = true}},
+        {"lora-gemma2-tiny", fsdp2, {.dp = 2, .tp = 2}},
+        {"lora-llama-gqa", fsdp2, {.dp = 2, .pp = 2}},
+        {"lora-qwen2-bias", TrainEngine::zero1, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
+        {"lora-qwen2-bias", fsdp2, {.dp = 2, .pp = 2}, "zero-bubble"},
+        {"lora-qwen2-bias", fsdp2, {.dp = 4}, "1f1b", 2},
+        {"lora-llama-gqa", fsdp2, {.dp = 1, .cp = 2}},
+        {"lora-qwen3-norm", fsdp2, {.dp = 2, .ulysses = 2}},
+        {"lora-deepseek-v3-tiny", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-deepseek-v3-tiny", TrainEngine::zero1, {.dp = 1, .tp = 4}},
+        {"lora-deepseek-v3-tiny", fsdp2, {.dp = 2, .pp = 2}},
+        {"lora-deepseek-v3-tiny", fsdp2, {.dp = 1, .cp = 2}},
+        {"lora-deepseek-v2-tiny", fsdp1, {.dp = 2, .ulysses = 2}},
+        {"lora-deepseek-v2-tiny", TrainEngine::ddp, {.dp = 1, .tp = 2, .pp = 2}, "zero-bubble"},
+        {"lora-gpt2-tiny", fsdp2, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-gpt2-tiny", TrainEngine::zero2, {.dp = 2, .pp = 2}},
+        {"lora-gpt2-tiny", fsdp1, {.dp = 1, .cp = 2}},
+        {"lora-llama-gqa", fsdp1, {.dp = 3}},
+        {"lora-llama-gqa", fsdp1, {.dp = 2, .tp = 2, .sp = true}},
+        {"lora-qwen2-bias", fsdp1, {.dp = 2, .pp = 2}},
+        {"lora-mixtral-tiny", fsdp1, {.dp = 4, .fsdp = 2}},
+        {"lora-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
+        {"lora-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}},
+        {"lora-qwen3-moe-tiny", fsdp2, {.dp = 4, .ep = 2}},
+        {"lora-qwen3-moe-tiny", TrainEngine::zero1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}},
+        {"lora-qwen3-moe-tiny", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
+        {"lora-qwen3-moe-tiny", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.4},
+        {"lora-mixtral-tiny-experts", fsdp1, {.dp = 3}},
+        {"lora-mixtral-tiny-experts", TrainEngine::ddp, {.dp = 1, .tp = 2, .sp = true}},
+        {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.0, ExpertDispatch::per_rank},
+        {"lora-deepseek-v3-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
+        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4}}) {
     CAPTURE(way.model, static_cast<int>(way.engine), way.layout.dp, way.layout.fsdp, way.layout.tp, way.layout.sp,
             way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
     const Golden g = Golden::load(way.model);
     Scenario s = lora_scenario(g, way.engine, way.layout);
     s.train.pipeline_schedule = way.schedule, s.train.reshard_ranks = way.few;
+    s.train.expert_capacity = way.capacity, s.train.expert_dispatch = way.dispatch;
     check_adapters(g, train(g, s));
   }
 }
@@ -129,24 +168,11 @@ TEST_CASE("adapters: layouts drawn at random compute what PEFT does") {
 }
 
 TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the model with them in it is PEFT's") {
-  for_drawn_pairs(golden_adapters(), 8, 11'000'003, [](const Golden& g, const Scenario& first, Scenario then) {
-    then.steps = static_cast<std::int64_t>(g.losses.size());
-    const TrainingResult r = train_on(g, first, then, 2);
-    REQUIRE(r.losses.size() + 2 == g.losses.size());
-    for (std::size_t at = 0; at < r.losses.size(); ++at)
-      CHECK(r.losses[at] == Approx(g.losses[at + 2]).epsilon(scalar_bound));
-    for (const auto& [name, value] : r.after5) {
-      CAPTURE(name);
-      CHECK(update_error(value, g.tensor("after5." + name), g.initial(name)) <= update_bound);
-    }
-    const Checkpoint base = Checkpoint::open(g.model.weights_path).value();
-    for (const ParamSpec& p : parameters_of(g.model)) {
-      CAPTURE(p.name);
-      const std::vector<float> before = base.load_parameter(g.model, p).value();
-      if (!g.model.adapts(p.role)) CHECK(r.merged.at(p.name) == before);
-      else
-        CHECK(update_error(r.merged.at(p.name), part_of_tensor(g, p, g.tensor("merged." + stored(g.model, p).tensor)),
-                           before) <= update_bound);
-    }
-  });
+  for_drawn_pairs(golden_adapters(), 8, 11'000'003, check_goes_on);
+}
+
+TEST_CASE("adapters: where ranks have other experts each matrix gets its own expert's") {
+  const Golden g = Golden::load("lora-qwen3-moe-tiny");
+  check_goes_on(g, lora_scenario(g, TrainEngine::fsdp2, {.dp = 4, .ep = 2}),
+                lora_scenario(g, TrainEngine::zero1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}));
 }

@@ -18,6 +18,7 @@
 #include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
+#include "spec/shard_over.h"
 #include "tests/numerics/drawn_layout.h"
 #include "tests/numerics/golden_checks.h"
 
@@ -400,6 +401,7 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
   for (const Way& way : {Way{"llama-gqa", {1, 1}, 1, 1},
                          // Whole gradients that are reduced when those of matrices are there.
                          {"llama-gqa", {1, 1}, 1, 2, TrainEngine::fsdp2},
+                         {"llama-tied", {1, 1}, 1, 2, TrainEngine::fsdp1},
                          {"qwen2-bias", {1, 1, 1}, 1, 2, TrainEngine::zero2},
                          {"qwen3-norm", {1, 1}, 2, 2, TrainEngine::fsdp2},
                          {"llama-tied", {1, 1}, 1, 4, TrainEngine::fsdp2, 1, 1, 2},
@@ -651,7 +653,7 @@ TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
   std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0,
-                in_blocks = 0;
+                in_blocks = 0, apart = 0, flat_parts = 0;
   std::vector<std::string> goldens = golden_models();
   std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
   for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
@@ -659,8 +661,10 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     ++rounds, cut += l.tp > 1 ? 1 : 0, staged += l.pp > 1 ? 1 : 0;
     shared += l.ulysses > 1 ? 1 : 0, chunked += l.cp > 1 ? 1 : 0;
     flat += s.train.engine == TrainEngine::fsdp1 ? 1 : 0;
+    flat_parts += s.train.engine == TrainEngine::fsdp1 && l.tp * l.pp > 1 && l.shard_ranks() > 1 ? 1 : 0;
     spread += expert_mesh(s).spread > 1 ? 1 : 0, in_blocks += expert_mesh(s).blocks > 1 ? 1 : 0;
     copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
+    apart += s.train.engine != TrainEngine::ddp && l.shard_ranks() > 1 && !shard_groups_follow(l) ? 1 : 0;
     const TrainingResult r = train(g, s, Against::reference_and_plan);
     check_training(g, r);
     CHECK(r.unlike_plan == "");
@@ -673,6 +677,8 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(40 * in_blocks > rounds / 2);
   CHECK(40 * copied > rounds / 2);
   CHECK(20 * flat > rounds / 2);
+  CHECK(40 * apart > rounds / 2);
+  CHECK(40 * flat_parts > rounds / 2);
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {

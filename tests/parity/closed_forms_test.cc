@@ -102,6 +102,55 @@ std::string data_parallel(const Outcome& o) {
   }
 }
 
+/// HSDP of W shards in R copies: a micro-batch gathers and scatters among the W ranks of a shard group, and sums each
+/// shard over the R that have it. Groups are of ranks that differ in dp and in nothing else.
+std::string shards_over_dp(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  double bytes = 0, root = 0;
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    bytes += 4.0 * static_cast<double>(p.numel());
+    if (p.layer < 0) root += 4.0 * static_cast<double>(p.numel());
+  }
+  const double W = static_cast<double>(s.train.layout.dp), R = static_cast<double>(s.train.layout.cp);
+  double micro = 0;
+  for (Rank r = 0; r < o.plan.num_ranks(); ++r) micro += static_cast<double>(micro_batches(o, r));
+  const auto& groups = o.plan.groups[static_cast<std::size_t>(Family::fsdp)].groups;
+  if (groups != std::vector<std::vector<Rank>>{{0, 2}, {1, 3}}) return "shard groups of other ranks";
+  const Sent reduced = of_all(o, Family::replicas, OpKind::all_reduce),
+             scattered = of_all(o, Family::fsdp, OpKind::reduce_scatter),
+             gathered = of_all(o, Family::fsdp, OpKind::all_gather);
+  // What is summed over the copies is a shard, its padding too.
+  return first_of({unequal("reduce-scatter", scattered.payload, micro * bytes),
+                   unequal("all-gather", gathered.payload, micro * (2 * bytes - root)),
+                   unequal("its wire", gathered.wire, (W - 1) / W * (gathered.payload + gathered.padding)),
+                   unequal("all-reduce", reduced.payload, (scattered.payload + scattered.padding) / W),
+                   unequal("its wire", reduced.wire, 2 * (R - 1) / R * reduced.payload)});
+}
+
+/// FSDP1 over the data ranks of what tensor parallelism with sp leaves: each place gathers and scatters its flat units,
+/// and in the step its ranks sum the norms' gradients, each found in part by who has so many tokens: all of the norms,
+/// zero where other data ranks have them. So do the squares of all gradients, and who asks to stop: 4 B each.
+std::string flat_over_tensor(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  const TrainLayout& l = s.train.layout;
+  double place = 0, root = 0, norms = 0;  // bytes of a tensor-parallel rank
+  for (const ParamSpec& p : parameters_of(s.model)) {
+    const bool norm = p.shape.size() == 1;
+    double bytes = 4.0 * static_cast<double>(p.numel());
+    if (norm) norms += bytes;
+    else if (p.layer >= 0) bytes /= static_cast<double>(l.tp);
+    else bytes = 4.0 * static_cast<double>(ceil_div(p.shape[0], l.tp) * p.shape[1]);  // a vocabulary is rounded up
+    place += bytes, root += p.layer < 0 ? bytes : 0.0;
+  }
+  double micro = 0;
+  for (Rank r = 0; r < o.plan.num_ranks(); ++r) micro += static_cast<double>(micro_batches(o, r));
+  const double each = static_cast<double>(o.plan.num_ranks()) * static_cast<double>(s.steps);
+  return first_of(
+      {unequal("reduce-scatter", of_all(o, Family::fsdp, OpKind::reduce_scatter).payload, micro * place),
+       unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload, micro * (2 * place - root)),
+       unequal("all-reduce", of_all(o, Family::train_tp, OpKind::all_reduce).payload, each * (norms + 2.0 * 4.0))});
+}
+
 /// Ulysses, of a token, layer and direction: d e (h + 2 max(k, N)) of q, k and v, and d e h of what was attended.
 std::string by_heads(const Outcome& o) {
   const Scenario& s = o.job.scenario;
@@ -121,7 +170,8 @@ std::string by_experts(const Outcome& o) {
   return unequal("rows of experts", of_all(o, Family::experts, OpKind::all_to_all).payload, expected);
 }
 
-/// FSDP2 in a pipeline whose layers stay whole: those are gathered once a step, what is of no layer once a micro-batch.
+/// FSDP2 in a pipeline whose layers stay whole, or of which few ranks keep parts: those are gathered once a step, what
+/// is of no layer once a micro-batch; and those that few keep twice a micro-batch, among these.
 std::string held_layers(const Outcome& o) {
   const Scenario& s = o.job.scenario;
   double layers = 0, root = 0;
@@ -130,8 +180,12 @@ std::string held_layers(const Outcome& o) {
   const double copies = static_cast<double>(s.train.layout.dp), steps = static_cast<double>(s.steps);
   const double micro = of_all(o, Family::fsdp, OpKind::reduce_scatter).payload / (layers + root);  // of all copies
   if (micro < 2 * copies * steps || micro != std::floor(micro)) return fmt::format("{} micro-batches", micro);
-  return unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload,
-                 copies * steps * layers + micro * root);
+  const Sent kept = of_all(o, Family::reshard, OpKind::all_gather);
+  const auto few = static_cast<double>(s.train.reshard_ranks);
+  return first_of({unequal("all-gather", of_all(o, Family::fsdp, OpKind::all_gather).payload,
+                           copies * steps * layers + micro * root),
+                   unequal("all-gather among few", kept.payload, few > 0 ? 2 * micro * layers : 0.0),
+                   unequal("its wire", kept.wire, few > 0 ? (few - 1) / few * (kept.payload + kept.padding) : 0.0)});
 }
 
 double activations(const Outcome& o, Rank rank) {
@@ -150,6 +204,22 @@ TEST_CASE("what data ranks sent is what section A says of DDP, ZeRO and FSDP, on
   CHECK(run_cases(4, cases, data_parallel) == "");
 }
 
+TEST_CASE("shards over dp beside cp: gathers among ranks that share no sequence, sums over those that do") {
+  CHECK(run_cases(
+            4,
+            {{"dp 2 x cp 2",
+              tiny_scenario(4, 2, {"train.layout={dp: 2, cp: 2, shard_over: [dp]}", "train.micro_batch_tokens=24"})}},
+            shards_over_dp) == "");
+}
+
+TEST_CASE("flat units over tensor-parallel ranks: each place's own, and the norms' gradients once a step") {
+  CHECK(run_cases(4,
+                  {{"dp 2 x tp 2", tiny_scenario(4, 2,
+                                                 {"train.engine=fsdp1", "train.layout={dp: 2, tp: 2, sp: true}",
+                                                  "train.micro_batch_tokens=24"})}},
+                  flat_over_tensor) == "");
+}
+
 TEST_CASE("layers of a pipeline that nothing reshards are gathered once a step, whatever its micro-batches") {
   std::vector<Case> cases;
   for (const char* layout : {"{dp: 2, pp: 2}", "{dp: 2, pp: 2, vpp: 2}"})
@@ -160,6 +230,14 @@ TEST_CASE("layers of a pipeline that nothing reshards are gathered once a step, 
                      {},
                      {}});
   CHECK(run_cases(4, cases, held_layers) == "");
+}
+
+TEST_CASE("layers of a pipeline that few ranks keep are gathered once a step, and among those in every pass") {
+  CHECK(run_cases(8,
+                  {{"dp 4 x pp 2", tiny_scenario(8, 2,
+                                                 {"train.layout={dp: 4, pp: 2}", "model.num_hidden_layers=4",
+                                                  "train.micro_batch_tokens=24", "train.reshard_after_forward=2"})}},
+                  held_layers) == "");
 }
 
 TEST_CASE("what all-to-alls sent are closed forms of tokens, heads and choices") {

@@ -110,6 +110,7 @@ TEST_CASE("adapters: simulated bytes and calls equal the measured ones, in every
     add(4, {engine, wrapped, "transition=slime"});
     add(2, {engine, wrapped, "train.offload=layerwise", "train.recompute=full"});
   }
+  add(2, {"train.engine=fsdp1", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
   add(2, {"train.layout.fsdp=2", "sync.transport=collective"});
   add(2, {"transition=verl-old", "sync.transport=collective"});
   add(2, {"transition=slime", "train.layout.dp=2", "train.layout.pp=2", "train.pipeline_split=[2, 1]"});
@@ -145,6 +146,12 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
         Way{latent, "targets: [kv_b_proj]", 1, {"train.layout={dp: 2, cp: 2}", "train.precision.params=bf16"}},
         Way{latent, of_latents, 2, {"train.layout={dp: 2, pp: 2}", split, "train.engine=zero1"}},
         Way{latent, of_latents, 4, {"train.layout={dp: 2, ulysses: 2}", "train.recompute=selective"}},
+        Way{latent, all, 2, {"train.layout={dp: 4, ep: 2}", "train.expert_capacity=0.5", "rollout.layout.ep=2"}},
+        Way{latent,
+            "targets: [gate_proj, down_proj]",
+            2,
+            {"train.layout={dp: 2, tp: 2, ep: 4, sp: true}", "train.engine=zero1", "train.precision.params=bf16"}},
+        Way{latent, "targets: [up_proj]", 1, {"train.engine=ddp", "train.layout={dp: 2, cp: 2}"}},
         Way{packed, all, 2, {"train.layout={dp: 2, tp: 2, sp: true}", "transition=slime"}},
         Way{packed, all, 4, {"train.engine=fsdp1", "train.precision.params=bf16", "train.layout={dp: 2, cp: 2}"}},
         Way{packed, "targets: [c_attn]", 1, {"train.layout={dp: 2, pp: 2}", split, "train.recompute=full"}}}) {

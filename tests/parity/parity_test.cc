@@ -114,6 +114,19 @@ TEST_CASE("and so with flat parameters of every kind of module") {
             {fmt::format("{}, {}, {}", fmt::join(wrap, " "), transport, order), tiny_scenario(3, 1, sets), {}, {}});
       }
   CHECK(run_cases(3, cases, same_plan) == "");
+  // Of tensor-parallel ranks, and of stages of which two have one table.
+  cases.clear();
+  for (const char* layout : {"{dp: 2, tp: 2, sp: true}", "{dp: 2, pp: 2}", "{cp: 2, pp: 2, dp: 1}"})
+    for (const char* transport : {"ipc", "collective"})
+      cases.push_back({fmt::format("{}, {}", layout, transport),
+                       tiny_scenario(4, 2,
+                                     {"train.engine=fsdp1", fmt::format("train.layout={}", layout),
+                                      fmt::format("sync.transport={}", transport), "sync.verify=true",
+                                      "train.wrap.policy=size", "train.wrap.min_parameters=700",
+                                      "model.tie_word_embeddings=true", "model.num_hidden_layers=4"}),
+                       {},
+                       {}});
+  CHECK(run_cases(4, cases, same_plan) == "");
 }
 
 TEST_CASE("and so with tensor and sequence parallelism in training") {
@@ -268,6 +281,24 @@ TEST_CASE("and so with pipelines in training") {
            {},
            {}});
     }
+  CHECK(run_cases(4, cases, same_plan) == "");
+}
+
+TEST_CASE("and so with a vocabulary that is padded to a multiple, of which engines and files have nothing") {
+  std::vector<Case> cases;
+  for (const auto& [engine, layout, split, multiple, rollout_tp, transport] :
+       {std::tuple("fsdp2", "dp: 2, tp: 2, sp: true", "[]", 32, 4, "collective"),
+        std::tuple("fsdp1", "dp: 4", "[]", 64, 1, "ipc"),
+        std::tuple("zero1", "dp: 1, tp: 2, pp: 2", "[2, 1]", 64, 2, "ipc")})
+    cases.push_back({fmt::format("{} {}, rows by {}", engine, layout, multiple),
+                     tiny_scenario(4, rollout_tp,
+                                   {fmt::format("train.layout={{{}}}", layout), fmt::format("train.engine={}", engine),
+                                    fmt::format("train.pipeline_split={}", split),
+                                    fmt::format("train.make_vocab_size_divisible_by={}", multiple),
+                                    fmt::format("sync.transport={}", transport), "sync.verify=true",
+                                    "algorithm.reference=true", "checkpoint_every=1", "steps=2"}),
+                     {},
+                     {}});
   CHECK(run_cases(4, cases, same_plan) == "");
 }
 

@@ -74,6 +74,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
   const ShardMesh mesh = shard_mesh(s);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
+  note("over", s.train.layout.shard_over.empty() ? "all" : "some");
   note("recompute", static_cast<int>(s.train.recompute)), note("reshard", s.train.reshard_after_forward),
       note("few", s.train.reshard_ranks > 0);
   note("prefetch", s.train.prefetch), note("chunked", s.train.loss_chunk_tokens > 0);
@@ -476,7 +477,8 @@ TEST_CASE("Evaluation = walk over ops: traffic, shifts, live and mapped peaks of
           "from host=true "
           "grads=bf16 grads=fp32 host=layers host=none host=optimizer "
           "ipc=false ipc=true master=fp32 mini-batches=false mini-batches=true moments=fp32 nodes=1 "
-          "nodes=2 offload=false offload=true old=false old=true order=default order=drawn params=bf16 params=fp32 "
+          "nodes=2 offload=false offload=true old=false old=true order=default order=drawn over=all over=some "
+          "params=bf16 params=fp32 "
           "periodic=false periodic=true pool=false "
           "pool=true pp=1f1b pp=gpipe pp=interleaved pp=none pp=zero-bubble prefetch=0 prefetch=1 recompute=0 "
           "recompute=1 recompute=2 "
@@ -715,12 +717,24 @@ TEST_CASE("The demo's peak is the one derived in docs/memory.md") {
 }
 
 TEST_CASE("What is not lowered is refused with the reason") {
-  CHECK(why_not_lowered(tiny(4, 2, {"train.layout.dp=4", "train.engine=fsdp1"})).empty());
-  for (const auto& [key, found] : {std::pair{"tp", "fsdp1 with tp 2"}, {"pp", "fsdp1 with pp 2"}})
-    CHECK_THAT(why_not_lowered(tiny(4, 2,
-                                    {"train.layout.dp=2", fmt::format("train.layout.{}=2", key),
-                                     "model.num_hidden_layers=4", "train.engine=fsdp1"})),
-               Catch::Contains(found));
+  for (const char* layout : {"{dp: 4}", "{dp: 2, tp: 2, sp: true}", "{dp: 2, pp: 2}"})
+    CHECK(why_not_lowered(
+              tiny(4, 2, {fmt::format("train.layout={}", layout), "model.num_hidden_layers=4", "train.engine=fsdp1"}))
+              .empty());
+  const std::vector<std::string> mixture = {"model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
+                                            "model.num_local_experts=4", "model.num_experts_per_tok=2"};
+  const auto with_experts = [&](const char* engine, const char* layout) {
+    std::vector<std::string> sets = mixture;
+    sets.insert(sets.end(), {fmt::format("train.engine={}", engine), fmt::format("train.layout={}", layout)});
+    return why_not_lowered(tiny(4, 2, sets));
+  };
+  CHECK_THAT(with_experts("fsdp1", "{dp: 4, ep: 2}"), Catch::Contains("fsdp1 with ep 2, etp 1 and tp 1"));
+  CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 2}"),
+             Catch::Contains("train.layout.ep 2 with shard_over [dp] and order tp-cp-ep-dp-pp"));
+  CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [cp], ep: 2}").empty());
+  CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp]}").empty());
+  // A group of the two of cp, though ulysses between cp and dp were left out of a larger one.
+  CHECK(with_experts("fsdp2", "{dp: 1, cp: 2, ulysses: 2, fsdp: 2, shard_over: [cp, dp], ep: 2}").empty());
   CHECK_THAT(why_not_lowered(tiny(2, 1, {"profile=verl-fsdp"})), Catch::Contains("verl-fsdp"));
   // 0.0627 of 1 MiB less 62,304 B of weights holds 2 blocks, one sequence needs 3 (tests/lowering/memory_test.cc).
   const std::vector<std::string> full = {"rollout.kv_cache_tokens=0", "cluster.device_memory_mib=1",

@@ -86,6 +86,7 @@ Sets others(const ScenarioKey& key, const Scenario& s) {
   static const std::map<std::string, Sets> texts = {{"transition", {"slime", "verl", "auto"}},
                                                     {"train.recompute_modules", {"[core_attn, mlp]"}},
                                                     {"train.layout.order", {"tp-pp-dp-cp-ep", "dp-cp-ep-tp-pp"}},
+                                                    {"train.layout.shard_over", {"[dp]", "[cp]"}},
                                                     {"cluster.calibration", {"a100-sxm-80gb"}},
                                                     {"rollout.kv_cache_tokens", {"200000", "9216"}},
                                                     {"workload.max_tokens", {"4096"}},

@@ -43,7 +43,9 @@ TEST_CASE("where a layout's groups sit is what its mesh says, in any order of th
     TrainPoint p{.dp = size(), .cp = size(), .ulysses = size(), .tp = size(), .pp = size()};
     p.etp = std::min(size(), p.tp);
     p.ep = std::min(size(), p.data_ranks() * p.tp / p.etp);
-    p.fsdp = std::min(size(), p.data_ranks());
+    const auto coin = [] { return *rc::gen::arbitrary<bool>(); };
+    p.shard_over = {coin(), coin(), coin()};
+    p.fsdp = std::min(size(), p.shard_over.over(p.dp, p.cp, p.ulysses));
     const CostModel cost = cost_of(std::int64_t{1} << *rc::gen::inRange(0, 5));
     RC_LOG(order + fmt::format(" dp {} cp {} ulysses {} tp {} pp {} ep {} etp {} on nodes of {}", p.dp, p.cp, p.ulysses,
                                p.tp, p.pp, p.ep, p.etp, cost.ranks_per_node()));
@@ -65,7 +67,11 @@ TEST_CASE("where a layout's groups sit is what its mesh says, in any order of th
     // A shard group and its repetitions make the data group.
     RC_ASSERT(g.shard().ranks == p.fsdp);
     RC_ASSERT(g.shard().ranks * g.replicas().ranks == p.data_ranks());
-    std::vector<Rank> nearest = ranks_of(dense->group_of(0, {"dp", "cp", "ulysses"}));
+    std::vector<std::string> over;
+    for (const auto& [named, axis] :
+         {std::pair(p.shard_over.dp, "dp"), {p.shard_over.cp, "cp"}, {p.shard_over.ulysses, "ulysses"}})
+      if (named || !p.shard_over.some()) over.emplace_back(axis);
+    std::vector<Rank> nearest = ranks_of(dense->group_of(0, over));
     nearest.resize(static_cast<std::size_t>(p.fsdp));
     RC_ASSERT(g.shard().per_node == cost.shape_of(nearest).per_node);
     // A stage's neighbour: leaves the node where any rank's does.

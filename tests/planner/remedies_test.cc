@@ -9,6 +9,7 @@
 
 #include "lowering/lower.h"
 #include "planner/answers/choices.h"
+#include "planner/answers/levers.h"
 #include "planner/answers/lint.h"
 #include "planner/answers/solve.h"
 #include "planner/search/lacking.h"
@@ -309,6 +310,31 @@ TEST_CASE("solve finds the edge of one key, and what stands beyond it") {
   REQUIRE(longest.has_value());
   CHECK(longest->beyond.size() > 0);
   CHECK_FALSE(solve(scenario, {}, "model", catalog_root()).has_value());
+}
+
+TEST_CASE("levers leave shard_over what it says, name it where they change it, and a shell takes their flags") {
+  const auto pricer = pricer_of_text(
+      "model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb, nodes: 1, gpus_per_node: 8}\n"
+      "train: {engine: fsdp2, layout: {dp: 4, cp: 2, shard_over: [dp]}, micro_batch_tokens: 8192, recompute: full}\n"
+      "rollout: {engine: sglang, layout: {tp: 4, dp: 2}}\nalgorithm: {prompts: 128, samples_per_prompt: 8}\n"
+      "workload: {prompt_tokens: {mean: 512, max: 1024}, response_tokens: {mean: 2048, max: 4096}}\n");
+  const std::string over_all = "train.layout.shard_over = \"\"";
+  std::vector<std::string> names;
+  for (const auto& [name, point] : neighbours(*pricer, pricer->point())) {
+    CAPTURE(name);
+    names.push_back(name);
+    const TrainLayout then = with_point(pricer->scenario(), point).train.layout;
+    CHECK(then.fsdp == -1);
+    CHECK(then.shard_over == (name == over_all ? "" : "dp"));
+  }
+  for (const std::string& name : {over_all, std::string("train.layout.tp doubled, dp halved"),
+                                  std::string("train.layout.cp doubled, dp halved")}) {
+    CAPTURE(name, names);
+    CHECK(std::ranges::count(names, name) == 1);
+  }
+  Lever wide;
+  wide.flags = {"train.layout.shard_over=\"\""};
+  CHECK_THAT(remedy_text(wide), Catch::StartsWith("--set 'train.layout.shard_over=\"\"': "));
 }
 
 }  // namespace hotbunk

@@ -120,7 +120,7 @@ TEST_CASE("received bytes of 500 random pairs of layouts are layout/'s map, rank
 // the map that `hotbunk layout` prints, rank by rank; of the sync the rank that receives most.
 TEST_CASE("500 random launches: the worst rank of a weight update receives what layout/'s map of the scenario says") {
   LayoutDraw draw(28);
-  int pairs = 0, gathered = 0, flat = 0, experts = 0, stages = 0;
+  int pairs = 0, gathered = 0, flat = 0, experts = 0, stages = 0, apart = 0;
   for (int round = 0; round < 6000 && pairs < 500; ++round) {
     const bool moe = draw.coin(), megatron = draw.coin(), direct = draw.coin();
     const std::int64_t ranks = draw.one_of({2, 4, 8, 16, 16, 96}), nodes = ranks > 8 ? ranks / 8 : 1;
@@ -132,6 +132,7 @@ TEST_CASE("500 random launches: the worst rank of a weight update receives what 
     if (ranks % (tp * pp * cp * ulysses) != 0) continue;
     const std::int64_t dp = ranks / (tp * pp * cp * ulysses),
                        fsdp = megatron ? -1 : draw.one_of({-1, -1, dp * ulysses / 2});
+    const std::string over = ulysses == 1 ? "" : std::vector<std::string>{"", "dp", "ulysses"}[draw.one_of({0, 1, 2})];
     const std::int64_t engine_tp = draw.divisor(ranks, 8), engine_pp = draw.divisor(ranks / engine_tp, 2);
     const std::string engine = megatron ? "megatron" : draw.one_of({0, 1}) == 1 ? "fsdp1" : "fsdp2";
     if (fsdp == 0 || (direct && engine == "fsdp1")) continue;  // no system moves parts of flat parameters
@@ -149,13 +150,13 @@ TEST_CASE("500 random launches: the worst rank of a weight update receives what 
                   draw.coin() ? "true" : "false");
     const std::string text = fmt::format(
         "model: {}\nprofile: {}\ncluster: {{gpu: h100-sxm-80gb, nodes: {}, gpus_per_node: {}}}\n"
-        "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, ep: {}, etp: {}, fsdp: {}}}, "
-        "micro_batch_tokens: 64}}\n"
+        "train: {{engine: {}, layout: {{dp: {}, cp: {}, ulysses: {}, tp: {}, pp: {}, ep: {}, etp: {}, fsdp: {}, "
+        "shard_over: [{}]}}, micro_batch_tokens: 64}}\n"
         "rollout: {{engine: vllm, layout: {{tp: {}, pp: {}, dp: {}}}, max_prefill_tokens: 64}}\nsync: {{mode: {}}}\n"
         "algorithm: {{prompts: {}, samples_per_prompt: 2}}\n"
         "workload: {{prompt_tokens: {{mean: 4, max: 8}}, response_tokens: {{mean: 8, max: 16}}}}\n",
         model, megatron ? "verl-megatron" : "verl-fsdp", nodes, ranks / nodes, engine, dp, cp, ulysses, tp, pp, ep, etp,
-        fsdp, engine_tp, engine_pp, ranks / engine_tp / engine_pp, direct ? "direct" : "bucketed", ranks);
+        fsdp, over, engine_tp, engine_pp, ranks / engine_tp / engine_pp, direct ? "direct" : "bucketed", ranks);
     const auto s = load_scenario_text(text, "drawn.yaml");
     if (!s) continue;  // what does not divide
     const auto have = TrainHoldings::of(*s);
@@ -178,11 +179,13 @@ TEST_CASE("500 random launches: the worst rank of a weight update receives what 
     REQUIRE(pricer->rl().sync_price(pricer->point()).bytes_received ==
             2.0 * static_cast<double>(*std::ranges::max_element(received)));
     ++pairs, gathered += direct ? 0 : 1, flat += engine == "fsdp1", experts += ep > 1, stages += pp > 1;
+    apart += direct && pricer->point().train.shard_over.some();
   }
-  CAPTURE(pairs, gathered, flat, experts, stages);
+  CAPTURE(pairs, gathered, flat, experts, stages, apart);
   CHECK(pairs == 500);
   CHECK(std::min(gathered, pairs - gathered) > 100);
   CHECK(std::min({flat, experts, stages}) > 30);
+  CHECK(apart > 5);
 }
 
 TEST_CASE("a rank that holds its slice receives nothing: Megatron's distributed optimizer cuts moments, not weights") {

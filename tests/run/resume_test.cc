@@ -9,79 +9,11 @@
 #include <thread>
 
 #include "base/rng.h"
-#include "rl/manifest.h"
-#include "tests/json.h"
 #include "tests/run/launched.h"
+#include "tests/run/resumed.h"
 
 using namespace hotbunk;
 using Json = nlohmann::json;
-
-namespace {
-
-/// What was computed in each step: times and bytes of memory left out.
-std::map<std::int64_t, Json> computed(const fs::path& folder) {
-  std::map<std::int64_t, Json> out;
-  std::istringstream lines(text_of(folder / "metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) {
-    const Json step = json_from<Json>(line);
-    Json& kept = out[step["step"].get<std::int64_t>()];
-    for (const auto& [key, value] : step.items())
-      for (const char* name : {"loss", "reward", "actor/", "critic/", "rollout/logprob", "sync/"})
-        if (key.starts_with(name)) kept[key] = value;
-  }
-  return out;
-}
-
-void check_weights(const fs::path& a, const fs::path& b) {
-  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
-    INFO(file << " of " << b);
-    CHECK(fs::exists(a / "checkpoints/final" / file));
-    CHECK(text_of(a / "checkpoints/final" / file) == text_of(b / "checkpoints/final" / file));
-  }
-}
-
-void check_same(const fs::path& a, const fs::path& b) {
-  check_weights(a, b);
-  for (const char* file : {"lengths.jsonl", "sync_hashes.jsonl"}) {
-    INFO(file << " of " << b);
-    CHECK(fs::exists(a / file) == fs::exists(b / file));
-    CHECK(text_of(a / file) == text_of(b / file));
-  }
-  CHECK(computed(a) == computed(b));
-  const Json x = json_from<Json>(text_of(a / "checkpoints/final/state.json")),
-             y = json_from<Json>(text_of(b / "checkpoints/final/state.json"));
-  CHECK(x == y);
-}
-
-/// Every folder among the checkpoints that does not hide is whole.
-void check_whole(const fs::path& run) {
-  std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", ec)) {
-    if (entry.path().filename().string().starts_with(".")) continue;
-    INFO(entry.path());
-    CHECK(fs::exists(entry.path() / "manifest.json"));
-    const Status whole = verify_manifest(entry.path());
-    INFO((whole ? "" : render(whole.error())));
-    CHECK(whole.has_value());
-    CHECK(fs::exists(entry.path() / "optimizer.safetensors"));
-  }
-}
-
-bool has_checkpoint(const fs::path& run) {
-  std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", ec))
-    if (!entry.path().filename().string().starts_with(".")) return true;
-  return false;
-}
-
-std::string sets(const std::string& keys) {
-  std::string out;
-  std::istringstream split(keys);
-  for (std::string key; split >> key;) out += " --set " + key;
-  return out;
-}
-
-}  // namespace
 
 TEST_CASE("a run in parts is the run in one piece: tokens, rewards, losses, weights and moments") {
   struct Case {
@@ -483,6 +415,22 @@ TEST_CASE("where the optimizer's state lay changes no bit of what goes on, and i
   CHECK(computed(other) == computed(same));
   for (const char* weights : {"model.safetensors", "optimizer.safetensors"})
     CHECK(text_of(other / "checkpoints/final" / weights) == text_of(same / "checkpoints/final" / weights));
+}
+
+TEST_CASE("a checkpoint has no padding of the vocabulary: the run goes on with another") {
+  const std::string base = scenario("vocabulary", 2, 2, "steps: 1").string();
+  const fs::path padded = work_folder() / "vocabulary_padded", same = work_folder() / "vocabulary_same",
+                 other = work_folder() / "vocabulary_other";
+  const std::string multiple = sets("train.make_vocab_size_divisible_by=48");
+  must_run(fmt::format("run {}{} --out {}", base, multiple, padded.string()));
+  const std::string on = fmt::format("run {} --set steps=2 --resume {}", base, (padded / "checkpoints/final").string());
+  must_run(fmt::format("{}{} --out {}", on, multiple, same.string()));
+  const Result2 less = hotbunk_command(fmt::format("{} --out {}", on, other.string()));
+  INFO(less.err);
+  REQUIRE(less.code == 0);
+  CHECK_THAT(less.err, Catch::Contains("warning[E425]: the run goes on elsewhere") &&
+                           Catch::Contains("train.make_vocab_size_divisible_by: 48 in the checkpoint, 0 now"));
+  CHECK(computed(other).at(2)["loss"].get<double>() == Approx(computed(same).at(2)["loss"].get<double>()).margin(1e-4));
 }
 
 TEST_CASE("a checkpoint goes on in any engine and shard group, bit for bit where nothing changed") {

@@ -215,6 +215,10 @@ TEST_CASE("what plans, simulates and executes is asked of the code") {
   }
   CHECK(rows.size() > 80);
   CHECK(rows.at("train.engine fsdp2") == "executes");
+  CHECK(rows.at("train.engine fsdp1 with tp 2") == "executes");
+  CHECK(rows.at("train.engine fsdp1 with pp 2") == "executes");
+  CHECK(rows.at("train.layout.shard_over [dp]") == "executes");
+  CHECK(rows.at("train.reshard_after_forward 4 with pp 2") == "executes");
   CHECK(rows.at("train.engine megatron") == "simulates");
   CHECK(rows.at("model deepseek-v3") == "executes");
   CHECK(rows.at("model qwen3-8b") == "executes");

@@ -89,6 +89,33 @@ TEST_CASE("adapters of latent attention and of one module for q, k and v, by the
               {h + "c_attn.v.lora_B.weight", {24, 3}}});
 }
 
+TEST_CASE("adapters of experts: each has its own, under the name of its module") {
+  const std::string mixtral =
+      "model={model_type: mixtral, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 2, "
+      "num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, num_local_experts: 4, "
+      "max_position_embeddings: 64}";
+  const auto s = with_lora({"train.lora={rank: 3, targets: [w2]}", mixtral});
+  if (!s) FAIL(render(s.error()));
+  const std::vector<ParamSpec> all = adapters_of(s->model);
+  REQUIRE(all.size() == 2 * 4 * 2);
+  CHECK(all[2].name == "model.layers.0.block_sparse_moe.experts.1.w2.lora_A.weight");
+  CHECK((all[2].shape == std::vector<std::int64_t>{3, 40} && all[2].expert == 1));
+  CHECK((all[3].shape == std::vector<std::int64_t>{24, 3} && all[3].expert == 1));
+  CHECK(adapters_of(with_lora({"train.lora.rank=3", mixtral})->model).size() == 2 * 2 * (4 + 4 * 3));
+  // One name is of a dense layer's MLP, of each expert's, and of the shared one: 1 layer of each kind, 4 experts.
+  std::string shared = latent(4);
+  shared.insert(shared.size() - 1, ", n_shared_experts: 2");
+  const auto latents = with_lora({"train.lora={rank: 3, targets: [up_proj]}", shared});
+  if (!latents) FAIL(render(latents.error()));
+  CHECK(adapters_of(latents->model).size() == 2 * (1 + 4 + 1));
+  // Ranks that share an expert's columns would each have A or B whole.
+  check_refused({"train.lora={rank: 3, targets: [w2]}", mixtral, "train.layout={tp: 2, etp: 2}",
+                 "cluster.ranks_per_device=2", "rollout.layout.tp=2"},
+                "E232", "train.layout.etp 2: 2 ranks share each expert's columns");
+  check_refused({"train.lora={rank: 3, targets: [w2]}", mixtral, "rollout.engine=vllm"}, "E232",
+                "adapters of experts are planned only in what is executed");
+}
+
 TEST_CASE("adapters are in the resolved form where they are set, whatever stands first in the file") {
   CHECK(resolved_yaml(*with_lora({})).find("lora") == std::string::npos);
   const auto s = with_lora({"train.lora={rank: 3, targets: [q_proj, v_proj]}"});
@@ -130,17 +157,10 @@ TEST_CASE("adapters that cannot be are refused by name, with what could be") {
   check_refused({"train.lora={rank: 3, alfa: 2}"}, "E202", "did you mean train.lora.alpha?");
   check_refused({"train.lora={alpha: 10}"}, "E227", "train.lora.rank 0 has none");
   check_refused({"train.lora={targets: [q_proj]}"}, "E227", "train.lora.rank 0 has none");
-  check_refused({"train.lora={rank: 3}",
-                 "model={model_type: mixtral, hidden_size: 24, intermediate_size: 40, "
-                 "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 33, "
-                 "num_local_experts: 4, max_position_embeddings: 64}"},
-                "E232", "experts have no adapters");
   const std::string gpt2 =
       "model={model_type: gpt2, n_embd: 24, n_layer: 2, n_head: 4, n_positions: 64, vocab_size: 33}";
   check_refused({"train.lora={rank: 3, targets: [q_proj]}", gpt2}, "E232",
                 "all-linear, or some of c_attn, c_proj, c_fc");
-  check_refused({"train.lora={rank: 3}", latent(2)}, "E232",
-                "set train.lora.targets to some of [q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj]");
   check_refused({"train.lora={rank: 3, targets: [k_proj]}", latent(0)}, "E232", "no matrix is called 'k_proj'");
   // The reference is the model itself, which has to be awake.
   check_refused({"train.lora={rank: 3}", "algorithm.reference=true", "rollout.sleep=true",

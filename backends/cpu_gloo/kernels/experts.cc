@@ -130,40 +130,19 @@ void route_token_backward(const Routing& r, const float* d_weights, const float*
   for (double& x : d) x *= r.factor;
 }
 
-/// Rows [begin, begin + …) of a matrix.
-template <class M>
-M from_row(M m, std::int64_t begin) {
-  const std::int64_t bytes = begin * m.ld * size_of(m.dtype);
-  if constexpr (std::is_same_v<M, Matrix>) m.data = static_cast<char*>(m.data) + bytes;
-  else m.data = static_cast<const char*>(m.data) + bytes;
-  return m;
+/// Choices that have a row here: rows are numbered from 0 without a gap.
+std::int64_t own_rows(const std::int32_t* rows, std::int64_t choices) {
+  return choices - std::count(rows, rows + choices, -1);
 }
 
-/// Rows [begin, end) become zeros.
+}  // namespace
+
 void zero_rows(KernelContext& ctx, Matrix m, std::int64_t begin, std::int64_t end, std::int64_t cols) {
   parallel_for(ctx, end - begin, rows_grain(cols), [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t r = begin + from; r < begin + to; ++r)
       std::memset(from_row(m, r).data, 0, static_cast<std::size_t>(cols * size_of(m.dtype)));
   });
 }
-
-/// Choices that have a row here: rows are numbered from 0 without a gap.
-std::int64_t own_rows(const std::int32_t* rows, std::int64_t choices) {
-  return choices - std::count(rows, rows + choices, -1);
-}
-
-/// product(e, first row, rows, whether they are its first) of each segment.
-template <class Product>
-void each_segment(const Experts& experts, Product&& product) {
-  for (std::size_t s = 0; s + 1 < experts.offsets.size(); ++s) {
-    const std::int64_t begin = experts.offsets[s], rows = experts.offsets[s + 1] - begin;
-    HB_CHECK(begin >= 0 && rows >= 0, "segment {} has {} rows from row {}", s, rows, begin);
-    const auto segment = static_cast<std::int64_t>(s);
-    product(segment % experts.experts, begin, rows, segment < experts.experts);
-  }
-}
-
-}  // namespace
 
 void route(KernelContext& ctx, const Routing& r, const float* logits, float* weights, std::int32_t* chosen) {
   parallel_for(ctx, r.tokens, rows_grain(r.experts * r.choices), [&](std::int64_t begin, std::int64_t end) {
@@ -438,12 +417,13 @@ void grouped_linear(KernelContext& ctx, const Experts& experts, ConstMatrix x, C
   zero_rows(ctx, y, experts.offsets.back(), experts.rows, experts.N);
 }
 
-void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix w, Matrix dx) {
+void grouped_linear_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix w, Matrix dx,
+                          Write write) {
   each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
     linear_dgrad(ctx, from_row(dy, begin), from_row(w, e * experts.N), from_row(dx, begin), rows, experts.N, experts.K,
-                 Write::overwrite);
+                 write);
   });
-  zero_rows(ctx, dx, experts.offsets.back(), experts.rows, experts.K);
+  if (write == Write::overwrite) zero_rows(ctx, dx, experts.offsets.back(), experts.rows, experts.K);
 }
 
 void grouped_linear_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix x, Matrix dw,

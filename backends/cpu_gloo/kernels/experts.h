@@ -5,8 +5,10 @@
 // products (gemm.h) and their sum depend on nothing but that token.
 #pragma once
 #include <span>
+#include <type_traits>
 
 #include "backends/cpu_gloo/kernels/context.h"
+#include "base/check.h"
 
 namespace hotbunk::kernels {
 
@@ -107,6 +109,27 @@ struct Experts {
   std::int64_t N = 0, K = 0;
   std::int64_t rows = 0;  // that there is room for: of y or dx, zeros behind the last expert's
 };
+/// product(e, first row, rows, whether they are its first) of each segment.
+template <class Product>
+void each_segment(const Experts& experts, Product&& product) {
+  for (std::size_t s = 0; s + 1 < experts.offsets.size(); ++s) {
+    const std::int64_t begin = experts.offsets[s], rows = experts.offsets[s + 1] - begin;
+    HB_CHECK(begin >= 0 && rows >= 0, "segment {} has {} rows from row {}", s, rows, begin);
+    const auto segment = static_cast<std::int64_t>(s);
+    product(segment % experts.experts, begin, rows, segment < experts.experts);
+  }
+}
+/// Rows [begin, begin + …) of a matrix.
+template <class M>
+M from_row(M m, std::int64_t begin) {
+  const std::int64_t bytes = begin * m.ld * size_of(m.dtype);
+  if constexpr (std::is_same_v<M, Matrix>) m.data = static_cast<char*>(m.data) + bytes;
+  else m.data = static_cast<const char*>(m.data) + bytes;
+  return m;
+}
+/// Zeros in the first `cols` columns of rows [begin, end).
+void zero_rows(KernelContext&, Matrix, std::int64_t begin, std::int64_t end, std::int64_t cols);
+
 /// Of each expert a bias of `count` numbers, added to the columns from `first` on, or its gradient. No data: none.
 struct ExpertBias {
   ConstVector values = {};    // [E·count]
@@ -114,7 +137,8 @@ struct ExpertBias {
   std::int64_t first = 0, count = 0;
 };
 void grouped_linear(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix w, Matrix y, const ExpertBias& = {});
-void grouped_linear_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix w, Matrix dx);
+void grouped_linear_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix w, Matrix dx,
+                          Write = Write::overwrite);
 /// An expert without rows has a gradient of zeros.
 void grouped_linear_wgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix x, Matrix dw, Write,
                           const ExpertBias& = {});

@@ -41,6 +41,38 @@ void lora_up_wgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix u, std::int64
   linear_wgrad(ctx, from_column(dy, column), u, db, s.rows, s.first, s.second, write);
 }
 
+void lora_down(KernelContext& ctx, const Experts& experts, ConstMatrix x, ConstMatrix a, float factor, Matrix u) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
+    lora_down(ctx, from_row(x, begin), from_row(a, e * experts.N), factor, from_row(u, begin),
+              {rows, experts.K, experts.N});
+  });
+  zero_rows(ctx, u, experts.offsets.back(), experts.rows, experts.N);
+}
+
+void lora_up(KernelContext& ctx, const Experts& experts, ConstMatrix u, ConstMatrix b, Matrix y, std::int64_t column) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
+    lora_up(ctx, from_row(u, begin), from_row(b, e * experts.N), from_row(y, begin), column,
+            {rows, experts.N, experts.K});
+  });
+}
+
+void lora_up_dgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix b, std::int64_t column,
+                   float factor, Matrix du) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool) {
+    lora_up_dgrad(ctx, from_row(dy, begin), from_row(b, e * experts.N), column, factor, from_row(du, begin),
+                  {rows, experts.N, experts.K});
+  });
+  zero_rows(ctx, du, experts.offsets.back(), experts.rows, experts.K);
+}
+
+void lora_up_wgrad(KernelContext& ctx, const Experts& experts, ConstMatrix dy, ConstMatrix u, std::int64_t column,
+                   Matrix db, Write write) {
+  each_segment(experts, [&](std::int64_t e, std::int64_t begin, std::int64_t rows, bool first) {
+    lora_up_wgrad(ctx, from_row(dy, begin), from_row(u, begin), column, from_row(db, e * experts.N),
+                  {rows, experts.N, experts.K}, first ? write : Write::accumulate);
+  });
+}
+
 void lora_merge(KernelContext& ctx, ConstMatrix w, ConstMatrix b, ConstMatrix a, float factor, Matrix y, LoraShape s) {
   HB_CHECK(a.dtype == b.dtype, "an adapter of {} and {}", name_of(a.dtype), name_of(b.dtype));
   const std::int64_t K = s.first, r = s.second;

@@ -3,6 +3,7 @@
 // with its rules of rounding; of an activation that several adapters share, each has its columns.
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
+#include "backends/cpu_gloo/kernels/experts.h"
 
 namespace hotbunk::kernels {
 
@@ -20,6 +21,15 @@ void lora_up_dgrad(KernelContext&, ConstMatrix dy, ConstMatrix b, std::int64_t c
                    LoraShape);
 /// db[n,r] (+)= dy[T, column … column + n)ᵀ · u[T,r].   {T, n, r}
 void lora_up_wgrad(KernelContext&, ConstMatrix dy, ConstMatrix u, std::int64_t column, Matrix db, LoraShape, Write);
+
+/// The same of rows of experts, each of which has an A and a B of its own, one below the other (experts.h: [N,K] is
+/// the matrix that each function takes). Of u and du the rows behind the last expert's are zeros.
+void lora_down(KernelContext&, const Experts&, ConstMatrix x, ConstMatrix a, float factor, Matrix u);
+void lora_up(KernelContext&, const Experts&, ConstMatrix u, ConstMatrix b, Matrix y, std::int64_t column);
+void lora_up_dgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix b, std::int64_t column, float factor,
+                   Matrix du);
+void lora_up_wgrad(KernelContext&, const Experts&, ConstMatrix dy, ConstMatrix u, std::int64_t column, Matrix db,
+                   Write);
 
 /// y[n,K] = w[n,K] + factor · b[n,r] · a[r,K], each of its own dtype, in fp32 and rounded once. An element's bits
 /// depend on its row of w and b and its column of a alone.   {n, K, r}

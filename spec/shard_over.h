@@ -1,0 +1,39 @@
+// Which ranks train.layout.shard_over puts into a shard group.
+#pragma once
+#include <sstream>
+#include <string>
+
+#include "spec/scenario.h"
+
+namespace hotbunk {
+
+/// shard_over as a scenario has it: "[cp, dp]".
+inline std::string listed_shard_over(const std::string& shard_over) {
+  std::string out = "[";
+  for (const char c : shard_over) out += c == '-' ? std::string(", ") : std::string(1, c);
+  return out + "]";
+}
+
+/// Whether a shard group is of ranks that follow one another among the data ranks: no dimension of several ranks that
+/// layout.shard_over leaves out is faster in the order than one whose ranks a group (of `fsdp` ranks) has several of.
+/// Of an order that the loader let pass.
+inline bool shard_groups_follow(const TrainLayout& l) {
+  std::string order = l.order;
+  if (order.find("ulysses") == std::string::npos) order.insert(order.find("cp") + 2, "-ulysses");
+  std::istringstream in(order);
+  bool left_out = false;
+  std::int64_t named = 1;  // ranks of the faster dimensions that it names: several whole groups, or a part of one
+  for (std::string axis; std::getline(in, axis, '-');) {
+    const std::int64_t size = axis == "dp" ? l.dp : axis == "cp" ? l.cp : axis == "ulysses" ? l.ulysses : 1;
+    if (size == 1) continue;
+    if (!l.shards_over(axis)) {
+      left_out = true;
+      continue;
+    }
+    if (left_out && named % l.shard_ranks() != 0) return false;
+    named *= size;
+  }
+  return true;
+}
+
+}  // namespace hotbunk
