@@ -309,8 +309,13 @@ void grouped_linear_formula(OracleCall& c) {
       for (std::int64_t n = 0; n < N; ++n) {
         const std::int64_t e = s % E;
         Sum sum;
-        sum += biased.has(n) ? c.inputs[3](e * biased.count + n - biased.begin) : 0.0;
         for (std::int64_t k = 0; k < x.cols(); ++k) sum += Bounded(x(row, k)) * w(e * N + n, k);
+        if (biased.has(n)) {
+          // A kernel may store products before it adds a bias of some columns.
+          const Bounded product = biased.count < N ? rounded(sum, c.outputs[0].dtype) : Bounded(sum);
+          sum = Sum();
+          sum += product, sum += c.inputs[3](e * biased.count + n - biased.begin);
+        }
         c.outputs[0].put(row, n, sum);
       }
 }
@@ -337,10 +342,16 @@ void grouped_linear_wgrad_formula(OracleCall& c) {
       for (std::int64_t row = offsets.whole(s); row < offsets.whole(s + 1); ++row) rows.push_back(row);
     for (std::int64_t n = 0; n < N; ++n) {
       for (std::int64_t k = 0; k < K; ++k) {
-        Sum sum;
-        sum += c.before(0, (e * N + n) * K + k);
-        for (const std::int64_t row : rows) sum += Bounded(dy(row, n)) * x(row, k);
-        c.outputs[0].put(e * N + n, k, sum);
+        // A kernel may store what it has behind each segment.
+        Bounded sofar = c.before(0, (e * N + n) * K + k);
+        for (std::int64_t s = e; s + 1 < offsets.size(); s += E) {
+          Sum sum;
+          sum += s == e ? sofar : rounded(sofar, c.outputs[0].dtype);
+          for (std::int64_t row = offsets.whole(s); row < offsets.whole(s + 1); ++row)
+            sum += Bounded(dy(row, n)) * x(row, k);
+          sofar = sum;
+        }
+        c.outputs[0].put(e * N + n, k, sofar);
       }
       if (!biased.has(n)) continue;
       const std::int64_t at = e * biased.count + n - biased.begin;
