@@ -37,8 +37,8 @@ class Drawn {
 
   std::vector<OpCase> all() {
     add_data(), add_products(), add_norms(), add_rotations(), add_attention(), add_around_attention(), add_paged();
-    add_activations(), add_routing(), add_rows_of_experts(), add_adapters_of_experts(), add_latents(), add_loss(),
-        add_optimizer();
+    add_activations(), add_routing(), add_rows_of_experts(), add_latents(), add_loss(), add_optimizer(),
+        add_adapters_of_experts();
     return std::move(out_);
   }
   /// Of ranks that hold parts: of every sequence's keys, of a vocabulary, of the experts.
@@ -380,11 +380,10 @@ class Drawn {
     add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {made({T, C, K})});
     add(OpKind::grouped_linear_wgrad, {in({T, C, I}), in({T, C, K}), offsets()},
         {gradient({E * I, K}), gradient({E * I})}, accumulate());
-    add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {in({T, C, K})}, accumulate());
   }
 
   /// Each expert's adapter, beside columns of a wider activation: of rows of this rank, or of those that came from two,
-  /// behind which there is room for more.
+  /// behind which there is room for more. What A leaves of a gradient is added.
   void add_adapters_of_experts() {
     const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
     const std::int64_t r = between(1, 16), column = between(0, 5), N = I + column + 3;
@@ -403,6 +402,8 @@ class Drawn {
       add(OpKind::lora_up, {in(rows(r)), in({E * I, r}), offsets}, {in(rows(N))}, attrs);
       add(OpKind::lora_up_dgrad, {in(rows(N)), in({E * I, r}), offsets}, {made(rows(r))}, attrs);
       add(OpKind::lora_up_wgrad, {in(rows(N)), in(rows(r)), offsets}, {gradient({E * I, r})}, accumulate(attrs));
+      if (ranks == 1)
+        add(OpKind::grouped_linear_dgrad, {in(rows(r)), in({E * r, K}), offsets}, {in(rows(K))}, accumulate());
     }
   }
 

@@ -17,8 +17,9 @@ struct Segments {
   HB_DEVICE int operator[](int s) const { return max(0, min(offsets[s] - first, R)); }
 };
 
-/// The tile of the nt and nn forms at block (x, y): grid (columns / columns_each, a bound of rows' tiles). `multiply(segment,
-/// first row, rows, row in it, column)` forms it. Rows behind the last expert's become zeros in c; null: they stay.
+/// The tile of the nt and nn forms at block (x, y): grid (columns / columns_each, a bound of rows' tiles).
+/// `multiply(segment, first row, rows, row in it, column)` forms it. Rows behind the last expert's become zeros in c;
+/// null: they stay.
 template <class E, class Multiply>
 HB_DEVICE void grouped_rows(const Segments& offsets, E* c, int columns, int segments, int rows_each, int columns_each,
                             Multiply multiply) {
