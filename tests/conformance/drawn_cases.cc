@@ -389,9 +389,9 @@ class Drawn {
     const std::int64_t r = between(1, 16), column = between(0, 5), N = I + column + 3;
     for (const std::int64_t ranks : {1, 2}) {
       const Extents of = ranks == 1 ? Extents{T, C} : Extents{2 * T * C + between(1, 9)};
-      const auto rows = [&](std::int64_t width) {
+      const auto rows = [&](std::int64_t row_width) {
         Extents shape = of;
-        shape.push_back(width);
+        shape.push_back(row_width);
         return shape;
       };
       std::vector<std::int64_t> begins = offsets_;
