@@ -9,7 +9,7 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <cstdlib>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -290,7 +290,8 @@ const std::vector<HostBug>& host_bugs() {
       {"staging is not pinned",
        [](cuda::Driver& d) {
          d.cuMemHostAlloc = [](void** out, std::size_t n, unsigned) {
-           *out = ++nth > 3 ? std::calloc(1, n) : nullptr;
+           static std::vector<std::byte> pageable(std::size_t{1} << 20);
+           *out = ++nth > 3 && n <= pageable.size() ? pageable.data() : nullptr;
            return *out != nullptr ? CUDA_SUCCESS : real.cuMemHostAlloc(out, n, 0);
          };
        },

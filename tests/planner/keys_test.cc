@@ -87,6 +87,7 @@ Sets others(const ScenarioKey& key, const Scenario& s) {
                                                     {"train.recompute_modules", {"[core_attn, mlp]"}},
                                                     {"train.layout.order", {"tp-pp-dp-cp-ep", "dp-cp-ep-tp-pp"}},
                                                     {"train.layout.shard_over", {"[dp]", "[cp]"}},
+                                                    {"train.make_vocab_size_divisible_by", {"4096"}},
                                                     {"cluster.calibration", {"a100-sxm-80gb"}},
                                                     {"rollout.kv_cache_tokens", {"200000", "9216"}},
                                                     {"workload.max_tokens", {"4096"}},
