@@ -280,7 +280,7 @@ Status CudaDevice::record(StreamId id, EventId event) {
                    Stream& s = stream(id);
                    const PooledEvent e = latest_[at] = events_.take();
                    s.queue->enqueue([&s, e, event] {
-                     naming([&] { return fmt::format("recording event {} on stream {}", event, s.queue->name()); },
+                     naming([&] { return fmt::format("recording event {} on stream {}", event, s.name); },
                             [&] { HB_CUDA(s.launch.driver(), cuEventRecord(e.get(), s.launch.stream())); });
                    });
                    s.queue->record(issued_[at]);
@@ -296,7 +296,7 @@ Status CudaDevice::wait(StreamId id, EventId event) {
   Stream& s = stream(id);
   s.queue->wait(issued_[at]);
   s.queue->enqueue([&s, e = latest_[at], event] {
-    naming([&] { return fmt::format("waiting for event {} on stream {}", event, s.queue->name()); },
+    naming([&] { return fmt::format("waiting for event {} on stream {}", event, s.name); },
            [&] { HB_CUDA(s.launch.driver(), cuStreamWaitEvent(s.launch.stream(), e.get(), 0)); });
   });
   return {};

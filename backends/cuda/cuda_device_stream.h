@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu_gloo/op_kernels.h"
@@ -25,9 +26,10 @@ struct CudaDevice::Timed {
 
 struct CudaDevice::Stream {
   /// `host_threads`: that compute what its ops have on the host.
-  Stream(CudaWorld& in, std::string name, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products,
+  Stream(CudaWorld& in, std::string named, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products,
          int host_threads)
-      : world(in),
+      : name(std::move(named)),
+        world(in),
         owner(in.context()),
         launch(in.context(), owner.handle()),
         staging(in.context(), owner.handle()),
@@ -35,7 +37,7 @@ struct CudaDevice::Stream {
         graphs(launch),
         on_host(host_threads) {
     if (has_products) products.emplace(*options.blas, options.products, launch);
-    queue = std::make_unique<StreamThread>(std::move(name));
+    queue = std::make_unique<StreamThread>(name);
     queue->enqueue([this] { world.context().make_current(); });
   }
   ~Stream() {
@@ -70,6 +72,7 @@ struct CudaDevice::Stream {
     if (touched != nullptr) launch.driver().host_learns(touched);
   }
 
+  const std::string name;
   CudaWorld& world;
   OwnedStream owner;
   Launcher launch;
@@ -79,8 +82,8 @@ struct CudaDevice::Stream {
   kernels::KernelContext on_host;
   HostKnowledge touched;  // what its thread knew when it last did
   std::optional<BlasProducts> products;
-  std::vector<Timed> timed;  // of the stream's thread; the calling thread's while nothing runs
-  std::unique_ptr<StreamThread> queue;
+  std::vector<Timed> timed;             // of the stream's thread; the calling thread's while nothing runs
+  std::unique_ptr<StreamThread> queue;  // its thread finds no queue here while it is waited for at the end
 };
 
 }  // namespace hotbunk::cuda
