@@ -75,8 +75,9 @@ def start_ranks(place, hosts, file, side_of, port, *more):
         environment = {"RANK": str(rank), "WORLD_SIZE": str(len(side_of)), "LOCAL_RANK": str(locals_[side]),
                        "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(port), "OMP_WAIT_POLICY": "passive"}
         locals_[side] += 1
-        processes.append(place.start("run", file, "--out", place.path("out"), *more, environment=environment,
-                                     prefix=hosts.on(side)))
+        # The hosts may have different numbers of ranks, whose shares of the cores would differ (E705).
+        processes.append(place.start("run", file, "--out", place.path("out"), "--threads", "1", *more,
+                                     environment=environment, prefix=hosts.on(side)))
     return processes
 
 
