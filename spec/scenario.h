@@ -39,7 +39,7 @@ struct TrainLayout {
   std::int64_t dp = 1, fsdp = -1, cp = 1, ulysses = 1, tp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   bool sp = false;
   std::string order = "tp-cp-ep-dp-pp";  // fastest first (Megatron's default)
-  std::string shard_over = {};  // "dp-cp": dimensions that a shard group lies in; "": dp, cp and ulysses
+  std::string shard_over = {};           // "dp-cp": dimensions that a shard group lies in; "": dp, cp and ulysses
   bool shards_over(std::string_view axis) const {
     return shard_over.empty() || ("-" + shard_over + "-").find("-" + std::string(axis) + "-") != std::string::npos;
   }

@@ -138,7 +138,8 @@ TEST_CASE("what several ranks hold: its sum in rank order, and its maximum, a Na
   Array<float> a(d.memory, "a", {1.0f, 1e8f, -3.0f, nan}),
       b(d.memory, "b", std::vector<float>{2.0f, 1.0f, -2.0f, 1.0f}),
       c(d.memory, "c", std::vector<float>{4.0f, -1e8f, -1.0f, 2.0f}), to(d.memory, "to", 4);
-  Array<Bf16> p(d.memory, "p", std::vector<Bf16>{ptx::to_bf16(256)}), q(d.memory, "q", std::vector<Bf16>{ptx::to_bf16(1)});
+  Array<Bf16> p(d.memory, "p", std::vector<Bf16>{ptx::to_bf16(256)}),
+      q(d.memory, "q", std::vector<Bf16>{ptx::to_bf16(1)});
   struct Sources {
     const void* rank[32];
   } sources{{a.begin(), b.begin(), c.begin()}}, halves{{p.begin(), q.begin(), q.begin()}};
