@@ -131,7 +131,7 @@ void check_devices([[maybe_unused]] std::vector<Checked>& out) {
   out.push_back({"InfiniBand", cuda::infiniband_text(), true, ""});
   const auto blas = cuda::open_blas();
   out.push_back({"cuBLASLt",
-                 blas ? fmt::format("{}: backward products by default (run --products)",
+                 blas ? fmt::format("{}: backward products, and forward ones where its bits are ours (run --products)",
                                     cuda::blas_version_text(blas->cublasLtGetVersion()))
                       : blas.error().front().message + "; our kernels form all products",
                  true, ""});

@@ -509,10 +509,12 @@ void add_run(CommandLine& line) {
   sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");
   sub.option("--fake-fault", o->fake_fault,
              "cuda-fake: ENTRY:N, the Nth call of that entry point of the driver fails; ENTRY:N:hang, never returns");
-  sub.option("--products", o->products,
-             "cuda: which matrix products cuBLASLt forms: own (none), backward (default where it is: log-probs of "
-             "rollout and training stay equal to the bit) or all (they do not)")
-      .check(one_of({"own", "backward", "all"}));
+  sub.option(
+         "--products", o->products,
+         "cuda: which matrix products cuBLASLt forms: own (none), backward (those alone), equal (default where it is: "
+         "those, and forward ones in which it gives our kernels' bits, so log-probs of rollout and training stay "
+         "equal to the bit) or all (they do not)")
+      .check(one_of({"own", "backward", "equal", "all"}));
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));
   sub.option("--threads", o->threads, "compute threads of each rank (default: its share of the cores)")

@@ -68,7 +68,7 @@ struct Products {
 Result<Products> products_of(const std::string& asked, const std::optional<cuda::BlasLt>& fake) {
   const auto policy = cuda::product_policy_from(!asked.empty() ? asked
                                                 : fake         ? "own"
-                                                               : cuda::name_of(cuda::ProductPolicy::backward));
+                                                               : cuda::name_of(cuda::ProductPolicy::equal));
   HB_CHECK(policy.has_value(), "--products {}", asked);
   if (*policy == cuda::ProductPolicy::own) return Products{};
   if (fake) return Products{fake, *policy};
@@ -149,10 +149,11 @@ Result<std::string> cuda_products(const std::string& backend, const std::string&
       products_of(asked, backend == "cuda-fake" ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
   if (!products) return fail(products.error());
   if (!products->blas) return std::string("own kernels");
-  return fmt::format(
-      "cuBLASLt {}{}, {}", cuda::blas_version_text(products->blas->cublasLtGetVersion()),
-      backend == "cuda-fake" ? " (double)" : "",
-      products->policy == cuda::ProductPolicy::all ? "all: rollout and training log-probs differ" : "backward alone");
+  return fmt::format("cuBLASLt {}{}, {}", cuda::blas_version_text(products->blas->cublasLtGetVersion()),
+                     backend == "cuda-fake" ? " (double)" : "",
+                     products->policy == cuda::ProductPolicy::all     ? "all: rollout and training log-probs differ"
+                     : products->policy == cuda::ProductPolicy::equal ? "backward, and forward where its bits are ours"
+                                                                      : "backward alone");
 }
 
 Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, const MakeBackend&)>& rank) {

@@ -37,6 +37,8 @@ inline constexpr std::int32_t epilogue_bias = 4;
 // attributes of a search
 inline constexpr int pref_max_workspace_bytes = 1, pref_reduction_scheme_mask = 3, pref_min_alignment_a_bytes = 5,
                      pref_min_alignment_b_bytes = 6, pref_min_alignment_c_bytes = 7, pref_min_alignment_d_bytes = 8;
+/// Sums over K are not cut.
+inline constexpr std::uint32_t reduction_none = 0;
 /// Parts of a sum over K are stored in fp32 and added by a kernel of their own: in a fixed order.
 inline constexpr std::uint32_t reduction_compute_type = 2;
 }  // namespace blas

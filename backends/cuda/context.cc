@@ -37,6 +37,7 @@ constexpr std::array kernel_files = {
     KernelFile{"elementwise", "scale_"},
     KernelFile{"elementwise", "add_bias_"},
     KernelFile{"elementwise", "softcap"},
+    KernelFile{"elementwise", "differing_halves"},
     KernelFile{"elementwise", "gather_rows_"},
     KernelFile{"elementwise", "column_parts_"},
     KernelFile{"elementwise", "column_sums_"},
@@ -71,6 +72,8 @@ constexpr std::array kernel_files = {
     KernelFile{"loss", "vocab_"},
     KernelFile{"loss", "sample"},
     KernelFile{"matmul", "matmul_nt_bf16_"},
+    KernelFile{"matmul_nt", "matmul_nt_bf16_bf16_"},
+    KernelFile{"matmul_nt", "matmul_nt_bf16_f32_"},
     KernelFile{"matmul", "matmul_nn_bf16_"},
     KernelFile{"matmul", "matmul_tn_bf16_"},
     KernelFile{"matmul_f32", "matmul_nt_f32_"},
@@ -137,6 +140,7 @@ Context::Context(Driver driver, int ordinal) : driver_(driver) {
   HB_CUDA(driver_,
           cuDeviceGetAttribute(&reaches, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device_));
   reaches_network_ = reaches != 0;
+  HB_CUDA(driver_, cuDeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_));
   load_kernels();
 }
 

@@ -36,7 +36,10 @@ struct CudaDevice::Stream {
         scratch(in.context(), scratch_bytes),
         graphs(launch),
         on_host(host_threads) {
-    if (has_products) products.emplace(*options.blas, options.products, launch);
+    if (has_products)
+      products.emplace(*options.blas, options.products, launch, [this](CUdeviceptr from, std::int64_t bytes) {
+        return read(reinterpret_cast<const std::byte*>(from), bytes);
+      });
     queue = std::make_unique<StreamThread>(name);
     queue->enqueue([this] { world.context().make_current(); });
   }

@@ -85,10 +85,10 @@ inline void add_parts(const CudaCall& c, CUdeviceptr parts, int n, const Tensor&
            flag(c, Attr::accumulate));
 }
 
-/// Threads of a norm's backward: a thread holds 8 columns (kernels/norm_rows.cuh). By the row's length alone. `most`:
-/// as the kernel's registers allow.
+/// Threads of a norm's backward: a thread has 4 columns of a row, where there are threads enough. By the row's length
+/// alone. `most`: as the kernel's registers allow.
 inline int norm_threads(std::int64_t columns, int most) {
-  return static_cast<int>(std::clamp<std::int64_t>((columns + 255) / 256 * 32, 32, most));
+  return static_cast<int>(std::clamp<std::int64_t>((columns + 127) / 128 * 32, 32, most));
 }
 /// A warp for each of n items.
 inline Grid warps(std::int64_t n) { return {blocks_of(32 * n, head_threads)}; }

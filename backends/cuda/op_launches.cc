@@ -204,8 +204,11 @@ void run_embedding_backward(const CudaCall& c) {
 
 // --- loss, optimizer, sampling --------------------------------------------------------------------------------------
 
-/// log_prob and sample: of one size, by the vocabulary alone, so that both sum in one order (P5).
-int vocabulary_threads(const CudaCall& c) { return row_threads(c.op.integer(Attr::vocab)); }
+/// log_prob and sample: of one size, by the vocabulary alone, so that both sum in one order (P5). A decode step has few
+/// rows, so a row has many threads.
+int vocabulary_threads(const CudaCall& c) {
+  return static_cast<int>(std::clamp<std::int64_t>((c.op.integer(Attr::vocab) / 8 + 31) / 32 * 32, 32, 1024));
+}
 /// All ids, or those of this rank's part of the vocabulary.
 Range ids(const CudaCall& c) {
   return c.op.has(Attr::vocab_stride) ? vocab_rows(c.op, c.places) : Range{0, c.op.integer(Attr::vocab)};

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "backends/cuda/expert_launches.h"
 #include "backends/cuda/launch_operands.h"
 #include "graph/catalogue.h"
@@ -18,10 +20,29 @@ Columns columns_of(const CudaCall& c, const Tensor& t, std::int64_t first = 0) {
   return {at(c, t) + static_cast<CUdeviceptr>(first * size_of(t.dtype)), width(c, t)};
 }
 
+/// The tile of kernels/matmul_nt.cu for so many rows and columns. Weights of a few rows stream through narrow tiles; of
+/// more rows tiles are as large as leaves no multiprocessor without one.
+Grid tile_of(int M, int N, int multiprocessors) {
+  const auto fills = [&](int rows, int columns) {
+    return M > rows / 2 && blocks_of(M, rows) * blocks_of(N, columns) >= multiprocessors;
+  };
+  if (M <= 32) return {32, 16};
+  if (fills(128, 128)) return {128, 128};
+  return fills(64, 64) ? Grid{64, 64} : Grid{64, 32};
+}
+
 /// C[M,N] (+)= A B in one of the three forms of kernels/matmul.cu, by our kernels.
 void multiply(const CudaCall& c, const char* form, DType from, Columns a, CUdeviceptr b, CUdeviceptr bias, DType result,
               Columns to, int M, int N, int K, int accumulate) {
   const bool f32 = from == DType::f32;
+  // The form of training's forward, prefill and decode; a parameter inside a gathered unit may begin at any element.
+  if (!f32 && std::string_view(form) == "nt" && (K | a.ld) % 8 == 0 && (a.at | b) % 16 == 0) {
+    const Grid tile = tile_of(M, N, c.launch.context().multiprocessors());
+    c.launch(fmt::format("matmul_nt_bf16_{}_{}x{}", kernel_dtype(result), tile.x, tile.y),
+             {blocks_of(M, static_cast<int>(tile.x)) * blocks_of(N, static_cast<int>(tile.y))}, 128, a.at, a.ld, b,
+             bias, to.at, to.ld, M, N, K, accumulate);
+    return;
+  }
   const Grid grid{blocks_of(N, 64), blocks_of(M, f32 ? 32 : 64)};
   c.launch(fmt::format("matmul_{}_{}_{}", form, kernel_dtype(from), kernel_dtype(result)), grid, f32 ? 32 : 128, a.at,
            a.ld, b, bias, to.at, to.ld, M, N, K, accumulate);
@@ -30,11 +51,15 @@ void multiply(const CudaCall& c, const char* form, DType from, Columns a, CUdevi
 /// The same of whole matrices, by cuBLASLt where that is asked for and can.
 void multiply(const CudaCall& c, Product::Form product, const Tensor& a, const Tensor& b, CUdeviceptr bias,
               const Tensor& to, int M, int N, int K, int accumulate) {
-  if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
-                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind))
-    return;
   const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
-  multiply(c, form, a.dtype, columns_of(c, a), at(c, b), bias, to.dtype, columns_of(c, to), M, N, K, accumulate);
+  const auto own = [&](CUdeviceptr from, CUdeviceptr result, std::int64_t rows) {
+    multiply(c, form, a.dtype, {from, columns_of(c, a).ld}, at(c, b), bias, to.dtype, {result, columns_of(c, to).ld},
+             narrow(rows), N, K, accumulate);
+  };
+  if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
+                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind, own))
+    return;
+  own(at(c, a), at(c, to), M);
 }
 
 std::int64_t column(const CudaCall& c) { return c.op.integer(Attr::column); }

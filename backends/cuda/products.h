@@ -1,12 +1,15 @@
 // Which library forms matrix products: cuBLASLt where the policy and the product allow it, else kernels/matmul*.cu,
 // which are also what cuBLASLt is compared with.
 //
-// cuBLASLt chooses a kernel by the whole shape, so a row's bits depend on how many rows there are: log-probs of rollout
-// and training would no longer be equal to the bit (P5). Gradients have no counterpart in a rollout. Hence the policy
-// `backward`: forward products by our kernels, the two thirds of training that are backward products by cuBLASLt.
+// cuBLASLt chooses a kernel by the whole shape, so a row's bits may depend on how many rows there are: log-probs of
+// rollout and training would no longer be equal to the bit (P5). Gradients have no counterpart in a rollout: backward
+// products are two thirds of training's. Forward products are cuBLASLt's too where it was found to give our kernels'
+// bits, as it does on Hopper where it does not cut K: for each shape its first result is compared with ours.
 #pragma once
 #include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,10 +21,12 @@
 
 namespace hotbunk::cuda {
 
-enum class ProductPolicy : std::uint8_t { own, backward, all };
+/// Of which products cuBLASLt forms: none; backward ones; those, and forward ones of many rows in which it gives our
+/// kernels' bits; all.
+enum class ProductPolicy : std::uint8_t { own, backward, equal, all };
 std::string_view name_of(ProductPolicy);
 std::optional<ProductPolicy> product_policy_from(std::string_view);
-/// Whether cuBLASLt forms the products of ops of this kind.
+/// Whether cuBLASLt forms products of ops of this kind.
 bool takes_products(ProductPolicy, OpKind);
 
 /// C[M,N] (+)= op(A) op(B) (+ bias[N]), row by row without gaps. Form: nt A[M,K] B[N,K]', nn A[M,K] B[K,N],
@@ -45,18 +50,24 @@ class BlasProducts {
   /// 32 MiB on Hopper and later, less before.
   static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;
 
-  /// RuntimeFailure when the device has no memory for the workspace.
-  BlasProducts(const BlasLt&, ProductPolicy, const Launcher&);
+  /// Bytes that the device has at an address, behind what the stream has done.
+  using Read = std::function<const std::byte*(CUdeviceptr, std::int64_t bytes)>;
+  /// So many rows of a product by our kernels, of A's rows at `a`, to `c`.
+  using OwnRows = std::function<void(CUdeviceptr a, CUdeviceptr c, std::int64_t rows)>;
+
+  /// `read`: for the policy `equal`. RuntimeFailure when the device has no memory for the workspace.
+  BlasProducts(const BlasLt&, ProductPolicy, const Launcher&, Read read = {});
   ~BlasProducts();
   BlasProducts(const BlasProducts&) = delete;
   BlasProducts& operator=(const BlasProducts&) = delete;
 
-  /// Enqueues it and returns true; or false: our kernels' turn.
+  /// Enqueues it and returns true; or false: our kernels' turn. `own`: with which a forward product's first result of a
+  /// shape is compared, for which the host waits.
   /// RuntimeFailure names the call and cuBLASLt's reason.
-  bool take(const Product&, const ProductAddresses&, OpKind);
+  bool take(const Product&, const ProductAddresses&, OpKind, const OwnRows& own = {});
 
   struct Counts {
-    std::int64_t taken = 0, declined = 0, searched = 0;
+    std::int64_t taken = 0, declined = 0, searched = 0, compared = 0;
   };
   Counts counts() const { return counts_; }
 
@@ -64,20 +75,24 @@ class BlasProducts {
   struct Key {
     Product product;
     std::int64_t alignment = 0;  // of the addresses, at most 256
+    bool whole_sums = false;     // K is not cut into parts
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   struct Chosen {
     BlasDesc desc = nullptr;
     BlasLayout first = nullptr, second = nullptr, result = nullptr;
     BlasAlgo algo{};
-    bool none = false;  // cuBLASLt has no kernel for it
+    bool none = false;          // cuBLASLt has no kernel for it
+    std::optional<bool> equal;  // our bits, where that was asked
   };
-  const Chosen& choose(const Key&);
+  Chosen& choose(const Key&);
+  bool has_our_bits(const Product&, const ProductAddresses&, const OwnRows&) const;
   void check(BlasStatus, const char* call) const;
 
   const BlasLt blas_;
   const ProductPolicy policy_;
   const Launcher& launch_;
+  const Read read_;
   BlasHandle handle_ = nullptr;
   const DeviceBlock workspace_;
   std::map<Key, Chosen> chosen_;

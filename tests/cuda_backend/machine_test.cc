@@ -76,7 +76,8 @@ static_assert(blas::pref_max_workspace_bytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPA
               blas::pref_min_alignment_b_bytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES &&
               blas::pref_min_alignment_c_bytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES &&
               blas::pref_min_alignment_d_bytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
-static_assert(blas::reduction_compute_type == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+static_assert(blas::reduction_compute_type == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE &&
+              blas::reduction_none == CUBLASLT_REDUCTION_SCHEME_NONE);
 static_assert(sizeof(BlasHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t) &&
               offsetof(BlasHeuristic, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
 #endif

@@ -73,6 +73,13 @@ std::vector<float> numbers(std::int64_t n, std::uint64_t seed) {
   return v;
 }
 
+/// The same of magnitudes so far apart that every order of a sum rounds otherwise.
+std::vector<float> scattered(std::int64_t n, std::uint64_t seed) {
+  std::vector<float> v = numbers(n, seed);
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = std::ldexp(v[i], -static_cast<int>(i * 7 % 13));
+  return v;
+}
+
 }  // namespace
 
 TEST_CASE("cuBLASLt's products are those of our kernels and of fp64, in every form and dtype") {
@@ -150,6 +157,49 @@ TEST_CASE("a shape is searched for once, worse aligned addresses are another, an
   CHECK(t.fake.findings().empty());
 }
 
+TEST_CASE("a forward product is cuBLASLt's where it has our kernels' bits, which is asked once a shape") {
+  for (const DType result : {DType::bf16, DType::f32})
+    for (const bool as_ours : {false, true}) {
+      Bench t;
+      if (as_ours) t.blas.sum_as_ours();
+      const std::int64_t m = 300, n = 256, k = 512;
+      const CUdeviceptr base = t.memory.address();
+      const ProductAddresses at{base, base + 393216, 0, base + 786432};
+      t.write(at.a, scattered(m * k, 1), DType::bf16), t.write(at.b, scattered(n * k, 2), DType::bf16);
+      std::int64_t asked = 0;
+      BlasProducts products(t.blas.table(), ProductPolicy::equal, t.launch, [&](CUdeviceptr from, std::int64_t bytes) {
+        ++asked;
+        std::byte* here = t.staging.take(bytes);
+        HB_CUDA(t.context.driver(), cuMemcpyDtoHAsync(here, from, static_cast<std::size_t>(bytes), t.stream.handle()));
+        HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
+        return here;
+      });
+      const auto own = [&](CUdeviceptr a, CUdeviceptr c, std::int64_t rows) {
+        t.launch(fmt::format("matmul_nt_bf16_{}_64x64", kernel_dtype(result)), {blocks_of(rows, 64) * blocks_of(n, 64)},
+                 128, a, static_cast<int>(k), at.b, CUdeviceptr{0}, c, static_cast<int>(n), static_cast<int>(rows),
+                 static_cast<int>(n), static_cast<int>(k), 0);
+      };
+      const Product p{Product::Form::nt, DType::bf16, result, m, n, k, false, false};
+      CHECK(products.take(p, at, OpKind::linear, own) == as_ours);
+      CHECK(products.take(p, at, OpKind::linear, own) == as_ours);
+      CHECK(asked == 1);
+      CHECK(products.counts().compared == 1);
+      CHECK(products.counts().taken == (as_ours ? 2 : 0));
+      CHECK(products.counts().declined == (as_ours ? 0 : 2));
+      Product few = p;
+      few.m = 255;
+      CHECK_FALSE(products.take(few, at, OpKind::linear, own));
+      CHECK(products.counts().compared == 1);
+      if (as_ours) {
+        const auto theirs = t.read(at.c, static_cast<std::size_t>(m * n), result);
+        own(at.a, at.c, m);
+        CHECK(t.read(at.c, static_cast<std::size_t>(m * n), result) == theirs);
+      }
+      HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
+      CHECK(t.fake.findings().empty());
+    }
+}
+
 TEST_CASE(
     "an iteration whose backward products are cuBLASLt's: log-probs stay equal to the bit, every schedule the same") {
   const Scenario scenario = tiny_job({"steps=2"});
@@ -168,6 +218,9 @@ TEST_CASE(
     other.seed = seed;
     CHECK(run_iteration(*plan, scenario, other).numbers == first.numbers);
   }
+  // Forward ones have so few rows here that they stay ours.
+  CHECK(run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::equal}).numbers ==
+        first.numbers);
   // All of them, those of decode's graphs too: no finding.
   const Iteration all = run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::all});
   REQUIRE_THAT(all.text(), Catch::Equals(""));

@@ -1,4 +1,5 @@
 // Kernels against the same formulas in fp64, over random shapes; every check of the executor is on.
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -136,22 +137,73 @@ TEMPLATE_TEST_CASE("matrix products, whole and ragged tiles", "[kernels]", float
     }
 }
 
-TEST_CASE("a row of a product does not depend on how many rows there are", "[kernels]") {
-  Device d("matmul");
+/// The tiles of matmul_nt.cu, as kernels are named by them.
+constexpr std::array<std::array<int, 2>, 4> nt_tiles = {{{32, 16}, {64, 32}, {64, 64}, {128, 128}}};
+
+template <class C>
+void run_tile(Device& d, const std::array<int, 2>& tile, const Bf16* a, int lda, const Bf16* b, const Bf16* bias, C* c,
+              int ldc, int M, int N, int K, int accumulate) {
+  const auto [rows, columns] = tile;
+  const int tiles = (M + rows - 1) / rows * ((N + columns - 1) / columns);
+  d.run("matmul_nt_bf16_" + std::string(suffix<C>) + "_" + std::to_string(rows) + "x" + std::to_string(columns),
+        {static_cast<std::uint32_t>(tiles)}, 128, a, lda, b, bias, c, ldc, M, N, K, accumulate);
+}
+
+TEMPLATE_TEST_CASE("products of aligned rows in every tile, over columns of wider matrices", "[kernels]", float, Bf16) {
+  using C = TestType;
+  Device d("matmul_nt");
+  const std::vector<std::array<int, 3>> shapes = {
+      {1, 5, 8}, {33, 130, 136}, {70, 33, 40}, {130, 17, 264}, {1100, 20, 16}};
+  std::uint64_t seed = 1;
+  for (const auto& [M, N, K] : shapes)
+    for (const auto& tile : nt_tiles) {
+      INFO(tile[0] << " x " << tile[1] << ", " << M << " x " << N << " x " << K);
+      Draw draw(seed++);
+      const bool accumulate = seed % 2 == 0, has_bias = seed % 3 == 0;
+      const int lda = K + 8, ldc = N + (seed % 4 == 0 ? 1 : 2);  // odd rows of C begin between pairs
+      Array<Bf16> a(d.memory, "a", draw.numbers<Bf16>(static_cast<std::size_t>(M * lda))),
+          b(d.memory, "b", draw.numbers<Bf16>(static_cast<std::size_t>(N * K))),
+          bias(d.memory, "bias", draw.numbers<Bf16>(static_cast<std::size_t>(N)));
+      Array<C> c(d.memory, "c", draw.numbers<C>(static_cast<std::size_t>(M * ldc)));
+      const auto before = c.values();
+      run_tile(d, tile, a.begin(), lda, b.begin(), has_bias ? bias.begin() : nullptr, c.begin(), ldc, M, N, K,
+               int{accumulate});
+      std::vector<double> wanted(before.size());
+      for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = value(before[i]);
+      for (int r = 0; r < M; ++r)
+        for (int n = 0; n < N; ++n) {
+          double& sum = wanted[static_cast<std::size_t>(r * ldc + n)];
+          if (!accumulate) sum = 0;
+          if (has_bias) sum += value(bias[static_cast<std::size_t>(n)]);
+          for (int k = 0; k < K; ++k)
+            sum += value(a[static_cast<std::size_t>(r * lda + k)]) * value(b[static_cast<std::size_t>(n * K + k)]);
+        }
+      near(c.values(), wanted, unit<C>, 1e-5 * std::sqrt(K));
+    }
+}
+
+TEST_CASE("a row of a product has the same bits in every tile and among any rows", "[kernels]") {
+  Device d("matmul_nt"), plain("matmul");
   Draw draw(11);
-  const int N = 24, K = 72;
-  const auto rows = draw.numbers<Bf16>(100 * K);
-  Array<Bf16> b(d.memory, "b", draw.numbers<Bf16>(N * K));
+  const int N = 24, K = 200;
+  const auto rows = draw.numbers<Bf16>(100 * K), weights = draw.numbers<Bf16>(N * K);
+  const Bf16* none = nullptr;
   std::vector<float> first;
   for (const int M : {1, 7, 64, 100}) {
-    Array<Bf16> a(d.memory, "a", std::vector<Bf16>(rows.begin(), rows.begin() + M * K));
+    const std::vector<Bf16> some(rows.begin(), rows.begin() + M * K);
+    Array<Bf16> a(d.memory, "a", some), b(d.memory, "b", weights);
     Array<float> c(d.memory, "c", static_cast<std::size_t>(M * N));
-    const Bf16* none = nullptr;
-    d.run("matmul_nt_bf16_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, a.begin(), K, b.begin(), none,
-          c.begin(), N, M, N, K, 0);
-    const std::vector<float> row(c.begin(), c.begin() + N);
-    if (first.empty()) first = row;
-    CHECK(row == first);
+    for (const auto& tile : nt_tiles) {
+      run_tile(d, tile, a.begin(), K, b.begin(), none, c.begin(), N, M, N, K, 0);
+      const std::vector<float> row(c.begin(), c.begin() + N);
+      if (first.empty()) first = row;
+      CHECK(row == first);
+    }
+    Array<Bf16> same_a(plain.memory, "a", some), same_b(plain.memory, "b", weights);
+    Array<float> same_c(plain.memory, "c", static_cast<std::size_t>(M * N));
+    plain.run("matmul_nt_bf16_f32", {1, static_cast<std::uint32_t>((M + 63) / 64)}, 128, same_a.begin(), K,
+              same_b.begin(), none, same_c.begin(), N, M, N, K, 0);
+    CHECK(std::vector<float>(same_c.begin(), same_c.begin() + N) == first);
   }
 }
 
@@ -368,4 +420,18 @@ TEST_CASE("hot kernels ask for the bytes that they must, in whole sectors, and m
   // 16 bytes a lane are four passes at least, to fetch a tile as to read a fragment: none more.
   CHECK(m.shared_wavefronts == 4 * m.shared_requests);
   CHECK(m.flops >= 2LL * M * N * K);
+  // The tiles of aligned rows swizzle instead, and meet no bank twice either.
+  for (const auto& tile : nt_tiles) {
+    INFO(tile[0] << " x " << tile[1]);
+    Device aligned("matmul_nt");
+    const int m_rows = tile[0], columns = tile[1], k = 256;
+    Array<Bf16> left(aligned.memory, "a", Draw(3).numbers<Bf16>(static_cast<std::size_t>(m_rows * k))),
+        right(aligned.memory, "b", Draw(4).numbers<Bf16>(static_cast<std::size_t>(columns * k)));
+    Array<float> product(aligned.memory, "c", static_cast<std::size_t>(m_rows * columns));
+    const Counters counted =
+        aligned.run("matmul_nt_bf16_f32_" + std::to_string(m_rows) + "x" + std::to_string(columns), {1}, 128,
+                    left.begin(), k, right.begin(), none, product.begin(), columns, m_rows, columns, k, 0);
+    CHECK(counted.global_read_bytes == 2 * (m_rows + columns) * k);
+    CHECK(counted.shared_wavefronts == 4 * counted.shared_requests);
+  }
 }

@@ -68,6 +68,8 @@ TEST_CASE("integers wrap, shift and extract as the ISA says", "[ptx]") {
   CHECK(run<std::uint32_t>("u32", "lop3.b32 %r9, 0xf0f0f0f0, 0xcccccccc, 0xaaaaaaaa, 0x96;")[0] ==
         (0xf0f0f0f0u ^ 0xccccccccu ^ 0xaaaaaaaau));
   CHECK(run<std::uint32_t>("u32", "clz.b32 %r9, 0x10;")[0] == 27u);
+  CHECK(run<std::uint32_t>("u32", "bfind.shiftamt.u32 %r9, 0x10;")[0] == 27u);
+  CHECK(run<std::uint32_t>("u32", "bfind.shiftamt.u32 %r9, 0x0;")[0] == 0xffffffffu);
   CHECK(run<std::uint32_t>("u32", "brev.b32 %r9, 0x1;")[0] == 0x80000000u);
   CHECK(run<std::int32_t>("u32", "div.s32 %r9, -7, 2;")[0] == -3);
   CHECK(run<std::int32_t>("u32", "rem.s32 %r9, -7, 2;")[0] == -1);

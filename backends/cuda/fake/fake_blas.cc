@@ -66,6 +66,7 @@ struct Task {
   const std::byte *from_a, *from_b;
   std::byte* to;
   float alpha, beta;
+  bool as_ours;
 };
 
 /// Column by column, as cuBLASLt has it.
@@ -74,12 +75,23 @@ void multiply(const Task& t) {
   const std::int64_t m = t.d.rows, n = t.d.cols, k = ta ? t.a.rows : t.a.cols;
   for (std::int64_t j = 0; j < n; ++j)
     for (std::int64_t i = 0; i < m; ++i) {
-      // Two halves of K: an order of its own, as a library's kernels have.
-      float halves[2] = {0.0f, 0.0f};
-      for (std::int64_t x = 0; x < k; ++x)
-        halves[x * 2 >= k] += read(t.from_a, t.a.type, ta ? i * t.a.ld + x : x * t.a.ld + i) *
-                              read(t.from_b, t.b.type, tb ? x * t.b.ld + j : j * t.b.ld + x);
-      float v = t.alpha * (halves[0] + halves[1]);
+      const auto product = [&](std::int64_t x) {
+        return static_cast<double>(read(t.from_a, t.a.type, ta ? i * t.a.ld + x : x * t.a.ld + i)) *
+               read(t.from_b, t.b.type, tb ? x * t.b.ld + j : j * t.b.ld + x);
+      };
+      float sum = 0.0f;
+      if (t.as_ours) {
+        for (std::int64_t x = 0; x < k; x += 16) {
+          double step = sum;
+          for (std::int64_t y = x; y < std::min(k, x + 16); ++y) step += product(y);
+          sum = static_cast<float>(step);
+        }
+      } else {  // two halves of K: an order of its own, as a library's kernels have
+        float halves[2] = {0.0f, 0.0f};
+        for (std::int64_t x = 0; x < k; ++x) halves[x * 2 >= k] += static_cast<float>(product(x));
+        sum = halves[0] + halves[1];
+      }
+      float v = t.alpha * sum;
       if (t.beta != 0.0f) v += t.beta * read(t.to, t.d.type, j * t.d.ld + i);
       if (t.desc.epilogue == blas::epilogue_bias)
         v += read(reinterpret_cast<const std::byte*>(t.desc.bias), t.d.type, i);
@@ -190,7 +202,9 @@ struct FakeBlasLt::Entries {
       if (asked < 1 || !fit(as<Desc>(d), as<Layout>(a), as<Layout>(b), as<Layout>(c))) return invalid_value;
       const Preference& preference = as<Preference>(p);
       // A sum by atomics has no fixed order: nobody here may allow it.
-      if (!blas.knows_ || preference.reductions != blas::reduction_compute_type) return not_supported;
+      if (!blas.knows_ ||
+          (preference.reductions != blas::reduction_compute_type && preference.reductions != blas::reduction_none))
+        return not_supported;
       *out = {};
       const Algo algo{algo_magic, *std::min_element(preference.alignment, preference.alignment + 4)};
       std::memcpy(&out->algo, &algo, sizeof algo);
@@ -213,7 +227,8 @@ struct FakeBlasLt::Entries {
              static_cast<const std::byte*>(b),
              static_cast<std::byte*>(d),
              *static_cast<const float*>(alpha),
-             *static_cast<const float*>(beta)};
+             *static_cast<const float*>(beta),
+             blas.as_ours_};
       const auto all = reinterpret_cast<std::uint64_t>(a) | reinterpret_cast<std::uint64_t>(b) |
                        reinterpret_cast<std::uint64_t>(c) | reinterpret_cast<std::uint64_t>(d);
       if (algo.magic != algo_magic || !fit(t.desc, t.a, t.b, t.d) || all % algo.alignment != 0 || c != d || lc != ld ||

@@ -1,6 +1,6 @@
 // A double of cuBLASLt on the double of the driver: the entry points of blas_table.h. A product is a task of its
 // stream, summed in fp32 in one order per shape; as the real one, it has no kernel for addresses that are aligned worse
-// than was said, and its sums have another order than our kernels'.
+// than was said, and its sums have another order than our kernels', unless it is told to have theirs.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -26,13 +26,16 @@ class FakeBlasLt {
   /// From now on no kernel is found for any shape.
   void know_nothing() { knows_ = false; }
 
+  /// From now on sums over K are one chain in steps of 16, as our kernels' are.
+  void sum_as_ours() { as_ours_ = true; }
+
   struct Entries;
 
  private:
   friend struct Entries;
   FakeDriver& driver_;
   mutable std::mutex mutex_;
-  bool knows_ = true;
+  bool knows_ = true, as_ours_ = false;
   std::map<std::string, std::int64_t> calls_;
 };
 

@@ -46,9 +46,17 @@ struct ClampedSwiglu {
 /// Calls visit(element of [T,I], where its gate is; its up is I further) for the elements of this thread.
 template <class Visit>
 HB_DEVICE void each(int T, int I, Visit visit) {
-  const int64_t n = int64_t(T) * I;
-  for (int64_t at = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; at < n; at += int64_t(gridDim.x) * blockDim.x)
-    visit(at, at + at / I * I);
+  const int64_t n = int64_t(T) * I, begin = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
+  int64_t row = begin / I;
+  int column = int(begin % I);  // a division per element would take longer than its bytes
+  const int64_t rows_on = stride / I;
+  const int columns_on = int(stride % I);
+  for (int64_t at = begin; at < n; at += stride) {
+    visit(at, at + row * I);
+    row += rows_on, column += columns_on;
+    if (column >= I) column -= I, ++row;
+  }
 }
 
 template <class E, class Gated>

@@ -13,7 +13,7 @@ struct RowSums {
   }
 };
 
-/// Two passes over the row: its maximum, then the sums, in fp64 as the other backends sum them. at(j): the j-th logit.
+/// Two passes over the row: its maximum, then the sums, in fp64 but for four of a thread at a time. at(j): the j-th logit.
 /// Sampling and training both come here, with blocks of one size: their log-probabilities are equal to the bit (P5).
 template <class At>
 HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
@@ -24,11 +24,20 @@ HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
   for (int j = threadIdx.x; j < V; j += blockDim.x) most = fmaxf(most, at(j));
   s.most = block_max(most, part);
   double sum = 0, weighted = 0;
-  for (int j = threadIdx.x; j < V; j += blockDim.x) {
-    const float shifted = (at(j) - s.most) * inverse_temperature;
-    const float e = expf(shifted);
-    sum += e;
-    weighted += double(e) * shifted;
+  constexpr int each = 4;  // added up in fp32: a conversion takes longer than an element's bytes
+  for (int from = threadIdx.x; from < V; from += each * int(blockDim.x)) {
+    float some = 0.0f, some_weighted = 0.0f;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int j = from + i * int(blockDim.x);
+      if (j >= V) break;
+      const float shifted = (at(j) - s.most) * inverse_temperature;
+      const float e = expf(shifted);
+      some += e;
+      some_weighted += e * shifted;
+    }
+    sum += some;
+    weighted += some_weighted;
   }
   s.sum = block_sum(sum, parts);
   s.weighted = block_sum(weighted, parts);
@@ -55,6 +64,16 @@ HB_DEVICE void log_prob_backward(const float* logits, const float* lse, const in
     }
     store(dlogits + row + j, d);
   }
+}
+
+/// Sums of the lanes up to each.
+HB_DEVICE double scanned(double x) {
+#pragma unroll
+  for (int m = 1; m < 32; m <<= 1) {
+    const double further = __shfl_up_sync(0xffffffffu, x, m);
+    if (int(threadIdx.x & 31) >= m) x += further;
+  }
+  return x;
 }
 
 HB_DEVICE double max_or_nan(double a, double b) { return isnan(a) || isnan(b) ? nan("") : fmax(a, b); }
@@ -237,31 +256,43 @@ extern "C" __global__ void sample(const float* logits, const float* uniforms, in
     float most;
     behind(0.0f, -1, most, token);
   } else if (const int k = top_k > 0 && top_k < V ? top_k : V; k == V && top_p >= 1.0f) {
-    // Each thread sums a stretch of its own, one of them finds the stretch and then the token.
-    const int each = (V + threads - 1) / threads, begin = int(threadIdx.x) * each;
-    double mine = 0;
-    for (int j = begin; j < begin + each && j < V; ++j) mine += mass_of(j);
-    chunk_sums[threadIdx.x] = mine;
+    // As many stretches as threads: a warp sums 32 of them, the first warp finds the stretch and then the token.
+    const int each = (V + threads - 1) / threads, stretch = int(threadIdx.x) & ~31;
+    for (int c = stretch; c < stretch + 32; ++c) {
+      double sum = 0;
+      for (int j = c * each + int(threadIdx.x & 31); j < (c + 1) * each && j < V; j += 32) sum += mass_of(j);
+      sum = warp_sum(sum);
+      if ((threadIdx.x & 31) == 0) chunk_sums[c] = sum;
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      double total = 0;
-      for (int c = 0; c < threads; ++c) total += chunk_sums[c];
-      const double target = uniforms[s] * total;
-      double before = 0;
-      int c = 0, last = 0;
-      while (c + 1 < threads && before + chunk_sums[c] <= target) before += chunk_sums[c++];
-      chosen = -1;
-      for (int j = c * each; j < V && chosen < 0; ++j) {
-        const double p = mass_of(j);
-        if (p > 0.0) last = j;
-        before += p;
-        if (before > target) chosen = j;
+    if (threadIdx.x < 32) {
+      const int lane = int(threadIdx.x), stretches = threads / 32;
+      double of_lane = 0;
+      for (int c = lane * stretches; c < (lane + 1) * stretches; ++c) of_lane += chunk_sums[c];
+      double upto = scanned(of_lane);
+      const double target = uniforms[s] * __shfl_sync(0xffffffffu, upto, 31);
+      const unsigned beyond = __ballot_sync(0xffffffffu, upto > target);
+      const int holder = beyond == 0 ? 31 : __ffs(int(beyond)) - 1;
+      double before = __shfl_sync(0xffffffffu, upto - of_lane, holder);
+      int c = holder * stretches;
+      while (c + 1 < (holder + 1) * stretches && before + chunk_sums[c] <= target) before += chunk_sums[c++];
+      int found = -1, last = -1;  // the token; the last that is possible
+      for (int from = c * each; from < V && found < 0; from += 32) {
+        const int j = from + lane;
+        const double p = j < V ? mass_of(j) : 0.0;
+        upto = before + scanned(p);
+        const unsigned possible = __ballot_sync(0xffffffffu, p > 0.0);
+        const unsigned here = __ballot_sync(0xffffffffu, p > 0.0 && upto > target);
+        if (possible != 0) last = from + 31 - __clz(int(possible));
+        if (here != 0) found = from + __ffs(int(here)) - 1;
+        before = __shfl_sync(0xffffffffu, upto, 31);
       }
-      if (chosen < 0) {  // rounding left the sum just below the target: the last that is possible
-        for (int j = 0; j < V; ++j)
-          if (mass_of(j) > 0.0) last = j;
-        chosen = last;
+      // Rounding left the sum just below the target: the last that is possible, at or before that stretch.
+      for (int from = c * each - 32; found < 0 && last < 0 && from > -32; from -= 32) {
+        const unsigned possible = __ballot_sync(0xffffffffu, from + lane >= 0 && mass_of(max(from + lane, 0)) > 0.0);
+        if (possible != 0) last = from + 31 - __clz(int(possible));
       }
+      if (lane == 0) chosen = found >= 0 ? found : last;
     }
     __syncthreads();
     token = chosen;

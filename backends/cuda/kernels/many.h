@@ -36,6 +36,6 @@ struct SteppedTensors {
 /// Elements of a tensor that one block steps.
 inline constexpr int stepped_by_block = 4096;
 /// Blocks at most that share one tensor's squares; each leaves a partial sum.
-inline constexpr int squared_by_blocks = 64;
+inline constexpr int squared_by_blocks = 512;
 
 }  // namespace hotbunk

@@ -35,8 +35,11 @@ HB_DEVICE void sum_squares_partial(const SquaredTensors& tensors, double* partia
   const int64_t n = tensors.many.n[i], stride = int64_t(tensors.many.first_block[i + 1] - first) * blockDim.x;
   const G* x = static_cast<const G*>(tensors.x[i]);
   double sum = 0;
-  for (int64_t j = int64_t(blockIdx.x - first) * blockDim.x + threadIdx.x; j < n; j += stride)
-    sum += double(load(x + j)) * load(x + j);
+#pragma unroll 4
+  for (int64_t j = int64_t(blockIdx.x - first) * blockDim.x + threadIdx.x; j < n; j += stride) {
+    const double here = load(x + j);
+    sum += here * here;
+  }
   sum = block_sum(sum, part);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
@@ -59,11 +62,24 @@ HB_DEVICE void step(const SteppedTensors& tensors, const float* lr, const float*
   float *p = tensors.p[i], *m = tensors.m[i], *v = tensors.v[i];
   const int64_t begin = int64_t(blockIdx.x - tensors.many.first_block[i]) * stepped_by_block, n = tensors.many.n[i];
   const int64_t end = begin + stepped_by_block < n ? begin + stepped_by_block : n;
-  for (int64_t j = begin + threadIdx.x; j < end; j += blockDim.x) {
-    const float x = load(g + j) * scale;
-    const float mj = m[j] = beta1 * m[j] + (1.0f - beta1) * x;
-    const float vj = v[j] = beta2 * v[j] + (1.0f - beta2) * x * x;
-    p[j] -= rate * (mj / correction1 / (sqrtf(vj) / correction2 + eps) + decay * p[j]);
+  // All reads of a thread's four elements are asked for before its first write, which may not pass them.
+  constexpr int each = 4;
+  for (int64_t from = begin + threadIdx.x; from < end; from += each * blockDim.x) {
+    float gj[each], pj[each], mj[each], vj[each];
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      const int64_t j = from + e * int(blockDim.x);
+      if (j < end) gj[e] = load(g + j), pj[e] = p[j], mj[e] = m[j], vj[e] = v[j];
+    }
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      const int64_t j = from + e * int(blockDim.x);
+      if (j >= end) break;
+      const float x = gj[e] * scale;
+      m[j] = mj[e] = beta1 * mj[e] + (1.0f - beta1) * x;
+      v[j] = vj[e] = beta2 * vj[e] + (1.0f - beta2) * x * x;
+      p[j] = pj[e] - rate * (mj[e] / correction1 / (sqrtf(vj[e]) / correction2 + eps) + decay * pj[e]);
+    }
   }
 }
 

@@ -367,6 +367,9 @@ Instruction decode(std::string_view mnemonic) {
     decode_arithmetic(w, i, Opcode::mul, Opcode::mul_hi, Opcode::mul_wide);
   } else if (name == "mad") {
     decode_arithmetic(w, i, Opcode::mad, Opcode::mad_hi, Opcode::mad_wide);
+  } else if (name == "bfind" && w.take("shiftamt")) {
+    i.opcode = Opcode::bfind_shift;
+    i.type = w.type();
   } else if (name == "cvt") {
     decode_convert(w, i);
   } else if (name == "mma") {

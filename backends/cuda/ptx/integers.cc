@@ -125,6 +125,12 @@ bool integer_single(Warp& w, const Instruction& i, std::uint32_t mask) {
                       : static_cast<std::uint32_t>(8 * sizeof(T) - 1) - static_cast<std::uint32_t>(std::countl_zero(u));
       });
       return true;
+    case Opcode::bfind_shift:  // how far left that bit would be shifted to stand first
+      unary<T>(w, i, mask, [](T a) {
+        const auto u = static_cast<Unsigned<T>>(std::is_signed_v<T> && a < 0 ? ~a : a);
+        return u == 0 ? 0xffffffffu : static_cast<std::uint32_t>(std::countl_zero(u));
+      });
+      return true;
     case Opcode::brev:
       unary<T>(w, i, mask, [](T a) {
         Unsigned<T> out = 0;

@@ -77,6 +77,7 @@ enum class Opcode : std::uint8_t {
   clz,
   brev,
   bfind,
+  bfind_shift,
   rcp,
   sqrt,
   rsqrt,
