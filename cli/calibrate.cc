@@ -290,12 +290,14 @@ int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples
 int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
   const OtherPrograms programs;
   std::vector<SampleLengths> lengths;
+  const auto threads = static_cast<int>(world.cores());
   DriverOptions listening;
+  listening.threads = threads;
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
-  cpu.compute_threads = static_cast<int>(world.cores());
+  cpu.compute_threads = threads;
   cpu.span_steps = *o.steps;
   cpu.measure_cpu = true;
   CpuBackend backend(world, **driver, cpu);

@@ -116,11 +116,12 @@ int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples
 
 int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, const MakeBackend& make) {
   std::vector<SampleLengths> lengths;
+  const auto threads = static_cast<int>(world.cores());
   DriverOptions listening;
+  listening.threads = threads;
   listening.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   auto driver = make_training_driver(job.plan, job.scenario, listening);
   if (!driver) return report_errors(driver.error());
-  const auto threads = static_cast<int>(world.cores());
   const auto backend = make(**driver, *o.steps, threads);
   const auto trace =
       execute(job.plan, *backend, **driver, {.steps = *o.steps, .local_ranks = {static_cast<Rank>(world.rank())}});

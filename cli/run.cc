@@ -232,6 +232,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   }
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.opens_files = first || job.scenario.train.load != "rank0";
+  driver_options.threads = threads;
   driver_options.stop_requested = [&stop] { return stop.requested(); };
   RunConsole console(job.scenario, start.first_step(), isatty(fileno(stderr)) != 0);
   std::shared_ptr<RunOutputs> outputs;

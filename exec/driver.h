@@ -35,8 +35,11 @@ class Driver {
   /// The next block of a driven phase on this rank, or nothing when the phase is done. For a phase that is not driven
   /// it is called once and must return block 0. `phase` indexes Plan::phases.
   virtual std::optional<Args> next(Rank, std::int32_t step, std::int16_t phase) = 0;
-  /// Fills a feed op's destination (real backends only; on a stream's thread, after next() and before completed()).
+  /// Fills a feed op's destination (real backends only; on a stream's thread, after next() and before completed()): all
+  /// of it where the op has moves and does not accumulate.
   virtual void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) = 0;
+  /// Whether feed() would fill the destination with zeros alone: then a backend may do so itself and not call it.
+  virtual bool feeds_zeros(Rank, const BoundOp&) const { return false; }
   /// Takes a fetch op's data.
   virtual void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte> source) = 0;
   /// The block ran to its end and its fetches have arrived. Called when wants_results(), else at once after enqueueing.

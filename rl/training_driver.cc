@@ -25,6 +25,8 @@ double metric(const std::vector<float>& metrics, Metric which) {
   return static_cast<double>(metrics[static_cast<std::size_t>(which)]);
 }
 
+bool is_moment(Slot slot) { return slot == Slot::first_moment || slot == Slot::second_moment; }
+
 }  // namespace
 
 TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& s, LoadSources sources, DriverOptions options)
@@ -63,13 +65,19 @@ void TrainingDriver::feed(Rank rank, const BoundOp& op, const Args& args, std::s
   // Of the experts that share a place each rank has one, and of a flat unit's parameters some: what else is there
   // stays.
   const bool keeps = op->integer(Attr::accumulate, 0) != 0;
-  if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination, keeps);
-  if (slot == Slot::reference_parameter) return sources_.initial.read(op.name(), own(), dtype(), destination, keeps);
-  if (slot == Slot::first_moment || slot == Slot::second_moment)
-    return sources_.moments.read(op.name(), slot, own(), dtype(), destination, keeps);
+  const int threads = options_.threads;
+  if (slot == Slot::parameter) return sources_.parameters.read(op.name(), own(), dtype(), destination, keeps, threads);
+  if (slot == Slot::reference_parameter)
+    return sources_.initial.read(op.name(), own(), dtype(), destination, keeps, threads);
+  if (is_moment(slot)) return sources_.moments.read(op.name(), slot, own(), dtype(), destination, keeps, threads);
   const auto* payload = dynamic_cast<const SlotPayload*>(args.payload.get());
   HB_CHECK(payload != nullptr && payload->feed(slot, destination), "nothing to feed to '{}' (slot {})", op.name(),
            static_cast<std::int64_t>(slot));
+}
+
+bool TrainingDriver::feeds_zeros(Rank, const BoundOp& op) const {
+  return is_moment(static_cast<Slot>(op->integer(Attr::slot))) && sources_.moments.are_zeros() &&
+         op->integer(Attr::accumulate, 0) == 0;
 }
 
 void TrainingDriver::fetch(Rank, const BoundOp& op, const Args& args, std::span<const std::byte> source) {

@@ -37,6 +37,8 @@ struct DriverOptions {
   std::optional<SavedCheckpoint> resume;
   /// Files of weights and moments are this driver's to open: not where another rank reads them (train.load: rank0).
   bool opens_files = true;
+  /// That make what is fed when the plan loads. What is fed does not depend on it.
+  int threads = 1;
   /// Whether this process has been asked to stop; on a stream's thread. May be empty.
   std::function<bool()> stop_requested;
   /// Called on the driver's thread when a step's last optimizer step is done; may be empty.
@@ -50,6 +52,7 @@ class TrainingDriver : public IterationDriver {
  public:
   bool wants_results() const final { return true; }
   void feed(Rank, const BoundOp&, const Args&, std::span<std::byte> destination) final;
+  bool feeds_zeros(Rank, const BoundOp&) const final;
   void fetch(Rank, const BoundOp&, const Args&, std::span<const std::byte> source) final;
   /// Weights come from the checkpoint to resume, the reference from the scenario's own start.
   /// Throws DriverFailure when a checkpoint could not be written (E631, E632), Diverged when a mini-batch's loss or

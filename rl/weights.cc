@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "base/rng.h"
+#include "base/rounding.h"
 #include "rl/adapter.h"
 #include "rl/manifest.h"
 #include "spec/parameter_roles.h"
@@ -44,21 +46,72 @@ void store(std::span<const float> values, DType dtype, std::byte* destination) {
   }
 }
 
-/// Fills a feed's destination row by row; read(first, out) gives elements [first, first + out.size()) of the tensor.
-template <class Read>
-void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> destination, bool keeps, Read read) {
-  if (!keeps) std::ranges::fill(destination, std::byte{0});
-  std::vector<float> row;
+/// Part of a box that one thread fills at a time; rows and columns count in the box.
+struct Piece {
+  const Box* box;
+  std::int64_t row_begin, row_end, col_begin, col_end;
+};
+
+/// Small enough that the numbers stay in a core's cache on their way, and a draw of which costs more than a thread.
+constexpr std::int64_t piece_elements = 1 << 16;
+
+std::vector<Piece> pieces_of(std::span<const Box> boxes) {
+  std::vector<Piece> out;
   for (const Box& box : boxes) {
-    row.resize(static_cast<std::size_t>(box.cols));
-    for (std::int64_t i = 0; i < box.rows; ++i) {
-      const std::int64_t begin = (box.dst_offset + i * box.dst_pitch) * size_of(dtype);
-      HB_CHECK(begin >= 0 && begin + box.cols * size_of(dtype) <= static_cast<std::int64_t>(destination.size()),
+    const std::int64_t cols = std::min(box.cols, piece_elements);
+    const std::int64_t rows = std::max<std::int64_t>(1, piece_elements / std::max<std::int64_t>(1, box.cols));
+    for (std::int64_t r = 0; r < box.rows; r += rows)
+      for (std::int64_t c = 0; c < box.cols; c += cols)
+        out.push_back({&box, r, std::min(r + rows, box.rows), c, std::min(c + cols, box.cols)});
+  }
+  return out;
+}
+
+void fill_zeros(std::span<std::byte> destination, Workers& workers) {
+  constexpr std::size_t block = std::size_t{8} << 20;
+  workers.each((destination.size() + block - 1) / block, [&](std::size_t i, int) {
+    std::ranges::fill(destination.subspan(i * block, std::min(block, destination.size() - i * block)), std::byte{0});
+  });
+}
+
+int useful_threads(std::size_t bytes, DType dtype, int threads) {
+  return static_cast<int>(std::clamp<std::int64_t>(
+      ceil_div(static_cast<std::int64_t>(bytes), piece_elements * size_of(dtype)), 1, std::max(threads, 1)));
+}
+
+/// Fills a feed's destination piece by piece; read(first, out) gives elements [first, first + out.size()) of the
+/// tensor, on any of the threads.
+template <class Read>
+void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> destination, bool keeps, int threads,
+                Read read) {
+  Workers workers(useful_threads(destination.size(), dtype, threads));
+  std::int64_t covered_bytes = 0;
+  for (const Box& box : boxes) covered_bytes += box.elements() * size_of(dtype);
+  if (!keeps && covered_bytes < std::ssize(destination)) fill_zeros(destination, workers);
+  const std::vector<Piece> pieces = pieces_of(boxes);
+  std::vector<std::vector<float>> rows(static_cast<std::size_t>(workers.threads()));
+  workers.each(pieces.size(), [&](std::size_t p, int thread) {
+    const Piece& piece = pieces[p];
+    const Box& box = *piece.box;
+    const std::int64_t cols = piece.col_end - piece.col_begin;
+    std::vector<float>& row = rows[static_cast<std::size_t>(thread)];
+    row.resize(static_cast<std::size_t>(cols));
+    for (std::int64_t i = piece.row_begin; i < piece.row_end; ++i) {
+      const std::int64_t begin = (box.dst_offset + i * box.dst_pitch + piece.col_begin) * size_of(dtype);
+      HB_CHECK(begin >= 0 && begin + cols * size_of(dtype) <= std::ssize(destination),
                "a box writes behind its tensor: byte {} of {}", begin, destination.size());
-      read(box.src_offset + i * box.src_pitch, std::span<float>(row));
+      read(box.src_offset + i * box.src_pitch + piece.col_begin, std::span<float>(row));
       store(row, dtype, destination.data() + begin);
     }
-  }
+  });
+}
+
+/// What is wrong with the first that is not.
+Status check_all_finite(std::span<const TensorView> tensors) {
+  std::vector<Status> found(tensors.size());
+  in_parallel(tensors.size(), [&](std::size_t i) { found[i] = check_finite(tensors[i]); });
+  const auto bad = std::ranges::find_if(found, [](const Status& s) { return !s; });
+  return bad == found.end() ? Status{} : std::move(*bad);
 }
 
 }  // namespace
@@ -94,11 +147,13 @@ Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64
   auto checkpoint = Checkpoint::open(model.weights_path);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   if (Status ok = checkpoint->check_against(model); !ok) return fail(std::move(ok.error()));
+  std::vector<TensorView> tensors;
   for (const ParamSpec& p : parameters_of(model)) {
     const StoredParameter at = stored(model, p);
     if (at.first > 0) continue;  // seen with what stands before it in the tensor
-    if (Status ok = check_finite(*checkpoint->require(at)); !ok) return fail(std::move(ok.error()));
+    tensors.push_back(*checkpoint->require(at));
   }
+  if (Status ok = check_all_finite(tensors); !ok) return fail(std::move(ok.error()));
   return ParameterSource(model, seed, std::move(*checkpoint), std::move(adapters));
 }
 
@@ -131,30 +186,36 @@ void ParameterSource::read_range(const std::string& name, std::int64_t first, st
 }
 
 void ParameterSource::read(const std::string& name, std::span<const Box> boxes, DType dtype,
-                           std::span<std::byte> destination, bool keeps) const {
-  fill_boxes(boxes, dtype, destination, keeps,
+                           std::span<std::byte> destination, bool keeps, int threads) const {
+  fill_boxes(boxes, dtype, destination, keeps, threads,
              [&](std::int64_t first, std::span<float> out) { read_range(name, first, out); });
 }
 
 Result<MomentSource> MomentSource::open(const std::filesystem::path& file, const ModelSpec& model) {
   auto checkpoint = Checkpoint::open(file);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
+  std::vector<TensorView> moments;
   for (const ParamSpec& p : trained_parameters(model))
     for (Slot slot : {Slot::first_moment, Slot::second_moment}) {
       const auto moment = checkpoint->require(moment_name(p.name, slot), p.shape);
       if (!moment) return fail(moment.error());
-      if (Status ok = check_finite(*moment); !ok) return fail(std::move(ok.error()));
+      moments.push_back(*moment);
     }
+  if (Status ok = check_all_finite(moments); !ok) return fail(std::move(ok.error()));
   MomentSource source;
   source.file_ = std::move(*checkpoint);
   return source;
 }
 
 void MomentSource::read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
-                        std::span<std::byte> destination, bool keeps) const {
+                        std::span<std::byte> destination, bool keeps, int threads) const {
+  if (are_zeros() && !keeps) {
+    Workers workers(useful_threads(destination.size(), dtype, threads));
+    return fill_zeros(destination, workers);
+  }
   const TensorView* tensor = file_ ? file_->find(moment_name(parameter, slot)) : nullptr;
   HB_CHECK(tensor || !file_, "the plan loads a moment of '{}', which the model does not have", parameter);
-  fill_boxes(boxes, dtype, destination, keeps, [&](std::int64_t first, std::span<float> out) {
+  fill_boxes(boxes, dtype, destination, keeps, threads, [&](std::int64_t first, std::span<float> out) {
     if (tensor) copy_as_f32(*tensor, first, out);
     else std::ranges::fill(out, 0.0f);
   });

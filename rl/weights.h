@@ -31,9 +31,10 @@ class ParameterSource {
   static ParameterSource unread(const ModelSpec& model) { return {model, 0, std::nullopt, std::nullopt}; }
 
   /// Fills a feed's destination. `boxes`: source in elements of the row-major logical tensor, destination in elements
-  /// of `dtype` (fp32 or bf16). What no box covers is zero, or with `keeps` what it was.
+  /// of `dtype` (fp32 or bf16), no two of which overlap there. What no box covers is zero, or with `keeps` what it was.
+  /// `threads`: that do it, at most; the bytes do not depend on it.
   void read(const std::string& name, std::span<const Box> boxes, DType dtype, std::span<std::byte> destination,
-            bool keeps = false) const;
+            bool keeps = false, int threads = 1) const;
 
   /// Elements [first, first + out.size()) of a parameter in fp32. At random: weights N(0, init_range), norms 1, biases
   /// 0; of adapters B is 0 and A uniform in ±1/sqrt(in), as PEFT's (Kaiming's with a = sqrt 5). Element i is a pure
@@ -62,7 +63,8 @@ class MomentSource {
 
   /// As ParameterSource::read; `slot`: first_moment or second_moment.
   void read(const std::string& parameter, Slot slot, std::span<const Box> boxes, DType dtype,
-            std::span<std::byte> destination, bool keeps = false) const;
+            std::span<std::byte> destination, bool keeps = false, int threads = 1) const;
+  bool are_zeros() const { return !file_; }
 
  private:
   std::optional<Checkpoint> file_;

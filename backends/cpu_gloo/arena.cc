@@ -12,12 +12,11 @@
 
 #include "base/check.h"
 #include "base/limits.h"
+#include "base/pages.h"
 #include "base/rounding.h"
 
 namespace hotbunk {
 namespace {
-
-constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 with 4 KiB base pages
 
 /// Another address for pages, whose old addresses stay reserved (Linux 5.7; of shared memory 5.13).
 bool remap(std::byte* from, std::byte* to, std::int64_t bytes) {
@@ -95,15 +94,7 @@ void Arena::provide(std::int64_t begin, std::int64_t end, std::string_view who) 
                                    bytes_text(end - begin), who, bytes_text(mapped_now()), system_error_text(error)));
 }
 
-/// Touches every page and changes none, so that each is ours; with MADV_POPULATE_WRITE (Linux 5.14) an exhausted
-/// machine is an errno.
-bool Arena::populate(std::int64_t begin, std::int64_t end) {
-  if (madvise(base_ + begin, static_cast<std::size_t>(end - begin), MADV_POPULATE_WRITE) == 0) return true;
-  if (errno != EINVAL) return false;
-  auto* const p = reinterpret_cast<volatile char*>(base_);
-  for (std::int64_t i = begin; i < end; i += arena_chunk_bytes) p[i] = p[i];
-  return true;
-}
+bool Arena::populate(std::int64_t begin, std::int64_t end) { return populate_pages(base_ + begin, end - begin, 1); }
 
 bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
   bool released = send_home(begin, end);

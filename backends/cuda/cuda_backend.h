@@ -30,7 +30,7 @@ struct CudaOptions {
   std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
   bool graphs = true;            // of what a driven phase launches again and again; false: op by op, to compare with
   bool keep_timings = false;     // of all ops of the iterations whose spans are kept
-  int host_threads = 1;          // OpenMP team of what is computed on the host
+  int host_threads = 1;          // OpenMP team of what is computed on the host; have its pages, too
   bool check_order = false;      // name accesses of the same bytes that no event orders, as the plan asks for them
   std::optional<BlasLt> blas{};  // none: our kernels form all products
   ProductPolicy products = ProductPolicy::backward;  // which of them cuBLASLt forms, where it is

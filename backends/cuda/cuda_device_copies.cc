@@ -32,9 +32,12 @@ std::int64_t CudaDevice::feed(Stream& s, const CudaCall& call, const Args& args)
     driver_->feed(rank_, call.bound, args, {to, size});
     return -1;
   }
+  if (driver_->feeds_zeros(rank_, call.bound)) {
+    s.launch.fill(address_of(to), 0, bytes);
+    return -1;
+  }
   std::byte* staged = s.staging.take(bytes);
-  // A driver need not fill all of it: elements that pad a shard are zeros, whatever passed through here before.
-  std::memset(staged, 0, size);
+  if (call.op.moves.empty()) std::memset(staged, 0, size);       // a driver need not fill all of it
   if (call.op.integer(Attr::accumulate, 0) != 0 && bytes > 0) {  // what it does not fill stays
     HB_CUDA(s.launch.driver(), cuMemcpyDtoHAsync(staged, address_of(to), size, s.launch.stream()));
     s.synchronize();

@@ -8,23 +8,29 @@
 
 #include "base/check.h"
 #include "base/limits.h"
+#include "base/pages.h"
+#include "base/rounding.h"
 
 namespace hotbunk::cuda {
 
-PinnedArena::PinnedArena(const Context& context, BookOptions options)
-    : ArenaBooks(std::move(options)), context_(context) {
+PinnedArena::PinnedArena(const Context& context, BookOptions options, int threads)
+    : ArenaBooks(std::move(options)), context_(context), threads_(threads) {
   if (book().reserve_bytes == 0) return;
-  void* at = ::mmap(nullptr, static_cast<std::size_t>(book().reserve_bytes), PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const auto bytes = static_cast<std::size_t>(book().reserve_bytes);
+  reserved_bytes_ = bytes + huge_page_bytes;
+  void* at = ::mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED)
     throw RuntimeFailure(fmt::format("arena {}: cannot reserve {} of addresses: {}", book().name,
                                      bytes_text(book().reserve_bytes), system_error_text(errno)));
-  base_ = static_cast<std::byte*>(at);
+  reserved_ = at;
+  const auto first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at));
+  base_ = static_cast<std::byte*>(at) + (round_up(first, huge_page_bytes) - first);
+  ::madvise(base_, bytes, MADV_HUGEPAGE);  // a wish: without it the driver pins 512 times as many pages
 }
 
 PinnedArena::~PinnedArena() {
   for (const auto& [begin, end] : pinned_) context_.driver().cuMemHostUnregister(base_ + begin);
-  if (base_ != nullptr) ::munmap(base_, static_cast<std::size_t>(book().reserve_bytes));
+  if (reserved_ != nullptr) ::munmap(reserved_, reserved_bytes_);
 }
 
 void PinnedArena::pin(std::int64_t begin, std::int64_t end) {
@@ -33,16 +39,23 @@ void PinnedArena::pin(std::int64_t begin, std::int64_t end) {
   pinned_[begin] = end;
 }
 
+bool PinnedArena::hide(std::int64_t begin, std::int64_t end) {
+  return discard_pages(base_ + begin, end - begin, threads_) &&
+         ::mprotect(base_ + begin, static_cast<std::size_t>(end - begin), PROT_NONE) == 0;
+}
+
 void PinnedArena::provide(std::int64_t begin, std::int64_t end, std::string_view who) {
-  const auto bytes = static_cast<std::size_t>(end - begin);
   std::string why;
-  if (::mprotect(base_ + begin, bytes, PROT_READ | PROT_WRITE) != 0) why = system_error_text(errno);
+  // The driver would have never-touched pages one by one, in one thread.
+  if (::mprotect(base_ + begin, static_cast<std::size_t>(end - begin), PROT_READ | PROT_WRITE) != 0 ||
+      !populate_pages(base_ + begin, end - begin, threads_))
+    why = system_error_text(errno);
   try {
     if (why.empty()) return pin(begin, end);
   } catch (const RuntimeFailure& e) {
     why = e.what();
   }
-  ::mprotect(base_ + begin, bytes, PROT_NONE);
+  hide(begin, end);  // its failure adds nothing to this one
   throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for {} (mapped now: {}): {}", book().name,
                                    bytes_text(end - begin), who, bytes_text(mapped_now()), why));
 }
@@ -60,8 +73,7 @@ void PinnedArena::withdraw(std::int64_t begin, std::int64_t end) {
     if (first < begin) pin(first, begin);
     if (last > end) pin(end, last);
   }
-  const auto bytes = static_cast<std::size_t>(end - begin);
-  if (::madvise(base_ + begin, bytes, MADV_DONTNEED) == 0 && ::mprotect(base_ + begin, bytes, PROT_NONE) == 0) return;
+  if (hide(begin, end)) return;
   throw RuntimeFailure(fmt::format("arena {}: the machine does not take back [{}, {}), {}: {}", book().name, begin, end,
                                    bytes_text(end - begin), system_error_text(errno)));
 }

@@ -226,6 +226,43 @@ TEST_CASE("SFT data: both forms of a line, and errors with file and line") {
   CHECK(read_sft_data("/nonexistent/hotbunk.jsonl", 16, 8).error().front().code == "E101");
 }
 
+TEST_CASE("what is fed does not depend on how many threads make it") {
+  ModelSpec m;
+  m.hidden = 16;
+  m.intermediate = 12;
+  m.layers = 1;
+  m.heads = 2;
+  m.kv_heads = 1;
+  m.head_dim = 8;
+  m.vocab = 30'000;
+  const auto source = ParameterSource::open(m, 5);
+  REQUIRE(source);
+  const std::string name = "model.embed_tokens.weight";
+  std::vector<float> whole(480'000);
+  source->read_range(name, 0, whole);
+  // One long row, cut between the two numbers of a draw; and 10 000 rows of 7, a pitch of 9 apart, zeros between them.
+  const std::int64_t rows = 10'000, begin = 300'100;
+  const std::vector<Box> boxes{
+      {.src_offset = 1, .src_pitch = 0, .dst_offset = 0, .dst_pitch = 0, .rows = 1, .cols = 300'000},
+      {.src_offset = 3, .src_pitch = 16, .dst_offset = begin, .dst_pitch = 9, .rows = rows, .cols = 7}};
+  std::vector<float> expected(static_cast<std::size_t>(begin + rows * 9), 0.0f);
+  std::copy_n(whole.begin() + 1, 300'000, expected.begin());
+  for (std::int64_t r = 0; r < rows; ++r) std::copy_n(whole.begin() + 3 + r * 16, 7, expected.begin() + begin + r * 9);
+  for (const int threads : {1, 3}) {
+    CAPTURE(threads);
+    std::vector<float> fed(expected.size(), 7.0f);
+    source->read(name, boxes, DType::f32, std::as_writable_bytes(std::span(fed)), false, threads);
+    CHECK((fed == expected));
+    std::vector<bf16> half(expected.size(), bf16{});
+    source->read(name, boxes, DType::bf16, std::as_writable_bytes(std::span(half)), false, threads);
+    CHECK(std::ranges::equal(half, expected, {}, &bf16::bits, [](float x) { return to_bf16(x).bits; }));
+    std::vector<float> moments(3'000'000, 7.0f);
+    MomentSource().read(name, Slot::first_moment, boxes, DType::f32, std::as_writable_bytes(std::span(moments)), false,
+                        threads);
+    CHECK(std::ranges::all_of(moments, [](float x) { return x == 0.0f; }));
+  }
+}
+
 TEST_CASE("random weights do not depend on how they are cut; norms are 1, biases 0, padding 0") {
   ModelSpec m;
   m.hidden = 8;
