@@ -288,11 +288,11 @@ extern "C" __global__ void sample(const float* logits, const float* uniforms, in
         before = __shfl_sync(0xffffffffu, upto, 31);
       }
       // Rounding left the sum just below the target: the last that is possible, at or before that stretch.
-      for (int from = c * each - 32; found < 0 && last < 0 && from > -32; from -= 32) {
+      for (int from = min(c * each, V) - 32; found < 0 && last < 0 && from > -32; from -= 32) {
         const unsigned possible = __ballot_sync(0xffffffffu, from + lane >= 0 && mass_of(max(from + lane, 0)) > 0.0);
         if (possible != 0) last = from + 31 - __clz(int(possible));
       }
-      if (lane == 0) chosen = found >= 0 ? found : last;
+      if (lane == 0) chosen = max(found >= 0 ? found : last, 0);  // of NaNs none is possible
     }
     __syncthreads();
     token = chosen;
