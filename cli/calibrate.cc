@@ -144,7 +144,7 @@ std::vector<Measurement> reduce(const Samples& samples, double launch) {
     Measurement m = s.at;
     const double steady =
         s.seconds.empty() ? std::max(mean(s.first) - first_use, 0.1 * mean(s.first)) : mean(s.seconds);
-    m.seconds = steady + (m.op == "map" || m.op == "unmap" ? 0.0 : launch);
+    m.seconds = steady + (is_mapping(m.op) ? 0.0 : launch);
     out.push_back(m);
   }
   return out;
@@ -396,7 +396,7 @@ void add_calibrate(CommandLine& line) {
   sub.option("--out", o->out, "the profile (name it in cluster.calibration)");
   sub.option(
          "--backend", o->backend,
-         "cpu, cuda (this machine's GPU, timed by its own events; never ran on hardware) or cuda-fake (the driver's "
+         "cpu, cuda (this machine's GPU, timed by its own events) or cuda-fake (the driver's "
          "double: for its logic; such a profile is refused as a price)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--steps", o->steps,

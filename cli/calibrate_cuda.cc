@@ -60,7 +60,7 @@ std::vector<Measurement> reduce(const Samples& samples) {
   for (const auto& [key, s] : samples) {
     Measurement m = s.at;
     m.seconds = is_collective(m.op) ? quantile(s.seconds, unwaiting) : mean(s.seconds);
-    if (!is_collective(m.op) && m.op != "map" && m.op != "unmap" && m.op != "feed" && m.op != "fetch")
+    if (!is_collective(m.op) && !is_mapping(m.op) && m.op != "feed" && m.op != "fetch")
       shortest = std::min(shortest, m.seconds);
     out.push_back(m);
   }

@@ -504,7 +504,7 @@ void add_run(CommandLine& line) {
   sub.option(
          "--backend", o->backend,
          "cpu (a process per rank), cuda (ranks as threads on one device, or as processes that torchrun, Slurm or MPI "
-         "launched, each on its own over NCCL; never ran on hardware) or cuda-fake (the "
+         "launched, each on its own over NCCL) or cuda-fake (the "
          "same on a double of the driver, which executes the kernels' PTX and checks them: slow)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");

@@ -45,7 +45,7 @@ class ModelCost final : public OpCost {
     }
     auto& known = rank_places_[static_cast<std::size_t>(rank)];
     if (known) return *known;
-    RankPlace place{places_[static_cast<std::size_t>(rank)], {}};
+    RankPlace place{places_[static_cast<std::size_t>(rank)], {}, host_sections(plan.program(rank))};
     for (const std::vector<Rank>* members : groups_[static_cast<std::size_t>(rank)]) {
       const auto [at, is_new] = shapes_.try_emplace(members);
       if (is_new) at->second = members ? model_.shape_of(*members) : model_.shape_of({});

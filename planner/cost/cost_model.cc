@@ -25,6 +25,14 @@ bool is_attention(OpKind k) {
 
 bool is_backward(OpKind k) { return k == OpKind::attention_backward || k == OpKind::context_attention_backward; }
 
+/// Tokens, visible keys of each on average, heads of 128. Groups of an engine step together, but attend to what is
+/// their own.
+std::array<double, 3> attention_size(const Op& op, const Sizes& s) {
+  const bool of_engine = op.kind == OpKind::paged_attention || op.kind == OpKind::latent_attention;
+  const auto tokens = std::max(static_cast<double>(of_engine ? op.inputs[0].shape[0].actual(s) : s.tokens), 1.0);
+  return {tokens, std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0), heads_of_128(op)};
+}
+
 /// The product's rows, columns and depth: dgrad contracts N, wgrad contracts the tokens.
 std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
   const Tensor& a = op.inputs[0];
@@ -80,6 +88,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   Measurement m{.op = std::string(name_of(op.kind)), .dtype = DType::f32, .at = {1.0, 1.0, 1.0}, .seconds = seconds};
   const auto bytes = static_cast<double>(op_bytes(op, s, places));
   if (op.kind == OpKind::map || op.kind == OpKind::unmap) {
+    if (plan.program(rank).section(op.section).space == Space::host) m.op += "_host";
     m.at[0] = static_cast<double>(op.map_end - op.map_begin);
   } else if (op.kind == OpKind::feed || op.kind == OpKind::fetch) {
     m.at[0] = bytes;
@@ -96,13 +105,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
   } else if (!is_memory(op.kind) && !is_event(op.kind)) {
     m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
     m.at[0] = std::max(bytes, 1.0);
-    if (is_attention(op.kind)) {
-      // Groups of an engine step together, but attend to what is their own.
-      const bool of_engine = op.kind == OpKind::paged_attention || op.kind == OpKind::latent_attention;
-      const double tokens =
-          std::max<double>(static_cast<double>(of_engine ? op.inputs[0].shape[0].actual(s) : s.tokens), 1.0);
-      m.at = {tokens, std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0), heads_of_128(op)};
-    }
+    if (is_attention(op.kind)) m.at = attention_size(op, s);
   } else {
     return std::nullopt;  // order and booking cost nothing
   }
@@ -203,8 +206,11 @@ double CostModel::host_copy_seconds(double bytes, OpKind kind) const {
   return formula * (driver && !own.empty() ? own : host_).at({bytes, 1.0, 1.0});
 }
 
-double CostModel::map_seconds(double bytes, OpKind kind) const {
-  return bytes / hardware_.map_bandwidth.value * correction(kind, DType::u8, {std::max(bytes, 1.0), 1.0, 1.0});
+double CostModel::map_seconds(double bytes, OpKind kind, Space space) const {
+  const Correction& host = kind == OpKind::map ? host_map_ : host_unmap_;
+  const std::array<double, 3> at = {std::max(bytes, 1.0), 1.0, 1.0};
+  const bool measured = space == Space::host && !host.empty();
+  return bytes / hardware_.map_bandwidth.value * (measured ? host.at(at) : correction(kind, DType::u8, at));
 }
 
 double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& places) const {
@@ -222,8 +228,10 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
                         peak_flops(op.inputs[1].dtype), bytes) *
            correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
   }
-  const double tokens = std::max<double>(static_cast<double>(s.tokens), 1.0);
-  const auto keys_of_query = [&] { return std::max(static_cast<double>(attention_pairs(op, s)) / tokens, 1.0); };
+  const auto keys_of_query = [&] {
+    return std::max(static_cast<double>(attention_pairs(op, s)) / std::max<double>(static_cast<double>(s.tokens), 1.0),
+                    1.0);
+  };
   const bool grouped = is_grouped(op.kind) || adapts_experts(op);
   if (grouped || op.kind == OpKind::latent_attention) {
     // Measurements are by bytes: how many rows went to which expert is not among an op's coordinates, nor what an
@@ -234,9 +242,13 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
                    : attention_seconds(flops, keys_of_query(), bytes, false, peak_flops(dtype));
   }
   if (is_attention(op.kind)) {
-    const double keys = keys_of_query();
-    return attention_seconds(flops, keys, bytes, is_backward(op.kind), peak_flops(dtype)) *
-           correction(op.kind, dtype, {tokens, keys, heads_of_128(op)});
+    const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];
+    if (measured.empty())
+      return attention_seconds(flops, keys_of_query(), bytes, is_backward(op.kind), peak_flops(dtype));
+    // What an op of this size moves is in its measurement: its own bytes, as of the keys that decoding reads, would
+    // count twice.
+    const std::array<double, 3> size = attention_size(op, s);
+    return attention_formula(op.kind, dtype, size) * measured.at(size);
   }
   // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
   const double peak = peak_flops(DType::f32);
@@ -244,10 +256,17 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
          correction(op.kind, dtype, {std::max(bytes, 1.0), 1.0, 1.0});
 }
 
+std::bitset<max_sections> host_sections(const Program& program) {
+  std::bitset<max_sections> out;
+  for (std::size_t i = 0; i < program.sections.size(); ++i) out[i] = program.sections[i].space == Space::host;
+  return out;
+}
+
 RankPlace CostModel::place_of(const Plan& plan, Rank rank) const {
-  RankPlace out{places_of(plan, rank), {}};
+  RankPlace out{places_of(plan, rank), {}, {}};
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     out.groups.push_back(shape_of(plan.group_of(static_cast<GroupId>(f), rank)));
+  if (!plan.programs.empty()) out.on_host = host_sections(plan.program(rank));  // single ops are priced without one
   return out;
 }
 
@@ -268,7 +287,8 @@ std::int64_t CostModel::op_nanoseconds(const Plan& plan, const RankPlace& rank, 
       return 0;
     case OpKind::map:
     case OpKind::unmap:
-      seconds = map_seconds(static_cast<double>(op.map_end - op.map_begin), op.kind);
+      seconds = map_seconds(static_cast<double>(op.map_end - op.map_begin), op.kind,
+                            rank.on_host[static_cast<std::size_t>(op.section)] ? Space::host : Space::device);
       break;
     case OpKind::feed:
     case OpKind::fetch:
@@ -296,13 +316,21 @@ double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at)
   return corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(dtype)].at(at);
 }
 
+double CostModel::attention_formula(OpKind kind, DType dtype, const std::array<double, 3>& at) const {
+  // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
+  const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0;
+  return attention_seconds(factor * pairs * at[2] * 128.0, at[1],
+                           static_cast<double>(size_of(dtype)) * at[0] * at[2] * 128.0 * 2.5, is_backward(kind),
+                           peak_flops(dtype));
+}
+
 double CostModel::formula_seconds(const Measurement& m) const {
   const double size = static_cast<double>(size_of(m.dtype)), peak = peak_flops(m.dtype);
   const auto& at = m.at;
   if (m.op.starts_with("linear"))
     return gemm_seconds(at[0], at[1], at[2], peak, size * (at[0] * at[2] + at[1] * at[2] + at[0] * at[1]));
   if (m.op == "h2d" || m.op == "d2h" || m.op == "feed" || m.op == "fetch") return host_copy_seconds(at[0]);
-  if (m.op == "map" || m.op == "unmap") return at[0] / hardware_.map_bandwidth.value;
+  if (is_mapping(m.op)) return at[0] / hardware_.map_bandwidth.value;
   for (int k = 0; k < num_op_kinds; ++k) {
     const auto kind = static_cast<OpKind>(k);
     if (m.op != name_of(kind)) continue;
@@ -311,12 +339,7 @@ double CostModel::formula_seconds(const Measurement& m) const {
                  nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(at[1]));
       return collective_seconds(kind, {ranks, nodes, (ranks + nodes - 1) / nodes}, at[2]);
     }
-    if (is_attention(kind)) {
-      // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
-      const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0;
-      return attention_seconds(factor * pairs * at[2] * 128.0, at[1], size * at[0] * at[2] * 128.0 * 2.5,
-                               is_backward(kind), peak);
-    }
+    if (is_attention(kind)) return attention_formula(kind, m.dtype, at);
   }
   return memory_seconds(at[0]);
 }
@@ -325,7 +348,7 @@ double CostModel::formula_seconds(const Measurement& m) const {
 /// plan's ops pay on top of the formula, so it is taken off first.
 void CostModel::load_measurements(const ClusterSpec& cluster) {
   std::array<std::array<Correction, num_dtypes>, num_op_kinds> loaded;
-  Correction host;
+  Correction host, host_map, host_unmap;
   for (const Measurement& m : hardware_.measurements) {
     if (m.op == "launch") {
       hardware_.kernel_overhead = {m.seconds, "measured: " + hardware_.source};
@@ -335,6 +358,10 @@ void CostModel::load_measurements(const ClusterSpec& cluster) {
     if (formula <= 0.0) continue;
     if (m.op == "h2d" || m.op == "d2h") {
       host.add({m.at[0], 1.0, 1.0}, m.seconds / formula);
+      continue;
+    }
+    if (m.op == "map_host" || m.op == "unmap_host") {
+      (m.op == "map_host" ? host_map : host_unmap).add({m.at[0], 1.0, 1.0}, m.seconds / formula);
       continue;
     }
     for (int k = 0; k < num_op_kinds; ++k) {
@@ -354,7 +381,7 @@ void CostModel::load_measurements(const ClusterSpec& cluster) {
     for (std::size_t t = 0; t < num_dtypes; ++t)
       if (auto& own = loaded[static_cast<std::size_t>(kind)][t]; own.empty()) own = loaded[linear][t];
   corrections_ = std::move(loaded);
-  host_ = std::move(host);
+  host_ = std::move(host), host_map_ = std::move(host_map), host_unmap_ = std::move(host_unmap);
   const auto ranks = static_cast<double>(cluster.ranks_per_device);
   const auto measured = static_cast<double>(std::max<std::int64_t>(hardware_.measured_ranks_per_device, 1));
   // With cores, a price is that of the cores which one rank's kernels use: waiting for a core is the simulator's part.

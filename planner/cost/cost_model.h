@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -47,9 +48,13 @@ class Correction {
 
 /// Where a rank of a plan stands: what the prices of its ops ask again and again.
 struct RankPlace {
-  Places places;                   // in each family
-  std::vector<GroupShape> groups;  // of its group in each family
+  Places places;                        // in each family
+  std::vector<GroupShape> groups;       // of its group in each family
+  std::bitset<max_sections> on_host{};  // sections
 };
+
+/// Which of a program's sections lie in the host's memory.
+std::bitset<max_sections> host_sections(const Program&);
 
 class CostModel {
  public:
@@ -113,8 +118,8 @@ class CostModel {
   double host_memory_seconds(double bytes) const {
     return bytes * static_cast<double>(ranks_per_node()) / std::max(hardware_.host_memory_bandwidth.value, 1.0);
   }
-  /// Taking memory for the arena or giving it back.
-  double map_seconds(double bytes, OpKind = OpKind::map) const;
+  /// Taking memory for the arena or giving it back, of the device or of the host.
+  double map_seconds(double bytes, OpKind = OpKind::map, Space = Space::device) const;
 
   double peak_flops(DType t) const { return peaks_[static_cast<std::size_t>(t)]; }
   double peak_flops(const std::string& precision) const { return hardware_.peak_flops(precision); }
@@ -129,6 +134,8 @@ class CostModel {
   double protocol_seconds(const GroupShape&, double intra_hops, double inter_hops, double moving) const;
   double compute_seconds(const Op&, const Sizes&, const Places&) const;
   double correction(OpKind, DType, std::array<double, 3> at) const;
+  /// Of attention that was measured, by its coordinates alone: tokens, visible keys of each, heads of 128.
+  double attention_formula(OpKind, DType, const std::array<double, 3>& at) const;
   /// Bytes over a rank's own links, in seconds at their full rates; nodes > 1: moving at the same time.
   struct Moving {
     double inside = 0, outside = 0, more_hops = 0;  // hops: over NVLink, to another rail
@@ -151,7 +158,7 @@ class CostModel {
   double oversubscription_ = 1.0;
   double share_ = 1.0;  // ranks of a device that its rates are divided among
   std::array<std::array<Correction, num_dtypes>, num_op_kinds> corrections_;
-  Correction host_;
+  Correction host_, host_map_, host_unmap_;
 };
 
 }  // namespace hotbunk

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/diagnostic.h"
@@ -28,6 +29,11 @@ struct Measurement {
   std::array<double, 3> at{1.0, 1.0, 1.0};
   double seconds = 0.0;
 };
+
+/// Of memory taken or given back: map and unmap of the device's, map_host and unmap_host of the host's.
+inline bool is_mapping(std::string_view op) {
+  return op == "map" || op == "unmap" || op == "map_host" || op == "unmap_host";
+}
 
 /// One transport: b wire bytes over h hops take latency + h * hop_latency + b / bandwidth.
 struct LinkModel {

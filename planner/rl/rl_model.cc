@@ -156,7 +156,7 @@ ShiftSeconds RlModel::shift_seconds(double copied, double mapped, OpKind kind) c
   if (mapped > 0.0) out.device = cost.map_seconds(mapped, kind);
   if (copied > 0.0) out.copies = cost.host_copy_seconds(copied);
   if (copied > 0.0 && setting_.own_engine)
-    out.host = cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map);
+    out.host = cost.map_seconds(copied, kind == OpKind::map ? OpKind::unmap : OpKind::map, Space::host);
   return out;
 }
 

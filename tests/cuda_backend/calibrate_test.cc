@@ -43,7 +43,7 @@ TEST_CASE("a profile of the double has all kinds of ops, says what it is, and is
   const std::string text = said("profile.yaml");
   CHECK_THAT(text, Catch::Contains("the driver's double, no hardware") && Catch::Contains("own kernels"));
   for (const char* op : {"linear", "linear_wgrad", "attention", "paged_attention", "swiglu", "rms_norm", "h2d", "d2h",
-                         "map", "unmap", "all_reduce", "all_gather", "launch"})
+                         "map", "unmap", "map_host", "unmap_host", "all_reduce", "all_gather", "launch"})
     CHECK_THAT(text, Catch::Contains(fmt::format("op: {},", op)));
 
   const auto simulated = [&](const std::string& with) {

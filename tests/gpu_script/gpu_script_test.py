@@ -36,7 +36,8 @@ with open(out + "/summary.json", "w") as f:  # state on the host has another kin
     ops = ["adamw fp32", "cast fp32/bf16"] if "train.offload=layerwise" in args else ["adamw fp32"]
     ops = ["linear bf16 of " + shape for shape in ("1b", "8b") if shape in args[1]] or ops
     bodies = [{{"body": "train.adamw", "ops": ops}}, {{"body": "a.new.one", "ops": ["zero fp32"]}}]
-    json.dump({{"bodies": bodies}} if backend == "cuda" else {{}}, f)
+    products = "cuBLASLt 13.1.0, backward alone" if "8b" in args[1] else "own kernels"
+    json.dump({{"bodies": bodies, "matrix_products": products}} if backend == "cuda" else {{}}, f)
 other = backend != "cpu" and os.environ.get("OTHER_LENGTHS") == "1"
 with open(out + "/lengths.jsonl", "w") as f:
     f.write("[1, 2]\\n" if not other else "[2, 1]\\n")
@@ -135,7 +136,8 @@ class GpuScript(unittest.TestCase):
         kernels = [row["claim"] for row in s.before["claims"] if row["claim"].startswith("kernels/")]
         self.assertEqual(set(s.claims), {*kernels, "conformance suite", "the demo, ranks as threads on one device",
                                          "the whole demo learns", "state on the host",
-                                         "sequences that ranks hold in parts", "benchmarks"})
+                                         "sequences that ranks hold in parts", "matrix products by cuBLASLt",
+                                         "benchmarks"})
         self.assertEqual([r["claim"] for r in s.evidence["claims"]], [r["claim"] for r in s.before["claims"]])
         # Bodies that these runs executed, benchmarks among them: each of their ops has this run, others keep theirs; a
         # new kind has a row of its own.

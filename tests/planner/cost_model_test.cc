@@ -122,6 +122,63 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
   CHECK(CostModel(h, shared).gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(2e-3));
 }
 
+TEST_CASE("a measured decode step's attention costs what it took, however many bytes of keys it reads") {
+  const ClusterSpec c = cluster_of_nodes(1);
+  Hardware h = hardware_from_datasheet(c);
+  h.kernel_overhead.value = 0.0;
+  // 32 sequences of 500 keys, 32 heads of 64 with 8 key-value heads: on an H100.
+  h.measurements = {{"paged_attention", DType::bf16, {32, 500, 16}, 34e-6}};
+  const auto dims = [](std::initializer_list<std::int64_t> sizes, DType dtype) {
+    Tensor t;
+    t.dtype = dtype;
+    for (const std::int64_t size : sizes) t.shape[t.rank++].size = size;
+    return t;
+  };
+  Op op;
+  op.kind = OpKind::paged_attention;
+  with(op, Attr::heads, std::int64_t{32}), with(op, Attr::kv_heads, std::int64_t{8});
+  with(op, Attr::head_dim, std::int64_t{64}), with(op, Attr::block_tokens, std::int64_t{16});
+  op.inputs = {dims({32, 3072}, DType::bf16), dims({1024, 16, 2 * 8 * 64}, DType::bf16), dims({32, 32}, DType::i32),
+               dims({32}, DType::i32), dims({33}, DType::i32)};
+  op.outputs = {dims({32, 2048}, DType::bf16)};
+  Sizes sizes;
+  sizes.tokens = sizes.seqs = 32, sizes.attention_pairs = 32 * 500;
+  const CostModel cost(h, c);
+  const Plan plan;
+  const auto m = cost.measurement_of(plan, 0, op, sizes, 34e-6);
+  REQUIRE(m);
+  CHECK(m->at == std::array{32.0, 500.0, 16.0});
+  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(34e3).epsilon(1e-3));
+}
+
+TEST_CASE("memory of the host is taken and given back at a rate of its own, where that was measured") {
+  const ClusterSpec c = cluster_of_nodes(1);
+  Hardware h = hardware_from_datasheet(c);
+  const double unmeasured = CostModel(h, c).map_seconds(1e10, OpKind::map, Space::host);
+  CHECK(unmeasured == CostModel(h, c).map_seconds(1e10));
+  h.measurements = {{"map", DType::f32, {1e10, 1, 1}, 1e-3},
+                    {"map_host", DType::f32, {1e10, 1, 1}, 0.4},
+                    {"unmap_host", DType::f32, {1e10, 1, 1}, 0.2}};
+  const CostModel cost(h, c);
+  CHECK(cost.map_seconds(1e10) == Approx(1e-3));
+  CHECK(cost.map_seconds(1e10, OpKind::map, Space::host) == Approx(0.4));
+  CHECK(cost.map_seconds(1e10, OpKind::unmap, Space::host) == Approx(0.2));
+  // By the section that an op maps, as it is measured.
+  Plan plan;
+  Program program;
+  program.sections.push_back({"weights"});
+  program.sections.push_back({"host_weights"});
+  program.sections.back().space = Space::host;
+  plan.programs = {program};
+  plan.program_of_rank = {0};
+  for (const int section : {1, 2}) {
+    Op map = toy::op(OpKind::map, lead_stream, "x");
+    map.section = SectionId{static_cast<std::uint8_t>(section)}, map.map_end = 10'000'000'000;
+    CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, map, {})) == Approx(section == 1 ? 1e6 : 4e8));
+    CHECK(cost.measurement_of(plan, 0, map, {}, 1.0)->op == (section == 1 ? "map" : "map_host"));
+  }
+}
+
 TEST_CASE("experts' products are priced as balanced ones, and read the weights of as many experts as there are rows") {
   constexpr std::int64_t E = 8, c = 2, N = 2048, K = 4096;
   const CostModel cost = model_of(cluster_of_nodes(1));
