@@ -49,7 +49,7 @@ HB_DEVICE void each(int T, int I, Visit visit) {
   const int64_t n = int64_t(T) * I, begin = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t stride = int64_t(gridDim.x) * blockDim.x;
   int64_t row = begin / I;
-  int column = int(begin % I);  // a division per element would take longer than its bytes
+  int column = int(begin % I);
   const int64_t rows_on = stride / I;
   const int columns_on = int(stride % I);
   for (int64_t at = begin; at < n; at += stride) {

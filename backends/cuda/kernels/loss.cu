@@ -13,7 +13,7 @@ struct RowSums {
   }
 };
 
-/// Two passes over the row: its maximum, then the sums, in fp64 but for four of a thread at a time. at(j): the j-th logit.
+/// Two passes over the row: its maximum, then the sums, in fp64 as the other backends sum them. at(j): the j-th logit.
 /// Sampling and training both come here, with blocks of one size: their log-probabilities are equal to the bit (P5).
 template <class At>
 HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
@@ -24,20 +24,11 @@ HB_DEVICE RowSums row_sums(At at, int V, float inverse_temperature) {
   for (int j = threadIdx.x; j < V; j += blockDim.x) most = fmaxf(most, at(j));
   s.most = block_max(most, part);
   double sum = 0, weighted = 0;
-  constexpr int each = 4;  // added up in fp32: a conversion takes longer than an element's bytes
-  for (int from = threadIdx.x; from < V; from += each * int(blockDim.x)) {
-    float some = 0.0f, some_weighted = 0.0f;
-#pragma unroll
-    for (int i = 0; i < each; ++i) {
-      const int j = from + i * int(blockDim.x);
-      if (j >= V) break;
-      const float shifted = (at(j) - s.most) * inverse_temperature;
-      const float e = expf(shifted);
-      some += e;
-      some_weighted += e * shifted;
-    }
-    sum += some;
-    weighted += some_weighted;
+  for (int j = threadIdx.x; j < V; j += blockDim.x) {
+    const float shifted = (at(j) - s.most) * inverse_temperature;
+    const float e = expf(shifted);
+    sum += e;
+    weighted += double(e) * shifted;
   }
   s.sum = block_sum(sum, parts);
   s.weighted = block_sum(weighted, parts);
