@@ -100,7 +100,7 @@ const std::vector<std::string>& coordinates_of(const std::string& op) {
 }
 
 bool known_op(const std::string& op) {
-  if (op == "h2d" || op == "d2h" || op == "launch") return true;
+  if (op == "h2d" || op == "d2h" || op == "launch" || is_mapping(op)) return true;
   for (int k = 0; k < num_op_kinds; ++k)
     if (op == name_of(static_cast<OpKind>(k))) return true;
   return false;
