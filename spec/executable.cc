@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "spec/expert_mesh.h"
@@ -10,6 +9,7 @@
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
 #include "spec/shard_over.h"
+#include "spec/train_axes.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -37,16 +37,9 @@ void executable_precision(const Scenario& s, const Need& need) {
 
 /// The axes of more than one rank in their order, innermost first: t of tensor-parallel, d of data ranks, o of others.
 std::string axes_of(const TrainLayout& t) {
-  const bool apart = t.order.find("ulysses") != std::string::npos;  // else behind cp
-  std::istringstream in(t.order);
   std::string out;
-  for (std::string axis; std::getline(in, axis, '-');) {
-    if (axis == "tp" && t.tp > 1) out += 't';
-    if (axis == "pp" && t.pp > 1) out += 'o';
-    if (axis == "dp" && t.dp > 1) out += 'd';
-    if (axis == "cp" && t.cp * (apart ? 1 : t.ulysses) > 1) out += 'd';
-    if (axis == "ulysses" && t.ulysses > 1) out += 'd';
-  }
+  for (const std::string& axis : axes_in_order(t))
+    if (ranks_of(t, axis) > 1) out += is_data_axis(axis) ? 'd' : axis == "tp" ? 't' : 'o';
   return out;
 }
 
@@ -186,10 +179,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "tokens",
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
-  const auto of_experts = [&](ParamRole role) { return m.moe && m.adapts(role); };
   need(
-      experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
-                                  of_experts(ParamRole::expert_down)),
+      experts.columns() == 1 || !m.adapts_experts(),
       "adapters of experts with train.layout.etp {}: {} ranks share each expert's columns, and each of them would hold "
       "a whole copy of A or B, whose gradients nothing sums; with etp 1 a rank has whole experts",
       t.etp, experts.columns());

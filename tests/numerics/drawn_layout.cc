@@ -38,8 +38,7 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
                          (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
         continue;
       if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
-      if (mesh.columns() > 1 && (s.model.adapts(ParamRole::expert_gate) || s.model.adapts(ParamRole::expert_down)))
-        continue;
+      if (mesh.columns() > 1 && s.model.adapts_experts()) continue;
       ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
     }
   std::vector<std::size_t> kinds;

@@ -34,13 +34,11 @@ std::vector<float> part_of_tensor(const Golden& g, const ParamSpec& p, const std
   return out;
 }
 
-bool adapts_experts(const ModelSpec& m) { return m.adapts(ParamRole::expert_gate) || m.adapts(ParamRole::expert_down); }
-
 Scenario lora_scenario(const Golden& g, TrainEngine engine, const TrainLayout& layout) {
   Scenario s = golden_scenario(g, layout.ranks());
   s.train.engine = engine, s.train.layout = layout;
   s.train.micro_batch_tokens = layout.share_of(g.num_tokens());
-  if (g.model.moe && !adapts_experts(g.model)) s.train.layout.etp = layout.tp;
+  if (g.model.moe && !g.model.adapts_experts()) s.train.layout.etp = layout.tp;
   if (layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
   return s;
 }
