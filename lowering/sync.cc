@@ -589,21 +589,26 @@ class SyncLowering {
 
   void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
     if (u.buffer < 0) return;  // another stage's
-    if (s_.model.adapts(p.role)) return hash_merged(u, p, sum);
+    if (s_.model.adapts(p.role)) {
+      if (p.has_place()) hash_merged(u, p);
+      return;
+    }
     hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
   }
 
-  /// Of the matrix with its adapter in it, made once more.
-  void hash_merged(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+  /// Of the matrix with its adapter in it, made once more for all parameters that share its place.
+  void hash_merged(const SyncedUnit& u, const UnitParam& p) {
     const std::string name = "sync.merged." + p.parameter;
     b_.begin_call("sync.merge", name);
     const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
     const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
     emit_merge(b_, s_.model, adapters_.at(p.layer), p, {0, p.padded_rows},
                b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
-    Side own = held(u, p);
-    own.piece.offset = 0;
-    hash(p.parameter, {merged}, sum, {{own, logical(p)}});
+    each_of_place(*u.unit, p, [&](const UnitParam& of_place) {
+      Side own = held(u, of_place);
+      own.piece.offset = 0;
+      hash(of_place.parameter, {merged}, sum(sum_of_.at(of_place.parameter)), {{own, logical(of_place)}});
+    });
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {

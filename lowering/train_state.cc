@@ -304,7 +304,8 @@ std::vector<SyncedUnit> TrainState::synced() const {
 }
 
 std::vector<TrainState::Region> TrainState::regions(const ShardedUnit& unit) const {
-  std::vector<Region> out = {{.size = unit.shared, .num_replicas = mesh_.replicas, .name = ""}};
+  std::vector<Region> out;
+  if (unit.shared.full_elements > 0) out.push_back({.size = unit.shared, .num_replicas = mesh_.replicas, .name = ""});
   if (unit.experts.full_elements > 0)
     out.push_back({.size = unit.experts,
                    .shard_offset = unit.shared.shard_elements,

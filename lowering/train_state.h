@@ -274,6 +274,7 @@ class TrainState {
     bool is_experts = false;
     std::string name;  // what its ops' names have behind the unit's
   };
+  /// Those that have something: a unit may be of experts alone.
   std::vector<Region> regions(const ShardedUnit&) const;
   /// Between what lies behind one another of all ranks, padded, and the unit as it is computed with.
   std::vector<Move> shard_moves(const ShardedUnit&, bool to_whole) const;
