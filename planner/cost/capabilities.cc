@@ -45,7 +45,8 @@ std::vector<CapabilityFlag> capability_flags(Capabilities& c) {
           {"awake", &c.awake},
           {"sleeps_apart", &c.sleeps_apart},
           {"reshard_choice", &c.reshard_choice},
-          {"bucket_choice", &c.bucket_choice}};
+          {"bucket_choice", &c.bucket_choice},
+          {"padded_vocabulary", &c.padded_vocabulary}};
 }
 
 struct CapabilityWords {

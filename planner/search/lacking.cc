@@ -56,10 +56,18 @@ bool knows_order(const Scenario& s, const TransitionOrder& order, const Capabili
   return false;
 }
 
+/// Of the model itself: what no layout changes.
+void add_model(const ModelSpec& m, const Capabilities& can, std::vector<Lack>& out) {
+  if (!can.padded_vocabulary && m.vocab_multiple > 1)  // as many whole rows on every rank is what all of them have
+    out.push_back({"train.make_vocab_size_divisible_by",
+                   fmt::format("vocabulary padded to {} rows on each rank", m.vocab_multiple)});
+}
+
 }  // namespace
 
 std::vector<Lack> lacking(const Scenario& s, const RlPoint& p, const Capabilities& can) {
   std::vector<Lack> out;
+  add_model(s.model, can, out);
   add_training(p.train, can, out);
   if (!p.samples()) return out;
   add_rollout(p.rollout, can, out);
