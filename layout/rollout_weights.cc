@@ -98,31 +98,29 @@ class RolloutRank {
     of_heads("kv_b", ParamRole::kv_b_proj, a.kv_lora_rank, a.qk_nope_head_dim + a.v_head_dim);
   }
 
-  /// Every expert's columns of this rank, expert by expert; or all of its own experts, and in their places those that
-  /// other ranks have there.
+  /// The columns of this rank of every expert that it has part of, expert by expert; and where groups have other
+  /// experts, in their places those that the other groups have there.
   void add_experts(const std::string& prefix, int layer) {
     const auto experts = static_cast<int>(model_.moe->experts);
-    const bool whole = cut_.experts > 1;
-    const std::int64_t own = experts / cut_.experts;
-    const Range inner =
-        whole ? Range{0, model_.moe->expert_intermediate} : even_range(model_.moe->expert_intermediate, tp_, rank_);
+    const bool apart = cut_.experts > 1;
+    const Range inner = of_expert(model_.moe->expert_intermediate);
     weights_.push_back(WeightBuilder(prefix + "router", layer, model_.hidden)
                            .add(parameters_.at(layer, ParamRole::router), {0, experts})
                            .build());
     WeightBuilder gate_up(prefix + "experts_gate_up", layer, model_.hidden),
         down(prefix + "experts_down", layer, inner.size());
-    for (int e = 0; e < own; ++e) {
-      gate_up.add(parameters_.at(layer, ParamRole::expert_gate, e), inner, 0, whole ? Step{} : down_by(inner))
-          .add(parameters_.at(layer, ParamRole::expert_up, e), inner, 0, whole ? Step{} : down_by(inner));
+    for (int e = 0; e < experts / cut_.experts; ++e) {
+      gate_up.add(parameters_.at(layer, ParamRole::expert_gate, e), inner, 0, down_by_columns(inner))
+          .add(parameters_.at(layer, ParamRole::expert_up, e), inner, 0, down_by_columns(inner));
       down.add(parameters_.at(layer, ParamRole::expert_down, e), {0, model_.hidden}, inner.begin,
-               whole ? Step{} : Step{.cols = inner.size()});
+               cut_.expert_columns() == 1 ? Step{} : Step{.cols = inner.size()});
     }
     weights_.push_back(gate_up.build());
-    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_gate, ParamRole::expert_up});
+    if (apart) share_places(weights_.back(), layer, {ParamRole::expert_gate, ParamRole::expert_up});
     weights_.push_back(down.build());
-    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_down});
+    if (apart) share_places(weights_.back(), layer, {ParamRole::expert_down});
     if (model_.moe->router_bias) replicate(prefix + "router_bias", layer, ParamRole::router_bias);
-    if (model_.moe->biases) add_expert_biases(prefix, layer, inner, whole);
+    if (model_.moe->biases) add_expert_biases(prefix, layer);
     if (model_.moe->shared_experts == 0) return;
     const Range shared = even_range(model_.moe->shared_experts * model_.moe->expert_intermediate, tp_, rank_);
     weights_.push_back(WeightBuilder(prefix + "shared_gate_up", layer, model_.hidden)
@@ -133,23 +131,30 @@ class RolloutRank {
   }
 
   /// Of gate and up those of this rank's columns; of what experts leave those of its part of the hidden size.
-  void add_expert_biases(const std::string& prefix, int layer, Range inner, bool whole) {
+  void add_expert_biases(const std::string& prefix, int layer) {
     replicate(prefix + "router_linear_bias", layer, ParamRole::router_linear_bias);
-    const Range out = whole ? Range{0, model_.hidden} : even_range(model_.hidden, tp_, rank_);
-    const auto step = [&](Range rows) { return whole ? Step{} : down_by(rows); };
+    const Range inner = of_expert(model_.moe->expert_intermediate), out = of_expert(model_.hidden);
     WeightBuilder gate_up(prefix + "experts_gate_up_bias", layer, 1), down(prefix + "experts_down_bias", layer, 1);
     for (int e = 0; e < model_.moe->experts / cut_.experts; ++e) {
-      gate_up.add(parameters_.at(layer, ParamRole::expert_gate_bias, e), inner, 0, step(inner))
-          .add(parameters_.at(layer, ParamRole::expert_up_bias, e), inner, 0, step(inner));
-      down.add(parameters_.at(layer, ParamRole::expert_down_bias, e), out, 0, step(out));
+      gate_up.add(parameters_.at(layer, ParamRole::expert_gate_bias, e), inner, 0, down_by_columns(inner))
+          .add(parameters_.at(layer, ParamRole::expert_up_bias, e), inner, 0, down_by_columns(inner));
+      down.add(parameters_.at(layer, ParamRole::expert_down_bias, e), out, 0, down_by_columns(out));
     }
     weights_.push_back(gate_up.build());
-    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_gate_bias, ParamRole::expert_up_bias});
+    if (cut_.experts > 1)
+      share_places(weights_.back(), layer, {ParamRole::expert_gate_bias, ParamRole::expert_up_bias});
     weights_.push_back(down.build());
-    if (whole) share_places(weights_.back(), layer, {ParamRole::expert_down_bias});
+    if (cut_.experts > 1) share_places(weights_.back(), layer, {ParamRole::expert_down_bias});
   }
 
-  /// Of a stack of the first rank's experts, with these parameters each: those of the other ranks stand there as well.
+  /// This rank's part of what the ranks share that have the same experts, and the step to the next one's.
+  Range of_expert(std::int64_t width) const {
+    return even_range(width, cut_.expert_columns(), rank_ % cut_.expert_columns());
+  }
+  LocalWeight::Step down_by_columns(Range rows) const { return cut_.expert_columns() == 1 ? Step{} : down_by(rows); }
+
+  /// Of a stack of the first group's experts, with these parameters each: those of the other groups stand there as
+  /// well.
   void share_places(LocalWeight& stack, int layer, const std::vector<ParamRole>& roles) const {
     const std::int64_t own = model_.moe->experts / cut_.experts;
     const std::vector<LocalWeight::Source> first = std::move(stack.sources);
@@ -260,17 +265,18 @@ std::string why_not_tensor_parallel(const ModelSpec& model, std::int64_t tp, std
   return "";
 }
 
-std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp, bool whole_experts, bool whole_attention) {
-  if (model.moe && whole_experts && tp > 0 && model.moe->experts % tp)
-    return fmt::format("{} experts do not divide over tp {}", model.moe->experts, tp);
-  return why_not_tensor_parallel(model, tp, whole_experts ? 1 : tp, whole_attention);
+std::string why_not_rollout_tp(const ModelSpec& model, const EngineCut& cut) {
+  if (model.moe && cut.experts > 1 && (cut.tp % cut.experts != 0 || model.moe->experts % cut.experts != 0))
+    return fmt::format("{} experts over ep {} of tp {}: both have to divide by it", model.moe->experts, cut.experts,
+                       cut.tp);
+  return why_not_tensor_parallel(model, cut.tp, model.moe && cut.tp > 0 ? cut.expert_columns() : cut.tp,
+                                 cut.whole_attention);
 }
 
 std::vector<LocalWeight> rollout_weights(const ModelSpec& model, const EngineCut& cut, std::int64_t tp_rank) {
-  const std::string reason = why_not_rollout_tp(model, cut.tp, cut.experts > 1, cut.whole_attention);
+  const std::string reason = why_not_rollout_tp(model, cut);
   HB_CHECK(reason.empty(), "{}", reason);
   HB_CHECK(tp_rank >= 0 && tp_rank < cut.tp, "tp rank {} of {}", tp_rank, cut.tp);
-  HB_CHECK(cut.experts == 1 || cut.experts == cut.tp, "experts over {} of {} ranks", cut.experts, cut.tp);
   return RolloutRank(model, cut, tp_rank).weights();
 }
 

@@ -322,10 +322,7 @@ bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::slee
 std::string why_not_lowered(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
   if (s.algorithm.name == AlgorithmName::sft) return "";
-  if (std::string why =
-          why_not_rollout_tp(s.model, s.rollout.layout.tp, s.rollout.layout.ep > 1, s.rollout.layout.attention_dp > 1);
-      !why.empty())
-    return why;
+  if (std::string why = why_not_rollout_tp(s.model, engine_cuts(s).front()); !why.empty()) return why;
   return kv_pool_blocks(s) ? "" : "rollout.memory_fraction leaves no room for one sequence's KV cache";
 }
 

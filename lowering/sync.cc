@@ -388,32 +388,51 @@ class SyncLowering {
   /// A rank's slice of a parameter in the rollout's weights.
   Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
-    const bool whole_expert = source.holder >= 0;
+    const Shift shift = shift_of(source, p);
     Piece piece = source.piece;
     piece.row_begin += p.base.row, piece.row_end += p.base.row;
     piece.col_begin += p.base.col, piece.col_end += p.base.col;
-    return {.tensor = tensor,
-            .piece = piece,
-            .parts = {.who = Holds::mine,
-                      .family = static_cast<GroupId>(Family::tp),
-                      .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
-                      .repeat = repeat,
-                      .rows = whole_expert ? p.rows_of_all() : source.step.rows,
-                      .cols = source.step.cols,
-                      .last_row = p.base.row + rows_above(source, p) + p.whole_rows,
-                      .within = {}}};
+    Side out{.tensor = tensor,
+             .piece = piece,
+             .parts = {.who = Holds::mine,
+                       .family = static_cast<GroupId>(Family::tp),
+                       .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
+                       .repeat = repeat,
+                       .rows = source.step.rows,
+                       .cols = source.step.cols,
+                       .last_row = p.base.row + p.whole_rows,
+                       .within = {}}};
+    if (source.holder < 0) return out;
+    const std::int64_t columns = s_.rollout.layout.tp / s_.rollout.layout.ep,
+                       last = p.base.row + shift.rows + p.whole_rows;
+    out.parts.count /= static_cast<std::int32_t>(columns), out.parts.repeat = static_cast<std::int32_t>(columns);
+    out.parts.rows = p.rows_of_all(), out.parts.cols = 0, out.parts.last_row = last;
+    // Counted through all groups: what a group's ranks before the first one add, the shift has, too.
+    if (columns > 1)
+      out.parts.within = {.family = static_cast<GroupId>(Family::tp),
+                          .count = static_cast<std::int32_t>(s_.rollout.layout.tp),
+                          .rows = source.step.rows,
+                          .cols = source.step.cols,
+                          .last_row = last};
+    return out;
   }
 
-  /// A whole expert's place in memory has another expert on each other rank of the engine. To a move, every rank has as
-  /// many rows as the tensor that the parameter is part of, one rank's below the other's; the parameter lies in those
-  /// of the rank that has it.
-  static std::int64_t rows_above(const LocalWeight::Source& source, const UnitParam& p) {
-    return source.holder > 0 ? source.holder * p.rows_of_all() : 0;
+  /// An expert's place in memory has another expert in each other group of the engine's ranks. To a move, every group
+  /// has as many rows as the tensor that the parameter is part of, one group's below the other's; the parameter lies in
+  /// those of the group that has it, of which rank i has the part that i steps lead to from the engine's first rank.
+  struct Shift {
+    std::int64_t rows = 0, cols = 0;
+  };
+  Shift shift_of(const LocalWeight::Source& source, const UnitParam& p) const {
+    if (source.holder <= 0) return {};
+    const std::int64_t ranks_before = source.holder * (s_.rollout.layout.tp / s_.rollout.layout.ep);
+    return {source.holder * p.rows_of_all() + ranks_before * source.step.rows, ranks_before * source.step.cols};
   }
-  static Side lowered(Side side, std::int64_t rows) {
-    side.piece.row_begin += rows, side.piece.row_end += rows;
-    if (side.parts.run.elements == 0 && side.parts.who != Holds::whole) side.parts.last_row += rows;
-    if (side.parts.within.family >= 0) side.parts.within.last_row += rows;
+  static Side shifted(Side side, const Shift& by) {
+    side.piece.row_begin += by.rows, side.piece.row_end += by.rows;
+    side.piece.col_begin += by.cols, side.piece.col_end += by.cols;
+    if (side.parts.run.elements == 0 && side.parts.who != Holds::whole) side.parts.last_row += by.rows;
+    if (side.parts.within.family >= 0) side.parts.within.last_row += by.rows;
     return side;
   }
 
@@ -424,8 +443,8 @@ class SyncLowering {
     for (const Entry& e : bucket.entries)
       e.each_param([&](const UnitParam& p) {
         if (!e.param && !has(e, p)) return;
-        each_slice(e, p, used, [&](const Side& slice, std::int64_t above) {
-          moves.push_back({lowered(rows_in_parts(e, p, who, pitch), above), slice});
+        each_slice(e, p, used, [&](const Side& slice, const Shift& by) {
+          moves.push_back({shifted(rows_in_parts(e, p, who, pitch), by), slice});
         });
       });
     return moves;
@@ -439,8 +458,8 @@ class SyncLowering {
       if (p.expert >= 0 && p.full_offset == first.full_offset) visit(p);
   }
 
-  /// visit(slice, rows above it) for every slice of an entry's parameter among the rollout's weights, which are
-  /// numbered as `used`.
+  /// visit(slice, where it is shifted to) for every slice of an entry's parameter among the rollout's weights, which
+  /// are numbered as `used`.
   template <class Visit>
   void each_slice(const Entry& e, const UnitParam& first, std::vector<std::size_t>& used, Visit visit) const {
     each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
@@ -449,7 +468,7 @@ class SyncLowering {
       for (const auto& [weight, source] : found->second) {
         auto it = std::find(used.begin(), used.end(), weight);
         if (it == used.end()) it = used.insert(used.end(), weight);
-        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())), rows_above(*source, p));
+        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())), shift_of(*source, p));
       }
     });
   }
@@ -500,8 +519,8 @@ class SyncLowering {
       const Entry& e = bucket.entries[i];
       const std::int32_t tensor = from.of_entry[i].first;
       const Piece held{e.begin, e.end, 0, e.param->cols, from.of_entry[i].second, e.param->cols};
-      each_slice(e, *e.param, used, [&](const Side& slice, std::int64_t above) {
-        moves.push_back({lowered({tensor, held, {}}, above), slice});
+      each_slice(e, *e.param, used, [&](const Side& slice, const Shift& by) {
+        moves.push_back({shifted({tensor, held, {}}, by), slice});
       });
     }
     if (moves.empty()) return;
@@ -617,8 +636,8 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back({slice_of(*source, p, static_cast<std::int32_t>(inputs.size())),
-                       lowered(logical(p), rows_above(*source, p))});
+      moves.push_back(
+          {slice_of(*source, p, static_cast<std::int32_t>(inputs.size())), shifted(logical(p), shift_of(*source, p))});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));

@@ -120,8 +120,8 @@ void executable_flat(const Scenario& s, const Need& need) {
        "is stepped as a whole; fsdp2 leaves it out");
 }
 
-/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
-/// and a pipeline; and its sequences: context parallelism.
+/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank, columns of each, or
+/// columns of some, and a pipeline; and its sequences: context parallelism.
 template <class Need>
 void executable_engines(const Scenario& s, const Need& need) {
   const RolloutLayout& r = s.rollout.layout;
@@ -139,12 +139,21 @@ void executable_engines(const Scenario& s, const Need& need) {
   const bool has_mlp = !m.moe || m.moe->first_dense_layers > 0;
   need(r.attention_dp == 1 || !has_mlp || m.intermediate % r.tp == 0,
        "rollout.layout.tp {}: the {} columns of an MLP do not divide by it", r.tp, m.intermediate);
-  need(r.ep == 1 || r.ep == r.tp,
-       "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
-       r.ep, r.tp);
-  need(!m.moe || r.ep > 1 || m.moe->expert_intermediate % r.tp == 0,
-       "rollout.layout.tp {}: the {} columns of an expert do not divide by it; with ep {} ranks have whole ones", r.tp,
-       m.moe ? m.moe->expert_intermediate : 0, r.tp);
+  need(r.tp % r.ep == 0,
+       "rollout.layout.ep {} with tp {}: {} % {} = {}; of an engine's tensor-parallel ranks groups of one size have "
+       "other "
+       "experts each",
+       r.ep, r.tp, r.tp, r.ep, r.tp % r.ep);
+  if (m.moe && r.tp % r.ep == 0) {
+    const std::int64_t columns = r.tp / r.ep;
+    const std::string sharers = r.ep == 1 ? "it" : fmt::format("the {} ranks that share one with ep {}", columns, r.ep);
+    need(m.moe->expert_intermediate % columns == 0,
+         "rollout.layout.tp {}: the {} columns of an expert do not divide by {}; with ep {} ranks have whole ones",
+         r.tp, m.moe->expert_intermediate, sharers, r.tp);
+    need(!m.moe->biases || m.hidden % columns == 0,
+         "rollout.layout.tp {}: biases behind experts, of the hidden size {}, do not divide by {}", r.tp, m.hidden,
+         sharers);
+  }
   need(m.layers % r.pp == 0, "rollout.layout.pp {}: {} layers do not divide by it", r.pp, m.layers);
 }
 

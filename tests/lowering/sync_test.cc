@@ -139,13 +139,14 @@ std::map<std::string, Values> wanted(const Scenario& s, int rank) {
   std::map<std::string, std::int64_t> cols;
   for (const ParamSpec& p : parameters_of(s.model)) cols[p.name] = p.shape.size() == 2 ? p.shape[1] : 1;
   std::map<std::string, Values> out;
-  const std::int64_t tp = s.rollout.layout.tp, place = engine_seat(s.rollout.layout, rank).place;
+  const std::int64_t tp = s.rollout.layout.tp, place = engine_seat(s.rollout.layout, rank).place,
+                     group = place % tp / (tp / s.rollout.layout.ep);  // of those that have other experts
   for (const LocalWeight& w :
        rollout_weights(s.model, engine_cuts(s)[static_cast<std::size_t>(place / tp)], place % tp)) {
     Values& v = out["rollout." + w.name];
     v.assign(static_cast<std::size_t>(w.elements()), padding);
     for (const auto& [parameter, p, step, holder] : w.sources)
-      for (std::int64_t r = p.row_begin; r < p.row_end && (holder < 0 || holder == place % tp); ++r)
+      for (std::int64_t r = p.row_begin; r < p.row_end && (holder < 0 || holder == group); ++r)
         for (std::int64_t c = p.col_begin; c < p.col_end; ++c)
           v.at(static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)) =
               bases.of.at(parameter) + r * cols.at(parameter) + c;
@@ -190,12 +191,12 @@ TEST_CASE("Every element of every rollout weight arrives once, from the shard th
         }
 }
 
-TEST_CASE("and so where engines have whole experts, stages, or both") {
+TEST_CASE("and so where engines have whole experts, columns of some, stages, or both") {
   struct Way {
     int tp, ep, pp;
     bool tied = false;
   };
-  for (const Way way : {Way{2, 2, 1}, {4, 4, 1}, {1, 1, 3}, {2, 1, 3, true}, {2, 2, 3}})
+  for (const Way way : {Way{2, 2, 1}, {4, 4, 1}, {1, 1, 3}, {2, 1, 3, true}, {2, 2, 3}, {4, 2, 1}, {4, 2, 3}})
     for (const char* transport : {"ipc", "collective"})
       for (const char* order : {"contiguous", "strided"})
         for (const char* bucket : {"0.001", "1"}) {

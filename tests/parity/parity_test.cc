@@ -357,7 +357,13 @@ TEST_CASE("and so with experts") {
         {mixtral, "zero1", -1, 1, 4, 1, "full", "bf16", true, 2, 1, 1},
         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
         {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
-        {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2}}) {
+        {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2},
+        // Engines of two groups of two ranks, each with columns of its own experts.
+        {mixtral, "fsdp2", -1, 4, 1, 4, "none", "fp32", false, 2, 1, 1, "ipc", 2},
+        {mixtral, "zero1", -1, 1, 4, 4, "full", "bf16", true, 2, 1, 2, "collective", 2},
+        {mixtral, "ddp", -1, 2, 2, 4, "selective", "bf16", true, 4, 1, 1, "ipc", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 4, "none", "fp32", true, 1, 1, 2, "collective", 2},
+        {mixtral, "fsdp2", -1, 2, 1, 4, "full", "fp32", false, 1, 2, 1, "ipc", 2}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(
         sets.end(),
@@ -583,6 +589,7 @@ TEST_CASE("and so with GLM-4.5's and gpt-oss's layers, and with parameters that 
                          {oss, "fsdp2", 2, 2, 1, 1, 1, 2, 2, 2, 2, "full", "fp32", true, all},
                          {oss, "ddp", 4, 1, 1, 1, 1, 4, 1, 4, 1, "selective", "bf16", false, all},
                          {oss, "zero2", 1, 2, 1, 2, 1, 2, 1, 4, 4, "none", "fp32", false, all},
+                         {oss, "fsdp2", 2, 2, 1, 1, 1, 2, 2, 4, 2, "selective", "fp32", true, all},
                          {oss, "zero1", 1, 1, 2, 1, 2, 1, 1, 2, 1, "full", "bf16", false, all},
                          {oss, "fsdp1", 2, 1, 1, 2, 1, 1, 1, 2, 1, "none", "bf16", false, all},
                          {oss, "fsdp2", 2, 2, 1, 1, 1, 1, 2, 2, 1, "selective", "bf16", true, some},
