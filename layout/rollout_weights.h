@@ -60,6 +60,7 @@ struct LocalWeight {
     Step step;
     std::int64_t holder = -1;  // of experts over groups of ranks: the group that has it; others have theirs there
   };
+  bool of_attention = false;    // cut over the ranks that share attention (EngineCut::attention), else over all
   std::vector<Source> sources;  // they fill the buffer, except the padded rows of the vocabulary
 
   std::int64_t elements() const { return rows * cols; }
@@ -74,32 +75,33 @@ HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank
 
 /// How an engine's ranks share a model: over so many tensor-parallel ones, of which so many groups have other experts
 /// each (1: each rank has columns of every expert; tp: whole ones), and of its pipeline's stages this one. No layers
-/// and both ends: all of the model. `whole_attention`: each rank has all of what is no MLP and no expert, and uses it
-/// for sequences of its own.
+/// and both ends: all of the model. `attention`: so many groups of ranks that follow one another share, each by itself,
+/// all of what is no MLP and no expert, and use it for sequences of its own.
 struct EngineCut {
   std::int64_t tp = 1, experts = 1;
   StagePart stage = {};
-  bool whole_attention = false;
+  std::int64_t attention = 1;
+  /// Ranks that share attention and the vocabulary.
+  std::int64_t attention_tp() const { return tp / attention; }
   /// Ranks that share each expert, a part of its columns each.
   std::int64_t expert_columns() const { return tp / experts; }
   bool has_layer(std::int64_t layer) const { return stage.layers.empty() || stage.has_layer(layer); }
   friend bool operator<(const EngineCut& a, const EngineCut& b) {
-    return std::tie(a.tp, a.experts, a.stage, a.whole_attention) <
-           std::tie(b.tp, b.experts, b.stage, b.whole_attention);
+    return std::tie(a.tp, a.experts, a.stage, a.attention) < std::tie(b.tp, b.experts, b.stage, b.attention);
   }
 };
 
 /// Whether `model` can be served with this cut: "" or the reason, ready for a diagnostic's note.
-///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; latent attention has no KV
-///   heads. tp divides by the groups of experts, and so does their number; of an expert columns divide by the ranks
-///   that share it. Heads do not have to with `whole_attention`.
+///   intermediate % tp == 0, and for the n ranks that share attention heads % n == 0, and kv_heads % n == 0 or
+///   n % kv_heads == 0; latent attention has no KV heads. tp divides by the groups of experts, and so does their
+///   number; of an expert columns divide by the ranks that share it.
 std::string why_not_rollout_tp(const ModelSpec&, const EngineCut&);
 inline std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
   return why_not_rollout_tp(model, EngineCut{.tp = tp});
 }
-/// The same where so many of the ranks share each expert, however these are spread.
+/// The same where so many of the ranks share each expert, and so many attention (0: all), however these are spread.
 std::string why_not_tensor_parallel(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns,
-                                    bool whole_attention = false);
+                                    std::int64_t attention_tp = 0);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
 /// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are

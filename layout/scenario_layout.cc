@@ -149,7 +149,7 @@ Result<std::vector<StageChunk>> engine_stages(const Scenario& s) {
 
 std::vector<EngineCut> engine_cuts(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep, .whole_attention = l.attention_dp > 1}};
+  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep, .attention = l.attention_dp}};
   const auto stages = engine_stages(s);
   HB_CHECK(stages.has_value(), "{} layers in {} stages of an engine", s.model.layers, l.pp);
   std::vector<EngineCut> out;

@@ -159,16 +159,27 @@ class SyncLowering {
   /// The last rows of a vocabulary that does not divide by tp are filled by no parameter, on some ranks. Sampling
   /// ignores their logits, but what lies in fresh memory must not look like a fault, or differ from run to run.
   void zero_padding() {
-    const std::int64_t tp = s_.rollout.layout.tp;
     for (std::size_t i = 0; i < r_.weights().size(); ++i) {
       const LocalWeight& w = r_.weights()[i];
       if (w.sources.size() != 1 || w.sources[0].step.rows == 0) continue;
-      const std::int64_t held = rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (tp - 1);
+      const std::int64_t held =
+          rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (cutters_of(w).ranks - 1);
       const std::int64_t filled = std::max<std::int64_t>(held, 0) * w.cols;  // of the last rank: the least of all
       if (filled >= w.elements()) continue;
       b_.emit(OpKind::zero, streams::compute, "sync.padding." + w.name, {},
               {b_.view(r_.buffer(i), s_.rollout.dtype, {fixed(w.elements() - filled)}, filled)});
     }
+  }
+
+  /// The ranks of an engine that a weight is cut over.
+  struct Cutters {
+    Family family = Family::tp;
+    std::int64_t ranks = 1;
+  };
+  Cutters cutters_of(const LocalWeight& w) const {
+    const RolloutLayout& l = s_.rollout.layout;
+    if (w.of_attention && has_attention_groups(l)) return {Family::engine_attention, l.tp / l.attention_dp};
+    return {Family::tp, l.tp};
   }
 
   std::int64_t rows_of_parameter(const std::string& name) const {
@@ -386,7 +397,9 @@ class SyncLowering {
   }
 
   /// A rank's slice of a parameter in the rollout's weights.
-  Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
+  Side slice_of(const LocalWeight& weight, const LocalWeight::Source& source, const UnitParam& p,
+                std::int32_t tensor) const {
+    const Cutters cutters = cutters_of(weight);
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
     const Shift shift = shift_of(source, p);
     Piece piece = source.piece;
@@ -395,8 +408,8 @@ class SyncLowering {
     Side out{.tensor = tensor,
              .piece = piece,
              .parts = {.who = Holds::mine,
-                       .family = static_cast<GroupId>(Family::tp),
-                       .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
+                       .family = static_cast<GroupId>(cutters.family),
+                       .count = static_cast<std::int32_t>(cutters.ranks) / repeat,
                        .repeat = repeat,
                        .rows = source.step.rows,
                        .cols = source.step.cols,
@@ -468,7 +481,8 @@ class SyncLowering {
       for (const auto& [weight, source] : found->second) {
         auto it = std::find(used.begin(), used.end(), weight);
         if (it == used.end()) it = used.insert(used.end(), weight);
-        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())), shift_of(*source, p));
+        visit(slice_of(r_.weights()[weight], *source, p, static_cast<std::int32_t>(it - used.begin())),
+              shift_of(*source, p));
       }
     });
   }
@@ -636,8 +650,8 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back(
-          {slice_of(*source, p, static_cast<std::int32_t>(inputs.size())), shifted(logical(p), shift_of(*source, p))});
+      moves.push_back({slice_of(r_.weights()[weight], *source, p, static_cast<std::int32_t>(inputs.size())),
+                       shifted(logical(p), shift_of(*source, p))});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));

@@ -127,11 +127,6 @@ void executable_engines(const Scenario& s, const Need& need) {
   const RolloutLayout& r = s.rollout.layout;
   const ModelSpec& m = s.model;
   need(
-      r.attention_dp == 1 || r.attention_dp == r.tp,
-      "rollout.layout.attention_dp {} with tp {}: an engine's ranks share all attention (1), or each has all of it for "
-      "sequences of its own (attention_dp = tp)",
-      r.attention_dp, r.tp);
-  need(
       r.attention_dp == 1 || r.cp * r.pp == 1,
       "rollout.layout.attention_dp {} with pp {} and cp {}: ranks that have sequences of their own are one stage's and "
       "share none",

@@ -191,24 +191,35 @@ TEST_CASE("Every element of every rollout weight arrives once, from the shard th
         }
 }
 
-TEST_CASE("and so where engines have whole experts, columns of some, stages, or both") {
+TEST_CASE(
+    "and so where engines have whole experts, columns of some, attention of their own, stages, or several of these") {
   struct Way {
     int tp, ep, pp;
     bool tied = false;
+    int attention_dp = 1;
   };
-  for (const Way way : {Way{2, 2, 1}, {4, 4, 1}, {1, 1, 3}, {2, 1, 3, true}, {2, 2, 3}, {4, 2, 1}, {4, 2, 3}})
+  for (const Way way : {Way{2, 2, 1},
+                        {4, 4, 1},
+                        {1, 1, 3},
+                        {2, 1, 3, true},
+                        {2, 2, 3},
+                        {4, 2, 1},
+                        {4, 2, 3},
+                        {4, 2, 1, true, 2},
+                        {4, 1, 1, false, 4}})
     for (const char* transport : {"ipc", "collective"})
       for (const char* order : {"contiguous", "strided"})
         for (const char* bucket : {"0.001", "1"}) {
-          CAPTURE(way.tp, way.ep, way.pp, transport, order, bucket);
+          CAPTURE(way.tp, way.ep, way.pp, way.attention_dp, transport, order, bucket);
           const int world = way.tp * way.pp * 2;
           check_arrivals(tiny(world, way.tp,
                               {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
                                fmt::format("rollout.layout.order={}", order), "sync.verify=true",
                                fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
-                               "rollout.layout.dp=2", fmt::format("model.tie_word_embeddings={}", way.tied),
-                               "cluster.device_memory_mib=2", "model.model_type=mixtral", "model.num_local_experts=4",
-                               "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
+                               fmt::format("rollout.layout.attention_dp={}", way.attention_dp), "rollout.layout.dp=2",
+                               fmt::format("model.tie_word_embeddings={}", way.tied), "cluster.device_memory_mib=2",
+                               "model.model_type=mixtral", "model.num_local_experts=4", "model.num_experts_per_tok=2",
+                               "model.architectures=[MixtralForCausalLM]"}));
         }
 }
 

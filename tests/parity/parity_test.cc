@@ -439,6 +439,12 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
         {"tp: 4, attention_dp: 4, dp: 1", {"sync.transport=collective", "train.layout={dp: 2, tp: 2, sp: true}"}},
         {"tp: 2, attention_dp: 2, dp: 2, order: strided", {"rollout.sleep_level=1", "train.precision.params=bf16"}},
         {"tp: 2, attention_dp: 2, ep: 2, dp: 2", {latents, "rollout.max_prefill_tokens=10"}},
+        // Two groups of two ranks that share attention.
+        {"tp: 4, attention_dp: 2, dp: 1", {}},
+        {"tp: 4, attention_dp: 2, dp: 1, order: strided",
+         {"sync.transport=collective", "train.layout={dp: 2, tp: 2, sp: true}", "rollout.max_prefill_tokens=10"}},
+        {"tp: 4, attention_dp: 2, ep: 2, dp: 1", {latents, "train.precision.params=bf16", "rollout.sleep_level=1"}},
+        {"tp: 4, attention_dp: 2, ep: 4, dp: 1", {sinks, "train.layout={dp: 4, ep: 2}", "train.engine=zero1"}},
         {"tp: 4, attention_dp: 4, dp: 1",
          {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}}}) {
     std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
