@@ -212,14 +212,15 @@ TEST_CASE(
         for (const char* bucket : {"0.001", "1"}) {
           CAPTURE(way.tp, way.ep, way.pp, way.attention_dp, transport, order, bucket);
           const int world = way.tp * way.pp * 2;
-          check_arrivals(tiny(world, way.tp,
-                              {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
-                               fmt::format("rollout.layout.order={}", order), "sync.verify=true",
-                               fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
-                               fmt::format("rollout.layout.attention_dp={}", way.attention_dp), "rollout.layout.dp=2",
-                               fmt::format("model.tie_word_embeddings={}", way.tied), "cluster.device_memory_mib=2",
-                               "model.model_type=mixtral", "model.num_local_experts=4", "model.num_experts_per_tok=2",
-                               "model.architectures=[MixtralForCausalLM]"}));
+          check_arrivals(
+              tiny(world, way.tp,
+                   {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
+                    fmt::format("rollout.layout.order={}", order), "sync.verify=true",
+                    fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
+                    fmt::format("rollout.layout.attention_dp={}", way.attention_dp), "rollout.kv_cache_tokens=80",
+                    "rollout.layout.dp=2", fmt::format("model.tie_word_embeddings={}", way.tied),
+                    "cluster.device_memory_mib=2", "model.model_type=mixtral", "model.num_local_experts=4",
+                    "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
         }
 }
 
