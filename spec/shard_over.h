@@ -33,4 +33,13 @@ inline bool shard_groups_follow(const TrainLayout& l) {
   return true;
 }
 
+/// Whether two layouts of the same dimensions put the same ranks into a shard group, as far as names say it.
+inline bool same_shard_group(const TrainLayout& a, const TrainLayout& b) {
+  if (a.shard_ranks() != b.shard_ranks()) return false;
+  if (a.shard_ranks() == a.dp * a.cp * a.ulysses) return true;
+  for (const std::string& axis : axes_in_order(a))
+    if (is_data_axis(axis) && ranks_of(a, axis) > 1 && a.shards_over(axis) != b.shards_over(axis)) return false;
+  return true;
+}
+
 }  // namespace hotbunk

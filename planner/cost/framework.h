@@ -34,6 +34,7 @@ struct Capabilities {
   bool padded_vocabulary = true;                     // train.make_vocab_size_divisible_by is said
   // Words of the scenario's keys; empty: all of them. A transition's name stands for it without what does not sleep.
   std::vector<std::string> syncs, syncs_apart, transitions, optimizers, recomputes;
+  std::vector<std::string> shards_over;  // the dimensions whose data ranks share a copy, the only way; empty: all may
   bool has(const std::vector<std::string>& words, std::string_view word) const {
     return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
   }

@@ -211,6 +211,19 @@ TEST_CASE("what a system lacks is said by key") {
   CHECK(lacks({"rollout.layout.order=strided"}) == Keys{"rollout.layout.order"});
   CHECK(lacks({"profile=slime-fsdp", "transition=slime", "train.offload=none", "rollout.engine=sglang"}) ==
         Keys{"transition"});
+  // slime's FSDP shards over dp alone, whatever cp is.
+  const auto of_slime = [&](const char* layout) {
+    return lacks({"profile=slime-fsdp", "transition=slime", "train.offload=sleep", "rollout.engine=sglang",
+                  fmt::format("train.layout={{{}}}", layout)});
+  };
+  CHECK(of_slime("dp: 4, cp: 2, shard_over: [dp]").empty());
+  CHECK(of_slime("dp: 8, shard_over: [dp]").empty());
+  CHECK(of_slime("dp: 8").empty());
+  for (const char* layout : {"dp: 4, cp: 2", "dp: 4, cp: 2, shard_over: [cp]", "dp: 4, cp: 2, fsdp: 4",
+                             "dp: 8, fsdp: 4", "dp: 4, cp: 2, fsdp: 2, shard_over: [dp]"}) {
+    CAPTURE(layout);
+    CHECK(of_slime(layout) == Keys{"train.layout.shard_over"});
+  }
 }
 
 TEST_CASE("transition auto copies nothing out and back within an iteration") {
