@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "lowering/rollout.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
@@ -40,11 +41,18 @@ struct Entry {
   }
 };
 
+/// Rows that a tensor-parallel rank has of a parameter: of a vocabulary the last ranks have fewer than room for.
+std::int64_t rows_of_piece(const UnitParam& p, std::int64_t piece) {
+  if (rule_of(p.role).cut != RoleCut::vocabulary) return p.rows;
+  return std::clamp<std::int64_t>(p.whole_rows - piece * p.step.rows, 0, p.rows);
+}
+
 struct Bucket {
   std::int64_t stage = 0;  // of the pipeline, that has its parameters
   std::vector<Entry> entries;
   std::int64_t elements = 0;  // of one rank's part
-  /// Elements of all parts that are padding: rows past the parameter's end.
+  /// Elements of all parts that are padding: rows past the parameter's end, those that training's vocabulary is padded
+  /// by among them.
   std::int64_t padding(std::int64_t shards, const ShardMesh& mesh) const {
     std::int64_t n = 0;
     for (const Entry& e : entries) {
@@ -58,11 +66,12 @@ struct Bucket {
       }
       const std::int64_t cut_into = e.param->apart ? mesh.expert_shards(shards) : shards;
       const std::int64_t pieces = e.param->apart ? mesh.experts.spread * mesh.experts.places : mesh.tensor;
-      for (std::int64_t w = 0; w < cut_into; ++w) {
-        const std::int64_t real =
-            std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
-        n += pieces * (e.end - e.begin - real) * e.param->cols;
-      }
+      for (std::int64_t piece = 0; piece < pieces; ++piece)
+        for (std::int64_t w = 0; w < cut_into; ++w) {
+          const std::int64_t real = std::clamp<std::int64_t>(
+              rows_of_piece(*e.param, piece) - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
+          n += (e.end - e.begin - real) * e.param->cols;
+        }
     }
     return n;
   }
@@ -84,7 +93,8 @@ void fill_flat(std::vector<Bucket>& buckets, const SyncedUnit& u, std::int64_t c
 }
 
 /// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is. No bucket has
-/// parameters of several stages; of a table that two have, the first one's is sent.
+/// parameters of several stages; of a table that two have, the first one's is sent. Rows that no rank's shard has of a
+/// parameter are not.
 std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t holders, std::int64_t bucket_bytes,
                                  DType dtype) {
   std::vector<Bucket> buckets(1);
@@ -100,8 +110,9 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
     }
     for (const UnitParam& p : u.unit->params) {
       if (p.role == ParamRole::embedding && u.stage > 0) continue;
-      for (std::int64_t row = p.has_place() ? 0 : p.padded_rows; row < p.padded_rows;) {
-        std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
+      const std::int64_t sent = std::min(p.padded_rows, rows_of_piece(p, 0));
+      for (std::int64_t row = p.has_place() ? 0 : sent; row < sent;) {
+        std::int64_t rows = std::min(sent - row, (capacity - buckets.back().elements) / p.cols);
         if (rows <= 0 && buckets.back().elements > 0) {
           buckets.emplace_back().stage = u.stage;
           continue;

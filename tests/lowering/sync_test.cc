@@ -224,6 +224,29 @@ TEST_CASE(
         }
 }
 
+TEST_CASE("What training pads a vocabulary by is no part of what a sync brings") {
+  // 33 rows of 24 twice, in padded rows of shards; norms are on every tensor-parallel rank: each sends its own.
+  const std::int64_t norms = (2 * layers + 1) * 24;
+  for (const int tp : {1, 2})
+    for (const int multiple : {0, 7, 64, 4096}) {
+      CAPTURE(tp, multiple);
+      const Scenario s =
+          tiny(4, 1,
+               {"sync.transport=collective", fmt::format("train.layout={{dp: {}, tp: {}}}", 4 / tp, tp),
+                fmt::format("train.make_vocab_size_divisible_by={}", multiple), "cluster.device_memory_mib=16"});
+      const Plan plan = lowered(s);
+      std::int64_t payload = 0, sent = 0;
+      for (const Op& op : ops_of(plan, 0, "sync", "sync")) {
+        if (op.kind != OpKind::all_gather) continue;
+        payload += payload_bytes(op, Sizes{}, places_of(plan, 0));
+        sent += op.outputs[0].capacity_bytes();
+      }
+      CHECK(payload == 4 * (parameter_count(s.model) + (tp - 1) * norms));
+      // At most as if each of the 4 ranks had all rows of both tables, which the first one has for large multiples.
+      CHECK(sent <= payload + 4 * 4 * 2 * 33 * 24);
+    }
+}
+
 TEST_CASE("A bucket is no larger than it may be, except for a single row; a large parameter spreads over several") {
   for (int world : {1, 3, 4})
     for (std::int64_t bytes : {100, 1048, 8388}) {
