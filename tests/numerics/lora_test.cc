@@ -149,7 +149,10 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
         {"lora-mixtral-tiny-experts", TrainEngine::ddp, {.dp = 1, .tp = 2, .sp = true}},
         {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.0, ExpertDispatch::per_rank},
         {"lora-deepseek-v3-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
-        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4}}) {
+        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4},
+        {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
+        {"lora-glm4-moe-tiny", TrainEngine::zero1, {.dp = 1, .tp = 2, .ep = 2, .sp = true}},
+        {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .pp = 2, .ep = 2}, "1f1b", 0, 0.4}}) {
     CAPTURE(way.model, static_cast<int>(way.engine), way.layout.dp, way.layout.fsdp, way.layout.tp, way.layout.sp,
             way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
     const Golden g = Golden::load(way.model);
