@@ -58,8 +58,9 @@ struct Bucket {
     for (const Entry& e : entries) {
       if (!e.param) {
         const ShardedUnit& unit = *e.unit->unit;
-        for (std::int64_t w = 0; w < unit.shared.shards; ++w)
-          n += mesh.tensor *
+        const bool experts = unit.params.front().apart;
+        for (std::int64_t w = 0; w < unit.only_region().shards; ++w)
+          n += (experts ? mesh.experts.spread * mesh.experts.places : mesh.tensor) *
                (e.end - e.begin -
                 std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin));
         continue;
@@ -384,7 +385,7 @@ class SyncLowering {
   /// Whether some rank's part of an entry of a flat unit has an element of the parameter.
   static bool has(const Entry& e, const UnitParam& p) {
     const ShardedUnit& unit = *e.unit->unit;
-    for (std::int64_t w = 0; w < unit.shared.shards; ++w) {
+    for (std::int64_t w = 0; w < unit.only_region().shards; ++w) {
       const std::int64_t first = w * unit.shard_elements - p.full_offset;
       if (first + e.begin < p.elements() && first + e.end > 0) return true;
     }

@@ -129,8 +129,8 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
 Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_shard, std::int64_t pitch) {
   return {.piece = {.row_end = std::min(p.rows, p.rows_of_all()), .col_end = p.cols, .pitch = p.cols},
           .parts = {.who = who,
-                    .family = static_cast<GroupId>(Family::fsdp),
-                    .count = static_cast<std::int32_t>(unit.shared.shards),
+                    .family = static_cast<GroupId>(p.apart ? Family::expert_shards : Family::fsdp),
+                    .count = static_cast<std::int32_t>(unit.only_region().shards),
                     .pitch = who == Holds::every ? pitch : 0,
                     .within = {},
                     .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
@@ -139,6 +139,11 @@ Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_sh
 Side logical_runs_of(const ShardedUnit& unit, const UnitParam& p, const ShardMesh& mesh, Holds who, Range of_shard,
                      std::int64_t pitch) {
   Side out = runs_of(unit, p, who, of_shard, pitch);
+  if (p.apart) {
+    const Parts like = parts_of_expert(p, mesh.shards, mesh, who, pitch);
+    out.parts.family = like.family, out.parts.within = like.within;
+    return out;
+  }
   if (mesh.tensor == 1) return out;
   const auto repeat = static_cast<std::int32_t>(p.step.repeat);
   if (who != Holds::mine) out.parts.family = static_cast<GroupId>(holders_of(unit.shared.shards, mesh));
@@ -369,6 +374,10 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     made.push_back(send.buffer);
   }
   const std::vector<Region> all = regions(state.unit);
+  if (state.unit.flat && all[0].size.shards == 1) {  // experts, of which each rank has its own
+    b.emit(OpKind::copy, streams::gather, name + ".copy_out", {send}, {whole});
+    return made;
+  }
   if (state.unit.flat) {
     Op& op = b.communicate(OpKind::all_gather, streams::gather, all[0].shards, name + ".all_gather", {send}, {whole});
     with(op, Attr::padding_bytes, state.unit.padding_elements() * size_of(whole.dtype));
@@ -395,7 +404,7 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
 }
 
 std::int64_t TrainState::whole_elements(const ShardedUnit& unit) {
-  return unit.flat ? unit.shared.shards * unit.shard_elements : unit.full_elements;
+  return unit.flat ? unit.only_region().shards * unit.shard_elements : unit.full_elements;
 }
 
 WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,

@@ -358,6 +358,14 @@ TEST_CASE("and so with experts") {
         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
         {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
         {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2},
+        // Flat parameters, those of experts by themselves: in one part or several, with copies, over tensor-parallel
+        // ranks.
+        {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 2, 1, 1, "collective"},
+        {mixtral, "fsdp1", -1, 4, 1, 1, "full", "bf16", false, 4, 1, 1},
+        {mixtral, "fsdp1", 2, 4, 1, 4, "selective", "fp32", false, 2, 1, 1, "collective", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 2, "none", "bf16", true, 4, 1, 1, "ipc", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 2, "selective", "fp32", true, 1, 1, 1, "collective"},
+        {mixtral, "fsdp1", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1},
         // Engines of two groups of two ranks, each with columns of its own experts.
         {mixtral, "fsdp2", -1, 4, 1, 4, "none", "fp32", false, 2, 1, 1, "ipc", 2},
         {mixtral, "zero1", -1, 1, 4, 4, "full", "bf16", true, 2, 1, 2, "collective", 2},
