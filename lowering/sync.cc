@@ -33,11 +33,12 @@ struct Entry {
   std::int64_t cols() const { return param ? param->cols : 1; }
   std::int64_t elements() const { return (end - begin) * cols(); }
   std::int64_t shard_element() const { return (param ? param->shard_offset : 0) + begin * cols(); }
-  /// visit(p) for what it has something of.
+  /// visit(p) for what it has something of; of parameters that share a place for the first.
   template <class Visit>
   void each_param(Visit visit) const {
     if (param) return visit(*param);
-    for (const UnitParam& p : unit->unit->params) visit(p);
+    for (const UnitParam& p : unit->unit->params)
+      if (p.has_place()) visit(p);
   }
 };
 
@@ -296,7 +297,7 @@ class SyncLowering {
       if (!merges(e)) continue;
       const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
       const Tensor& held = merged_from[static_cast<std::size_t>(from.of_entry[i].first)];
-      emit_merge(b_, s_.model, adapters_.at(e.param->layer), *e.param, {e.begin, e.end},
+      emit_merge(b_, s_.model, adapters_.at(t_.adapters_of(*e.param)), *e.param, {e.begin, e.end},
                  b_.view(held.buffer, held.dtype, {rows, cols}, from.of_entry[i].second),
                  b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
     }
@@ -331,18 +332,19 @@ class SyncLowering {
       used.insert(used.end(), {out.parts, out.whole.parts.front().buffer});
       return out;
     };
-    const LayerAdapters adapters = adapters_for(t_, *u.unit, gather);
+    const GatheredAdapters adapters = adapters_for(t_, *u.unit, gather);
     const GatheredUnit whole = gather(u.number);
     b_.take_turn(*whole_, used);
     const std::string name = prefix + "merge." + u.unit->name;
     b_.begin_call("sync.merge", name);
-    return merge_flat(b_, s_.model, whole, adapters, s_.rollout.dtype, name);
+    return merge_flat(b_, t_, whole, adapters, s_.rollout.dtype, name);
   }
   /// Adapters of the layers that the bucket has and none before it had.
   void gather_adapters(const Bucket& bucket) {
     for (const Entry& e : bucket.entries)
-      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.param->layer))
-        adapters_.emplace(e.param->layer, gathered(*t_.adapters_of(e.param->layer), "sync."));
+      if (merges(e) && e.unit->buffer >= 0)
+        if (const std::size_t of = t_.adapters_of(*e.param); !adapters_.contains(of))
+          adapters_.emplace(of, gathered(of, "sync."));
   }
   GatheredUnit gathered(std::size_t u, const std::string& prefix) {
     const bool wakes = from_host_ && !t_.streams_from_host();  // else it comes up as it does to train
@@ -647,7 +649,7 @@ class SyncLowering {
     b_.begin_call("sync.merge", name);
     const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
     const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
-    emit_merge(b_, s_.model, adapters_.at(p.layer), p, {0, p.padded_rows},
+    emit_merge(b_, s_.model, adapters_.at(t_.adapters_of(p)), p, {0, p.padded_rows},
                b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
     each_of_place(*u.unit, p, [&](const UnitParam& of_place) {
       Side own = held(u, of_place);
@@ -678,7 +680,7 @@ class SyncLowering {
   std::vector<SyncedUnit> units_;
   std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
-  LayerAdapters adapters_;
+  GatheredAdapters adapters_;
   std::optional<SlotLimitId> whole_;            // gathered flat units
   std::map<const SyncedUnit*, Tensor> merged_;  // shards of flat units with adapters in them, in what is sent
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side

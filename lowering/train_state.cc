@@ -449,10 +449,14 @@ const ShardedUnit& TrainState::exported_unit(std::int64_t stage, std::size_t u) 
   return whole_params_ && !trains(cut) ? (*uncut_[static_cast<std::size_t>(stage)])[u] : cut;
 }
 
-std::optional<std::size_t> TrainState::adapters_of(int layer) const {
-  for (std::size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].unit.adapters && units_[u].unit.layer == layer) return u;
-  return std::nullopt;
+std::size_t TrainState::adapters_of(const UnitParam& p) const {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    const ShardedUnit& unit = units_[u].unit;
+    if (unit.adapters && unit.layer == p.layer && std::ranges::count(unit.params, p.apart, &UnitParam::apart) > 0)
+      return u;
+  }
+  HB_CHECK(false, "no adapter of {}", p.parameter);
+  return 0;
 }
 
 GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std::string& prefix,
@@ -467,12 +471,12 @@ GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std
   return out;
 }
 
-LayerAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
-                           const std::function<GatheredUnit(std::size_t)>& gather) {
-  LayerAdapters out;
+GatheredAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
+                              const std::function<GatheredUnit(std::size_t)>& gather) {
+  GatheredAdapters out;
   for (const UnitParam& p : unit.params)
-    if (state.model().adapts(p.role) && !out.contains(p.layer))
-      out.emplace(p.layer, gather(*state.adapters_of(p.layer)));
+    if (state.model().adapts(p.role))
+      if (const std::size_t of = state.adapters_of(p); !out.contains(of)) out.emplace(of, gather(of));
   return out;
 }
 
@@ -481,8 +485,9 @@ std::string merged_name(const ModelSpec& model, const UnitParam& p) {
   return p.expert < 0 ? std::string(op) : fmt::format("{}.{}", op, p.expert);
 }
 
-Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
-                  const LayerAdapters& adapters, DType dtype, const std::string& name) {
+Tensor merge_flat(ProgramBuilder& b, const TrainState& state, const GatheredUnit& gathered,
+                  const GatheredAdapters& adapters, DType dtype, const std::string& name) {
+  const ModelSpec& model = state.model();
   const WholeUnit::Part& whole = gathered.whole.parts.front();
   const ShardedUnit& unit = *whole.unit;
   const Tensor held = b.whole(gathered.parts);
@@ -493,7 +498,7 @@ Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit&
     const std::string of = fmt::format("{}.{}.{}", name, p.layer, merged_name(model, p));
     const Dim rows = fixed(p.rows), cols = fixed(p.cols);
     const Tensor matrix = b.transient(of, dtype, {rows, cols}, Category::communication);
-    emit_merge(b, model, adapters.at(p.layer), p, {0, p.rows},
+    emit_merge(b, model, adapters.at(state.adapters_of(p)), p, {0, p.rows},
                b.view(whole.buffer, whole.dtype, {rows, cols}, p.full_offset), matrix, of + ".merge");
     const Side own = runs_of(unit, p, Holds::mine, {0, unit.shard_elements}, unit.shard_elements);
     b.emit(OpKind::copy_boxes, streams::compute, of + ".take", {matrix}, {merged}).moves = {{local(p), own}};

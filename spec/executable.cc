@@ -107,15 +107,9 @@ void executable_experts(const Scenario& s, const Need& need) {
        t.ep, listed_shard_over(t.shard_over), t.order, t.dp, t.cp, t.ulysses, shards);
 }
 
-/// A flat parameter is stepped as a whole, and a layer's adapters are one.
+/// A flat parameter is stepped as a whole.
 template <class Need>
 void executable_flat(const Scenario& s, const Need& need) {
-  const TrainLayout& t = s.train.layout;
-  need(!expert_mesh(s).lies_apart() || !s.model.adapts_experts(),
-       "train.engine fsdp1 with ep {}, etp {}, tp {} and adapters of experts: a layer's adapters are one flat "
-       "parameter, "
-       "and of these other ranks have copies than of the rest; fsdp2 cuts them apart",
-       t.ep, t.etp, t.tp);
   need(!s.model.moe || !s.model.moe->router_bias,
        "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
        "is stepped as a whole; fsdp2 leaves it out");

@@ -33,7 +33,6 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
       if (l.tp % etp != 0 || s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
-      if (s.train.engine == TrainEngine::fsdp1 && mesh.lies_apart() && s.model.adapts_experts()) continue;
       if (shards > 1 && (shards % mesh.spread != 0 ||
                          (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
         continue;

@@ -150,6 +150,10 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
         {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.0, ExpertDispatch::per_rank},
         {"lora-deepseek-v3-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
         {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4},
+        {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .ep = 2}},
+        {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .fsdp = 2, .ep = 2}},
+        {"lora-mixtral-tiny-experts", fsdp1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}},
+        {"lora-mixtral-tiny-experts", fsdp1, {.dp = 2, .pp = 2, .ep = 2}},
         {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
         {"lora-glm4-moe-tiny", TrainEngine::zero1, {.dp = 1, .tp = 2, .ep = 2, .sp = true}},
         {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .pp = 2, .ep = 2}, "1f1b", 0, 0.4}}) {

@@ -729,10 +729,6 @@ TEST_CASE("What is not lowered is refused with the reason") {
     return why_not_lowered(tiny(4, 2, sets));
   };
   CHECK(with_experts("fsdp1", "{dp: 4, ep: 2}").empty());
-  std::vector<std::string> adapted = mixture;
-  adapted.insert(adapted.end(), {"train.engine=fsdp1", "train.layout={dp: 4, ep: 2}", "train.lora={rank: 2}"});
-  CHECK_THAT(why_not_lowered(tiny(4, 2, adapted)),
-             Catch::Contains("fsdp1 with ep 2, etp 1, tp 1 and adapters of experts"));
   CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 2}"),
              Catch::Contains("train.layout.ep 2 with shard_over [dp] and order tp-cp-ep-dp-pp"));
   CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [cp], ep: 2}").empty());
