@@ -68,11 +68,12 @@ struct Bucket {
       }
       const std::int64_t cut_into = e.param->apart ? mesh.expert_shards(shards) : shards;
       const std::int64_t pieces = e.param->apart ? mesh.experts.spread * mesh.experts.places : mesh.tensor;
-      for (std::int64_t piece = 0; piece < pieces; ++piece)
+      const bool alike = rule_of(e.param->role).cut != RoleCut::vocabulary;  // all pieces
+      for (std::int64_t piece = 0; piece < (alike ? 1 : pieces); ++piece)
         for (std::int64_t w = 0; w < cut_into; ++w) {
           const std::int64_t real = std::clamp<std::int64_t>(
               rows_of_piece(*e.param, piece) - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
-          n += (e.end - e.begin - real) * e.param->cols;
+          n += (alike ? pieces : 1) * (e.end - e.begin - real) * e.param->cols;
         }
     }
     return n;
