@@ -63,6 +63,7 @@ std::vector<Question> questions() {
   const Sets flat_tp = {"train.engine=fsdp1", "train.layout.tp=2", "train.layout.dp=8", "train.layout.sp=true"};
   ask("train.engine", "fsdp1 with tp 2", flat_tp);
   ask("train.engine", "fsdp1 with pp 2", {"train.engine=fsdp1", "train.layout.pp=2", "train.layout.dp=8"});
+  ask("train.engine", "fsdp1 with ep 2", {"train.engine=fsdp1", "model=qwen3-30b-a3b", "train.layout.ep=2"});
   ask("train.layout.fsdp", "8", {"train.layout.fsdp=8"});
   ask("train.layout.shard_over", "[dp]", {"train.layout.cp=2", "train.layout.dp=8", "train.layout.shard_over=[dp]"});
   ask("train.reshard_after_forward", "8", {"train.reshard_after_forward=8"});
@@ -87,7 +88,9 @@ std::vector<Question> questions() {
   ask("rollout.layout.pp", "2", {"rollout.layout.pp=2", "rollout.layout.dp=2"});
   ask("rollout.layout.cp", "2", {"rollout.layout.cp=2", "rollout.layout.dp=2"});
   ask("rollout.layout.attention_dp", "4", {"rollout.layout.attention_dp=4"});
-  ask("rollout.layout.ep", "4", {"model=qwen3-30b-a3b", "rollout.layout.ep=4"});
+  ask("rollout.layout.attention_dp", "2", {"rollout.layout.attention_dp=2"});
+  for (const char* ep : {"2", "4"})
+    ask("rollout.layout.ep", ep, {"model=qwen3-30b-a3b", fmt::format("rollout.layout.ep={}", ep)});
   ask("rollout.dtype", "fp8", {"rollout.dtype=fp8", "rollout.engine=sglang"});
   ask_each<SyncMode>(out, "sync.mode");
   const Sets apart = {"cluster.nodes=4", "train.offload=none", "rollout.sleep=false"};

@@ -72,7 +72,7 @@
 //                                                whose first N / n share N, as the next ones do
 //                                                of x[R,K] with several offsets for each expert, one for each rank that
 //                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
-//   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]
+//   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]                        accumulate: dx +=
 //   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K], (db[E n])             accumulate
 //   combine            y[T,c,H], rows[T,c], weights[T,c], (base[T,H]) -> z[T,H]   base and the sum over j, in order, of weights[t,j] y[rows[t,j]]
 //   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c] -> dy[T,c,H], dweights[T,c]

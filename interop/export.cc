@@ -11,6 +11,7 @@
 #include "interop/rule_parts.h"
 #include "spec/pipeline_split.h"
 #include "spec/scenario_keys.h"
+#include "spec/shard_over.h"
 
 namespace hotbunk {
 namespace {
@@ -38,8 +39,12 @@ class Exporter {
         if (row.when_key.empty() != conditional) put(row);
     for (const LaunchKey& row : table_.keys)
       if (const auto at = values_.find(row.key); at != values_.end()) out_.arguments.emplace_back(row.key, at->second);
-    check_others();
-    check_said();
+    LaunchSettings launch;
+    for (const auto& [key, value] : out_.arguments) launch.settings.push_back({key, value, {}, {}, false});
+    const auto back = import_settings(table_, launch, "export", ".");
+    check_others(back ? back->scenario : scenario_);
+    if (back) check_said(back->scenario);
+    else out_.unsaid.push_back(fmt::format("the whole of it: {}", back.error()[0].message));
     write();
     return std::move(out_);
   }
@@ -66,9 +71,22 @@ class Exporter {
     if (value) values_.emplace(row.key, *value);
   }
 
+  /// fsdp and shard_over are two ways to say one group; a system that has neither may have a group all the same.
+  static bool is_shard_group(const std::string& key) {
+    return key == "train.layout.fsdp" || key == "train.layout.shard_over";
+  }
+
+  /// Those that the launch says something of.
+  std::set<std::string> said_keys(const Scenario& back) const {
+    std::set<std::string> out = exported_keys(table_);
+    if (!back.train.layout.shard_over.empty()) out.insert("train.layout.shard_over");
+    return out;
+  }
+
   /// Keys of training, rollout, sync and algorithm that are not as they are by default, and that the system lacks.
-  void check_others() {
-    const auto known = exported_keys(table_);
+  /// `back`: what the launch says.
+  void check_others(const Scenario& back) {
+    const auto known = said_keys(back);
     const Scenario defaults;
     for (const ScenarioKey& key : scenario_keys()) {
       const bool is_of_launches = key.path.starts_with("train.") || key.path.starts_with("optimizer.") ||
@@ -77,26 +95,20 @@ class Exporter {
       const bool said = known.contains(key.path) || std::ranges::any_of(table_.scenario, [&](const auto& fixed) {
                           return fixed.first == key.path;
                         });
+      if (is_shard_group(key.path) && same_shard_group(scenario_.train.layout, back.train.layout)) continue;
       if (is_of_launches && key.in_resolved && !said && key.get(scenario_) != key.get(defaults))
         out_.unsaid.push_back(fmt::format("{}: {}", key.path, yaml_of(key.get(scenario_))));
     }
   }
 
-  /// Reads the launch back: what it says otherwise than the scenario is told.
-  void check_said() {
-    LaunchSettings launch;
-    for (const auto& [key, value] : out_.arguments) launch.settings.push_back({key, value, {}, {}, false});
-    const auto back = import_settings(table_, launch, "export", ".");
-    if (!back) {
-      out_.unsaid.push_back(fmt::format("the whole of it: {}", back.error()[0].message));
-      return;
-    }
-    for (const std::string& key : exported_keys(table_)) {
+  /// What the launch says otherwise than the scenario.
+  void check_said(const Scenario& back) {
+    for (const std::string& key : said_keys(back)) {
+      if (is_shard_group(key) && same_shard_group(scenario_.train.layout, back.train.layout)) continue;
       // Layers of the ends and a list are two ways to say one split.
       const bool of_split = key == "train.pipeline_split" || key.ends_with("_pipeline_stage");
-      if (of_split && split_layers(scenario_) == split_layers(back->scenario)) continue;
-      if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back->scenario);
-          wanted != said)
+      if (of_split && split_layers(scenario_) == split_layers(back)) continue;
+      if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back); wanted != said)
         out_.unsaid.push_back(fmt::format("{}: {}; this says {}", key, wanted, said));
     }
   }

@@ -125,6 +125,12 @@ static void read_distributed_optimizer(RuleInput& in) {
   in.set("train.layout.fsdp", data / instances, in.said("optimizer_instances"), in.where("optimizer_instances"));
 }
 
+/// slime's FSDP shards over dp of its mesh (dp, cp): a rank of each cp has a copy (slime/backends/fsdp_utils).
+static void read_shard_group(RuleInput& in) {
+  if (in.scenario_text("profile") == "slime-fsdp" && in.scenario_number("train.layout.cp") > 1)
+    in.set("train.layout.shard_over", "[dp]", "slime's FSDP shards over dp alone: context-parallel ranks have copies");
+}
+
 void read_layout(RuleInput& in) {
   read_distributed_optimizer(in);
   const double tp = in.scenario_number("train.layout.tp"), pp = in.scenario_number("train.layout.pp");
@@ -140,6 +146,7 @@ void read_layout(RuleInput& in) {
   if (const auto shard = in.number("shard_ranks"); shard && in.number("replicas").value_or(1) > 1)
     in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"),
            in.said("shard_ranks"), in.where("shard_ranks"));
+  read_shard_group(in);
   if (const auto gpus = in.number("engine_gpus")) {
     const double stages = in.scenario_number("rollout.layout.pp");
     in.set("rollout.layout.tp", *gpus / stages, in.said("engine_gpus"), in.where("engine_gpus"));

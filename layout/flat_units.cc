@@ -31,8 +31,8 @@ std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec
 std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec, const StagePart& stage,
                                     std::int64_t tp, std::int64_t world, const ExpertMesh& experts) {
   HB_CHECK(world > 0, "{} ranks", world);
-  HB_CHECK(!experts.lies_apart(), "experts over {} blocks of a tensor-parallel group, and {} of data ranks",
-           experts.blocks, experts.spread);
+  HB_CHECK(world == 1 || world * experts.blocks % experts.spread == 0, "experts over {} of {} blocks", experts.spread,
+           world * experts.blocks);
   std::map<std::string, WrappedModule> module_of;
   const std::vector<ParamSpec> parameters = parameters_of(model);
   std::vector<WrappedModule> modules = wrapped_modules(model, spec);
@@ -55,6 +55,7 @@ std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec
       const WrappedModule module = whole.adapters ? WrappedModule{whole.name, whole.layer} : module_of.at(p.parameter);
       std::string name = unit_name(module);
       if (whole.frozen && part_trains.contains(name)) name += ".frozen";
+      if (p.apart) name += ".experts";
       auto unit = std::ranges::find(units, name, &ShardedUnit::name);
       if (unit == units.end()) {
         unit = units.emplace(units.end());
@@ -70,11 +71,14 @@ std::vector<ShardedUnit> flat_units(const ModelSpec& model, const WrapSpec& spec
   }
   for (ShardedUnit& unit : units) {
     unit.flat = world > 1;
-    unit.shard_elements = ceil_div(unit.full_elements, world);
-    unit.shared = {world, unit.shard_elements, unit.full_elements};
+    const bool apart = unit.params.front().apart;
+    const std::int64_t parts = apart && world > 1 ? world * experts.blocks / experts.spread : world;
+    unit.shard_elements = ceil_div(unit.full_elements, parts);
+    (apart ? unit.experts : unit.shared) = {parts, unit.shard_elements, unit.full_elements};
+    (apart ? unit.shared : unit.experts).shards = apart ? world : parts;
   }
   std::ranges::stable_partition(units,
-                                [](const ShardedUnit& u) { return u.name == "root" || u.name == "root.frozen"; });
+                                [](const ShardedUnit& u) { return u.name == "root" || u.name.starts_with("root."); });
   number_kinds(units);
   return units;
 }

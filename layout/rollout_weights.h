@@ -40,9 +40,10 @@ namespace hotbunk {
 ///   router                    (E, hidden)                replicated
 ///   experts_gate_up           (E 2 I / tp, hidden)       for each expert [gate rows; up rows of this rank]
 ///   experts_down              (E hidden, I / tp)         for each expert its column slice
-/// where whole experts are spread (EngineCut::experts = tp), a rank has E / tp of them in the same two:
-///   experts_gate_up           (E / tp 2 I, hidden)       of expert e the place e % (E / tp) on rank e / (E / tp)
-///   experts_down              (E / tp hidden, I)
+/// where n groups of ranks that follow one another have other experts each (EngineCut::experts), a rank has E / n of
+/// them in the same two, and of each as many columns as a tensor-parallel group of its own size:
+///   experts_gate_up           (E / n 2 I n / tp, hidden)  of expert e the place e % (E / n) in group e / (E / n)
+///   experts_down              (E / n hidden, I n / tp)
 ///   router_bias               (E, 1)                     where the model has it; replicated
 ///   router_linear_bias        (E, 1)                     likewise
 ///   experts_gate_up_bias      (E 2 I / tp, 1)            likewise; rows as those of experts_gate_up
@@ -57,8 +58,9 @@ struct LocalWeight {
     std::string parameter;  // Hugging Face name
     Piece piece;            // rectangle of that parameter, and where it lies in this buffer
     Step step;
-    std::int64_t holder = -1;  // of a whole expert: the tensor-parallel rank that has it; others have theirs there
+    std::int64_t holder = -1;  // of experts over groups of ranks: the group that has it; others have theirs there
   };
+  bool of_attention = false;    // cut over the ranks that share attention (EngineCut::attention), else over all
   std::vector<Source> sources;  // they fill the buffer, except the padded rows of the vocabulary
 
   std::int64_t elements() const { return rows * cols; }
@@ -71,29 +73,35 @@ struct HeadRanges {
 };
 HeadRanges heads_of_rank(const ModelSpec&, std::int64_t tp, std::int64_t tp_rank);
 
-/// How an engine's ranks share a model: over so many tensor-parallel ones, whole experts over all of these (1: each has
-/// columns of every expert), and of its pipeline's stages this one. No layers and both ends: all of the model.
-/// `whole_attention`: each rank has all of what is no MLP and no expert, and uses it for sequences of its own.
+/// How an engine's ranks share a model: over so many tensor-parallel ones, of which so many groups have other experts
+/// each (1: each rank has columns of every expert; tp: whole ones), and of its pipeline's stages this one. No layers
+/// and both ends: all of the model. `attention`: so many groups of ranks that follow one another share, each by itself,
+/// all of what is no MLP and no expert, and use it for sequences of its own.
 struct EngineCut {
   std::int64_t tp = 1, experts = 1;
   StagePart stage = {};
-  bool whole_attention = false;
+  std::int64_t attention = 1;
+  /// Ranks that share attention and the vocabulary.
+  std::int64_t attention_tp() const { return tp / attention; }
+  /// Ranks that share each expert, a part of its columns each.
+  std::int64_t expert_columns() const { return tp / experts; }
   bool has_layer(std::int64_t layer) const { return stage.layers.empty() || stage.has_layer(layer); }
   friend bool operator<(const EngineCut& a, const EngineCut& b) {
-    return std::tie(a.tp, a.experts, a.stage, a.whole_attention) <
-           std::tie(b.tp, b.experts, b.stage, b.whole_attention);
+    return std::tie(a.tp, a.experts, a.stage, a.attention) < std::tie(b.tp, b.experts, b.stage, b.attention);
   }
 };
 
-/// Whether `model` can be served with this tensor parallelism: "" or the reason, ready for a diagnostic's note.
-///   heads % tp == 0, intermediate % tp == 0, and kv_heads % tp == 0 or tp % kv_heads == 0; latent attention has no KV
-///   heads. Of an expert columns have to divide, or with `whole_experts` their number; heads do not with
-///   `whole_attention`.
-std::string why_not_rollout_tp(const ModelSpec&, std::int64_t tp, bool whole_experts = false,
-                               bool whole_attention = false);
-/// The same where so many of the ranks share each expert, however these are spread.
+/// Whether `model` can be served with this cut: "" or the reason, ready for a diagnostic's note.
+///   intermediate % tp == 0, and for the n ranks that share attention heads % n == 0, and kv_heads % n == 0 or
+///   n % kv_heads == 0; latent attention has no KV heads. tp divides by the groups of experts, and so does their
+///   number; of an expert columns divide by the ranks that share it.
+std::string why_not_rollout_tp(const ModelSpec&, const EngineCut&);
+inline std::string why_not_rollout_tp(const ModelSpec& model, std::int64_t tp) {
+  return why_not_rollout_tp(model, EngineCut{.tp = tp});
+}
+/// The same where so many of the ranks share each expert, and so many attention (0: all), however these are spread.
 std::string why_not_tensor_parallel(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns,
-                                    bool whole_attention = false);
+                                    std::int64_t attention_tp = 0);
 
 /// Buffers in order of use: embedding, layer 0, …, final_norm, lm_head. A tied head has no buffer of its own.
 /// The vocabulary is cut into tp parts of ceil(vocab / tp) rows; rows past the vocabulary belong to no source. So are

@@ -59,7 +59,7 @@ TrainHoldings::TrainHoldings(const Scenario& s, Layout layout, std::int64_t shar
       for (std::size_t place = 0; place < ranks.size(); ++place)
         places_[static_cast<std::size_t>(ranks[place])] = static_cast<std::int64_t>(place);
   }
-  if (s.train.engine != TrainEngine::fsdp1 || shards == 1 || experts_.lies_apart() ||
+  if (s.train.engine != TrainEngine::fsdp1 || shards == 1 ||
       !why_not_train_tp(s.model, l.tp, experts_.columns()).empty())
     return;
   for (const StagePart& part : stage_parts(s)) {
@@ -98,13 +98,20 @@ std::vector<std::int64_t> TrainHoldings::replicas(std::int64_t rank) const {
   return out;
 }
 
+TrainHoldings::Part TrainHoldings::part_of(const ParamSpec& parameter, std::int64_t rank) const {
+  if (parameter.expert < 0) return {shards_, shard_of(rank)};
+  const std::int64_t block = layout_.dense.coordinate(rank, "tp") / experts_.places;
+  return {std::max<std::int64_t>(1, shards_ * experts_.blocks / experts_.spread),
+          (shard_of(rank) * experts_.blocks + block) / experts_.spread};
+}
+
 std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int64_t rank) const {
   Rectangle box = held_by(layout_, model_, parameter, rank);
   if (box.elements() == 0) return {};
   if (shards_ == 1) return {box};
   if (!flat_.empty()) {
     const InUnit& at = flat_[static_cast<std::size_t>(layout_.dense.coordinate(rank, "pp"))].at(parameter.name);
-    const std::int64_t first = shard_of(rank) * at.shard_elements - at.offset;
+    const std::int64_t first = part_of(parameter, rank).index * at.shard_elements - at.offset;
     std::vector<Rectangle> out;
     each_rectangle({std::max<std::int64_t>(first, 0), std::min(first + at.shard_elements, box.elements())},
                    box.cols.size(), [&](const Range& rows, const Range& cols, auto) {
@@ -117,15 +124,11 @@ std::vector<Rectangle> TrainHoldings::held(const ParamSpec& parameter, std::int6
   // An expert's ranks are others than those of the first place, and it is cut over the blocks that have it.
   const bool expert = parameter.expert >= 0;
   const std::int64_t first = expert ? rank : layout_.dense.group_of(rank, {"tp"}).front();
-  std::int64_t parts = shards_, mine = shard_of(rank);
-  if (expert) {
-    parts = std::max<std::int64_t>(1, parts * experts_.blocks / experts_.spread);
-    mine = (mine * experts_.blocks + layout_.dense.coordinate(rank, "tp") / experts_.places) / experts_.spread;
-  }
   const std::int64_t rows = rule_of(parameter.role).cut == RoleCut::vocabulary
                                 ? model_.vocab_rows(layout_.dense.extent("tp"))
                                 : held_by(layout_, model_, parameter, first).rows.size();
-  const Range part = chunk_range(rows, parts, mine);
+  const Part mine = part_of(parameter, rank);
+  const Range part = chunk_range(rows, mine.count, mine.index);
   box.rows = {std::min(box.rows.begin + part.begin, box.rows.end), std::min(box.rows.begin + part.end, box.rows.end)};
   if (box.elements() == 0) return {};
   return {box};
@@ -149,7 +152,7 @@ Result<std::vector<StageChunk>> engine_stages(const Scenario& s) {
 
 std::vector<EngineCut> engine_cuts(const Scenario& s) {
   const RolloutLayout& l = s.rollout.layout;
-  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep, .whole_attention = l.attention_dp > 1}};
+  if (l.pp == 1) return {{.tp = l.tp, .experts = l.ep, .attention = l.attention_dp}};
   const auto stages = engine_stages(s);
   HB_CHECK(stages.has_value(), "{} layers in {} stages of an engine", s.model.layers, l.pp);
   std::vector<EngineCut> out;

@@ -42,6 +42,12 @@ class TrainHoldings {
   const std::vector<std::int64_t>& data_of(std::int64_t rank) const;
   std::int64_t place_among_data(std::int64_t rank) const { return places_[static_cast<std::size_t>(rank)]; }
 
+  /// Into how many parts a copy of a parameter is cut, and which is a rank's.
+  struct Part {
+    std::int64_t count = 1, index = 0;
+  };
+  Part part_of(const ParamSpec&, std::int64_t rank) const;
+
   ModelSpec model_;
   Layout layout_;
   std::int64_t shards_ = 1;

@@ -3,18 +3,18 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "spec/expert_rounds.h"
+#include "spec/train_axes.h"
 
 namespace hotbunk {
 
 Mesh train_mesh(const TrainLayout& l) {
-  std::string order = l.order;
-  if (order.find("ulysses") == std::string::npos) order.insert(order.find("cp") + 2, "-ulysses");
-  auto mesh = mesh_from_order(order, {{"tp", l.tp}, {"cp", l.cp}, {"ulysses", l.ulysses}, {"dp", l.dp}, {"pp", l.pp}});
-  HB_CHECK(mesh.has_value(), "an order that the loader let pass: {}", l.order);
-  return std::move(*mesh);
+  std::vector<MeshAxis> axes;
+  for (const std::string& axis : axes_in_order(l)) axes.push_back({axis, ranks_of(l, axis)});
+  return Mesh(std::move(axes));
 }
 
 ShardMesh shard_mesh(const Scenario& s) {
@@ -33,9 +33,9 @@ std::int64_t most_rows_received(const Scenario& s) { return expert_rounds(s).mos
 
 std::vector<std::vector<std::int64_t>> data_ranks(const TrainLayout& l, std::int64_t stage) {
   const Mesh mesh = train_mesh(l);
-  std::vector<std::string> apart = {"tp"};  // axes that no shard group spans
-  for (const char* axis : {"cp", "ulysses", "dp"})
-    if (!l.shards_over(axis)) apart.emplace_back(axis);
+  std::vector<std::string> apart;  // axes that no shard group spans, but for the stage's
+  for (const std::string& axis : axes_in_order(l))
+    if (axis == "tp" || (is_data_axis(axis) && !l.shards_over(axis))) apart.push_back(axis);
   std::map<std::int64_t, std::vector<std::int64_t>> shardable;  // by the place on those axes
   for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
     if (mesh.coordinate(rank, "pp") != stage) continue;

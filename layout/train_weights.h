@@ -69,6 +69,8 @@ struct ShardedUnit {
   /// Of that, in front, what all data ranks share; behind it the experts, where others have copies of these and they
   /// are in another number of shards.
   UnitRegion shared, experts;
+  /// Of a flat unit, which is one of the two.
+  const UnitRegion& only_region() const { return experts.full_elements > 0 ? experts : shared; }
   std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
 };
 

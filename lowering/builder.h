@@ -57,6 +57,9 @@ namespace hotbunk {
 ///   expert_block     the ranks of one
 ///   expert_holders   who together have everything where nothing is sharded and blocks have other experts each
 ///   expert_peers     of those of train_tp one of each block, at the same place
+/// and where several groups of an engine's ranks attend to sequences of their own (rollout.layout.attention_dp):
+///   engine_attention  the ranks of one group
+///   engine_peers      of those of tp one of each group, at the same place
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -82,9 +85,11 @@ enum class Family : GroupId {
   expert_copies = 21,  // of the same ranks as `experts`: where copies of tokens go
   expert_block = 22,
   expert_holders = 23,
-  expert_peers = 24
+  expert_peers = 24,
+  engine_attention = 25,
+  engine_peers = 26
 };
-inline constexpr std::size_t num_families = 25;
+inline constexpr std::size_t num_families = 27;
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }

@@ -153,11 +153,11 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
     used.insert(used.end(), {out.parts, out.whole.parts.front().buffer});
     return out;
   };
-  const LayerAdapters adapters = adapters_for(state, of.unit, gather);
+  const GatheredAdapters adapters = adapters_for(state, of.unit, gather);
   if (of.unit.flat && !adapters.empty()) {
     const GatheredUnit whole = gather(u);
     b.begin_call("export.merge", name);
-    return merge_flat(b, state.model(), whole, adapters, dtype, name);
+    return merge_flat(b, state, whole, adapters, dtype, name);
   }
   const Tensor held = state.on_device(b, u, StateTensor::shard, name);
   used.push_back(held.buffer);
@@ -169,8 +169,8 @@ Tensor merged_shard(ProgramBuilder& b, const TrainState& state, std::size_t u, D
     const auto view = [&](BufferId id) {
       return b.view(id, b.buffer(id).dtype, {fixed(p.padded_rows), fixed(p.cols)}, p.shard_offset);
     };
-    emit_merge(b, state.model(), adapters.at(p.layer), p, {0, p.padded_rows}, view(held.buffer), view(merged.buffer),
-               fmt::format("{}.{}", name, merged_name(state.model(), p)));
+    emit_merge(b, state.model(), adapters.at(state.adapters_of(p)), p, {0, p.padded_rows}, view(held.buffer),
+               view(merged.buffer), fmt::format("{}.{}", name, merged_name(state.model(), p)));
   }
   return merged;
 }

@@ -140,6 +140,11 @@ void add_engines(Families& all, const RolloutLayout& l) {
       add(Family::engine_stages, l.pp, place, of_stage);
     for (std::int64_t stage = 0; l.cp > 1 && stage < l.pp; ++stage)
       for (std::int64_t t = 0; t < l.tp; ++t) add(Family::engine_context, l.cp, stage * of_stage + t, l.tp);
+    if (!has_attention_groups(l)) continue;
+    const std::int64_t sharers = l.tp / l.attention_dp;
+    for (std::int64_t group = 0; group < l.attention_dp; ++group)
+      add(Family::engine_attention, sharers, group * sharers, 1);
+    for (std::int64_t place = 0; place < sharers; ++place) add(Family::engine_peers, l.attention_dp, place, sharers);
   }
 }
 
@@ -169,7 +174,9 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "expert_copies",
                                 "expert_block",
                                 "expert_holders",
-                                "expert_peers"};
+                                "expert_peers",
+                                "engine_attention",
+                                "engine_peers"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
@@ -190,19 +197,21 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
       at(all, Family::tied).groups.push_back({static_cast<Rank>(stages.front()), static_cast<Rank>(stages.back())});
   }
   // A plan has all families up to the last that it may use.
-  const Family last = mesh.experts.blocks > 1              ? Family::expert_peers
-                      : copies                             ? Family::expert_copies
-                      : engines && s.rollout.layout.cp > 1 ? Family::engine_context
-                      : s.train.reshard_ranks > 0          ? Family::reshard
-                      : engines && s.rollout.layout.pp > 1 ? Family::engines
-                      : mesh.experts.spread > 1            ? Family::expert_replicas
-                      : s.train.layout.cp > 1              ? Family::context
-                      : s.train.layout.ulysses > 1         ? Family::ulysses
-                      : mesh.stages > 1                    ? Family::tied
-                      : mesh.tensor > s.model.kv_heads     ? Family::kv_parts
-                      : mesh.tensor > 1                    ? Family::data
-                      : mesh.replicas > 1                  ? Family::replicas
-                                                           : Family::world;
+  const RolloutLayout& r = s.rollout.layout;
+  const Family last = engines && has_attention_groups(r) ? Family::engine_peers
+                      : mesh.experts.blocks > 1          ? Family::expert_peers
+                      : copies                           ? Family::expert_copies
+                      : engines && r.cp > 1              ? Family::engine_context
+                      : s.train.reshard_ranks > 0        ? Family::reshard
+                      : engines && r.pp > 1              ? Family::engines
+                      : mesh.experts.spread > 1          ? Family::expert_replicas
+                      : s.train.layout.cp > 1            ? Family::context
+                      : s.train.layout.ulysses > 1       ? Family::ulysses
+                      : mesh.stages > 1                  ? Family::tied
+                      : mesh.tensor > s.model.kv_heads   ? Family::kv_parts
+                      : mesh.tensor > 1                  ? Family::data
+                      : mesh.replicas > 1                ? Family::replicas
+                                                         : Family::world;
   return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 
@@ -322,10 +331,7 @@ bool nothing_sleeps(const Scenario& s) { return s.train.offload != Offload::slee
 std::string why_not_lowered(const Scenario& s) {
   if (const auto reasons = unsupported_to_execute(s); !reasons.empty()) return reasons.front();
   if (s.algorithm.name == AlgorithmName::sft) return "";
-  if (std::string why =
-          why_not_rollout_tp(s.model, s.rollout.layout.tp, s.rollout.layout.ep > 1, s.rollout.layout.attention_dp > 1);
-      !why.empty())
-    return why;
+  if (std::string why = why_not_rollout_tp(s.model, engine_cuts(s).front()); !why.empty()) return why;
   return kv_pool_blocks(s) ? "" : "rollout.memory_fraction leaves no room for one sequence's KV cache";
 }
 

@@ -112,9 +112,9 @@ ModelSpec served_model(const Scenario& s) {
 /// One engine step over T tokens of S sequences, of a stage of the engine's pipeline: the stream comes from the stage
 /// before and goes to the next one, and all stages learn what the last one samples. Collectives and messages run on the
 /// compute stream, as rollout engines do: nothing in a step could overlap with them.
-/// With attention data parallelism a rank's T tokens of S sequences are its own, and as many on every rank: each
-/// attends to its own, the MLP is that of all ranks' tokens, gathered before it and each rank's sums scattered behind
-/// it, and all ranks learn what each samples.
+/// With attention data parallelism the T tokens of S sequences are those of a group of ranks, and as many in every
+/// group: each attends to its own, the MLP is that of all groups' tokens, gathered before it and each group's sums
+/// scattered behind it, and all ranks learn what each group samples.
 class EngineStepLowering {
  public:
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
@@ -235,12 +235,15 @@ class EngineStepLowering {
             s_.rollout.dtype,
             rows,
             {.ranks = sharers(),
-             .group = static_cast<GroupId>(Family::tp),
+             .group = static_cast<GroupId>(attention_family()),
              .stream = streams::compute,
              .expert_ranks = groups_ > 1 ? 1 : s_.rollout.layout.ep}};
   }
   /// Ranks that share attention, the vocabulary and each sequence.
   std::int64_t sharers() const { return tp_ / groups_; }
+  Family attention_family() const { return groups_ > 1 && sharers() > 1 ? Family::engine_attention : Family::tp; }
+  /// One rank of each group.
+  Family peers_family() const { return sharers() > 1 ? Family::engine_peers : Family::tp; }
   /// Of the tokens of all groups, of which a rank's stream has its own.
   TensorSharding of_all() const {
     return {m_,
@@ -250,7 +253,10 @@ class EngineStepLowering {
              .group = static_cast<GroupId>(Family::tp),
              .stream = streams::compute,
              .tokens = sequence_extent,
-             .expert_ranks = s_.rollout.layout.ep}};
+             .expert_ranks = s_.rollout.layout.ep,
+             .token_sharers = sharers(),
+             .sharers = static_cast<GroupId>(attention_family()),
+             .peers = static_cast<GroupId>(peers_family())}};
   }
 
   Tensor make(const std::string& name, std::initializer_list<Dim> shape, DType dtype,
@@ -345,7 +351,7 @@ class EngineStepLowering {
   Tensor of_all_groups(const Tensor& own, const std::string& name) {
     if (groups_ == 1) return own;
     const Tensor all = make("all_" + name, {fixed(groups_), S_}, own.dtype, Category::communication);
-    b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + name + ".all_gather", {own}, {all});
+    b_.communicate(OpKind::all_gather, streams::compute, peers_family(), prefix_ + name + ".all_gather", {own}, {all});
     return all;
   }
 
@@ -371,8 +377,9 @@ class EngineStepLowering {
     if (m_.logit_softcap > 0.0)
       with(op(OpKind::softcap, "logits.softcap", {logits}, {logits}), Attr::softcap, m_.logit_softcap);
     if (sharers() > 1) {
-      const Tensor all = make("all_logits", {fixed(tp_), S_, fixed(V)}, DType::f32, Category::communication);
-      b_.communicate(OpKind::all_gather, streams::compute, Family::tp, prefix_ + "logits.all_gather", {logits}, {all});
+      const Tensor all = make("all_logits", {fixed(sharers()), S_, fixed(V)}, DType::f32, Category::communication);
+      b_.communicate(OpKind::all_gather, streams::compute, attention_family(), prefix_ + "logits.all_gather", {logits},
+                     {all});
       logits = all;
     } else {
       logits = b_.view(logits.buffer, DType::f32, {fixed(1), S_, fixed(V)});

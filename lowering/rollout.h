@@ -23,6 +23,9 @@ std::int64_t engine_stage(const RolloutLayout&, std::int64_t rank);
 /// The rank that sits there; inverse of engine_seat.
 std::int64_t rank_of_seat(const RolloutLayout&, EngineSeat);
 
+/// Whether several of an engine's ranks share attention, and others have sequences of their own.
+inline bool has_attention_groups(const RolloutLayout& l) { return l.attention_dp > 1 && l.attention_dp < l.tp; }
+
 /// The layers of a stage of an engine's pipeline.
 Range engine_stage_layers(const Scenario&, std::int64_t stage);
 

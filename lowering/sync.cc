@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "lowering/rollout.h"
+#include "spec/parameter_roles.h"
 
 namespace hotbunk {
 namespace {
@@ -32,37 +33,48 @@ struct Entry {
   std::int64_t cols() const { return param ? param->cols : 1; }
   std::int64_t elements() const { return (end - begin) * cols(); }
   std::int64_t shard_element() const { return (param ? param->shard_offset : 0) + begin * cols(); }
-  /// visit(p) for what it has something of.
+  /// visit(p) for what it has something of; of parameters that share a place for the first.
   template <class Visit>
   void each_param(Visit visit) const {
     if (param) return visit(*param);
-    for (const UnitParam& p : unit->unit->params) visit(p);
+    for (const UnitParam& p : unit->unit->params)
+      if (p.has_place()) visit(p);
   }
 };
+
+/// Rows that a tensor-parallel rank has of a parameter: of a vocabulary the last ranks have fewer than room for.
+std::int64_t rows_of_piece(const UnitParam& p, std::int64_t piece) {
+  if (rule_of(p.role).cut != RoleCut::vocabulary) return p.rows;
+  return std::clamp<std::int64_t>(p.whole_rows - piece * p.step.rows, 0, p.rows);
+}
 
 struct Bucket {
   std::int64_t stage = 0;  // of the pipeline, that has its parameters
   std::vector<Entry> entries;
   std::int64_t elements = 0;  // of one rank's part
-  /// Elements of all parts that are padding: rows past the parameter's end.
+  /// Elements of all parts that are padding: rows past the parameter's end, those that training's vocabulary is padded
+  /// by among them.
   std::int64_t padding(std::int64_t shards, const ShardMesh& mesh) const {
     std::int64_t n = 0;
     for (const Entry& e : entries) {
       if (!e.param) {
         const ShardedUnit& unit = *e.unit->unit;
-        for (std::int64_t w = 0; w < unit.shared.shards; ++w)
-          n += mesh.tensor *
+        const bool experts = unit.params.front().apart;
+        for (std::int64_t w = 0; w < unit.only_region().shards; ++w)
+          n += (experts ? mesh.experts.spread * mesh.experts.places : mesh.tensor) *
                (e.end - e.begin -
                 std::clamp<std::int64_t>(unit.full_elements - w * unit.shard_elements - e.begin, 0, e.end - e.begin));
         continue;
       }
       const std::int64_t cut_into = e.param->apart ? mesh.expert_shards(shards) : shards;
       const std::int64_t pieces = e.param->apart ? mesh.experts.spread * mesh.experts.places : mesh.tensor;
-      for (std::int64_t w = 0; w < cut_into; ++w) {
-        const std::int64_t real =
-            std::clamp<std::int64_t>(e.param->rows - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
-        n += pieces * (e.end - e.begin - real) * e.param->cols;
-      }
+      const bool alike = rule_of(e.param->role).cut != RoleCut::vocabulary;  // all pieces
+      for (std::int64_t piece = 0; piece < (alike ? 1 : pieces); ++piece)
+        for (std::int64_t w = 0; w < cut_into; ++w) {
+          const std::int64_t real = std::clamp<std::int64_t>(
+              rows_of_piece(*e.param, piece) - w * e.param->padded_rows - e.begin, 0, e.end - e.begin);
+          n += (alike ? pieces : 1) * (e.end - e.begin - real) * e.param->cols;
+        }
     }
     return n;
   }
@@ -84,7 +96,8 @@ void fill_flat(std::vector<Bucket>& buckets, const SyncedUnit& u, std::int64_t c
 }
 
 /// Greedy, in the order of the units; at least one row goes into a bucket, however small the bucket is. No bucket has
-/// parameters of several stages; of a table that two have, the first one's is sent.
+/// parameters of several stages; of a table that two have, the first one's is sent. Rows that no rank's shard has of a
+/// parameter are not.
 std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int64_t holders, std::int64_t bucket_bytes,
                                  DType dtype) {
   std::vector<Bucket> buckets(1);
@@ -100,8 +113,9 @@ std::vector<Bucket> fill_buckets(const std::vector<SyncedUnit>& units, std::int6
     }
     for (const UnitParam& p : u.unit->params) {
       if (p.role == ParamRole::embedding && u.stage > 0) continue;
-      for (std::int64_t row = p.has_place() ? 0 : p.padded_rows; row < p.padded_rows;) {
-        std::int64_t rows = std::min(p.padded_rows - row, (capacity - buckets.back().elements) / p.cols);
+      const std::int64_t sent = std::min(p.padded_rows, rows_of_piece(p, 0));
+      for (std::int64_t row = p.has_place() ? 0 : sent; row < sent;) {
+        std::int64_t rows = std::min(sent - row, (capacity - buckets.back().elements) / p.cols);
         if (rows <= 0 && buckets.back().elements > 0) {
           buckets.emplace_back().stage = u.stage;
           continue;
@@ -159,16 +173,27 @@ class SyncLowering {
   /// The last rows of a vocabulary that does not divide by tp are filled by no parameter, on some ranks. Sampling
   /// ignores their logits, but what lies in fresh memory must not look like a fault, or differ from run to run.
   void zero_padding() {
-    const std::int64_t tp = s_.rollout.layout.tp;
     for (std::size_t i = 0; i < r_.weights().size(); ++i) {
       const LocalWeight& w = r_.weights()[i];
       if (w.sources.size() != 1 || w.sources[0].step.rows == 0) continue;
-      const std::int64_t held = rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (tp - 1);
+      const std::int64_t held =
+          rows_of_parameter(w.sources[0].parameter) - w.sources[0].step.rows * (cutters_of(w).ranks - 1);
       const std::int64_t filled = std::max<std::int64_t>(held, 0) * w.cols;  // of the last rank: the least of all
       if (filled >= w.elements()) continue;
       b_.emit(OpKind::zero, streams::compute, "sync.padding." + w.name, {},
               {b_.view(r_.buffer(i), s_.rollout.dtype, {fixed(w.elements() - filled)}, filled)});
     }
+  }
+
+  /// The ranks of an engine that a weight is cut over.
+  struct Cutters {
+    Family family = Family::tp;
+    std::int64_t ranks = 1;
+  };
+  Cutters cutters_of(const LocalWeight& w) const {
+    const RolloutLayout& l = s_.rollout.layout;
+    if (w.of_attention && has_attention_groups(l)) return {Family::engine_attention, l.tp / l.attention_dp};
+    return {Family::tp, l.tp};
   }
 
   std::int64_t rows_of_parameter(const std::string& name) const {
@@ -273,7 +298,7 @@ class SyncLowering {
       if (!merges(e)) continue;
       const Dim rows = fixed(e.end - e.begin), cols = fixed(e.param->cols);
       const Tensor& held = merged_from[static_cast<std::size_t>(from.of_entry[i].first)];
-      emit_merge(b_, s_.model, adapters_.at(e.param->layer), *e.param, {e.begin, e.end},
+      emit_merge(b_, s_.model, adapters_.at(t_.adapters_of(*e.param)), *e.param, {e.begin, e.end},
                  b_.view(held.buffer, held.dtype, {rows, cols}, from.of_entry[i].second),
                  b_.view(part.buffer, part.dtype, {rows, cols}, e.offset), name + "merge." + e.param->parameter);
     }
@@ -308,18 +333,19 @@ class SyncLowering {
       used.insert(used.end(), {out.parts, out.whole.parts.front().buffer});
       return out;
     };
-    const LayerAdapters adapters = adapters_for(t_, *u.unit, gather);
+    const GatheredAdapters adapters = adapters_for(t_, *u.unit, gather);
     const GatheredUnit whole = gather(u.number);
     b_.take_turn(*whole_, used);
     const std::string name = prefix + "merge." + u.unit->name;
     b_.begin_call("sync.merge", name);
-    return merge_flat(b_, s_.model, whole, adapters, s_.rollout.dtype, name);
+    return merge_flat(b_, t_, whole, adapters, s_.rollout.dtype, name);
   }
   /// Adapters of the layers that the bucket has and none before it had.
   void gather_adapters(const Bucket& bucket) {
     for (const Entry& e : bucket.entries)
-      if (merges(e) && e.unit->buffer >= 0 && !adapters_.contains(e.param->layer))
-        adapters_.emplace(e.param->layer, gathered(*t_.adapters_of(e.param->layer), "sync."));
+      if (merges(e) && e.unit->buffer >= 0)
+        if (const std::size_t of = t_.adapters_of(*e.param); !adapters_.contains(of))
+          adapters_.emplace(of, gathered(of, "sync."));
   }
   GatheredUnit gathered(std::size_t u, const std::string& prefix) {
     const bool wakes = from_host_ && !t_.streams_from_host();  // else it comes up as it does to train
@@ -362,7 +388,7 @@ class SyncLowering {
   /// Whether some rank's part of an entry of a flat unit has an element of the parameter.
   static bool has(const Entry& e, const UnitParam& p) {
     const ShardedUnit& unit = *e.unit->unit;
-    for (std::int64_t w = 0; w < unit.shared.shards; ++w) {
+    for (std::int64_t w = 0; w < unit.only_region().shards; ++w) {
       const std::int64_t first = w * unit.shard_elements - p.full_offset;
       if (first + e.begin < p.elements() && first + e.end > 0) return true;
     }
@@ -386,34 +412,55 @@ class SyncLowering {
   }
 
   /// A rank's slice of a parameter in the rollout's weights.
-  Side slice_of(const LocalWeight::Source& source, const UnitParam& p, std::int32_t tensor) const {
+  Side slice_of(const LocalWeight& weight, const LocalWeight::Source& source, const UnitParam& p,
+                std::int32_t tensor) const {
+    const Cutters cutters = cutters_of(weight);
     const auto repeat = static_cast<std::int32_t>(source.step.repeat);
-    const bool whole_expert = source.holder >= 0;
+    const Shift shift = shift_of(source, p);
     Piece piece = source.piece;
     piece.row_begin += p.base.row, piece.row_end += p.base.row;
     piece.col_begin += p.base.col, piece.col_end += p.base.col;
-    return {.tensor = tensor,
-            .piece = piece,
-            .parts = {.who = Holds::mine,
-                      .family = static_cast<GroupId>(Family::tp),
-                      .count = static_cast<std::int32_t>(s_.rollout.layout.tp) / repeat,
-                      .repeat = repeat,
-                      .rows = whole_expert ? p.rows_of_all() : source.step.rows,
-                      .cols = source.step.cols,
-                      .last_row = p.base.row + rows_above(source, p) + p.whole_rows,
-                      .within = {}}};
+    Side out{.tensor = tensor,
+             .piece = piece,
+             .parts = {.who = Holds::mine,
+                       .family = static_cast<GroupId>(cutters.family),
+                       .count = static_cast<std::int32_t>(cutters.ranks) / repeat,
+                       .repeat = repeat,
+                       .rows = source.step.rows,
+                       .cols = source.step.cols,
+                       .last_row = p.base.row + p.whole_rows,
+                       .within = {}}};
+    if (source.holder < 0) return out;
+    const std::int64_t columns = s_.rollout.layout.tp / s_.rollout.layout.ep,
+                       last = p.base.row + shift.rows + p.whole_rows;
+    out.parts.count /= static_cast<std::int32_t>(columns), out.parts.repeat = static_cast<std::int32_t>(columns);
+    out.parts.rows = p.rows_of_all(), out.parts.cols = 0, out.parts.last_row = last;
+    // Counted through all groups: what a group's ranks before the first one add, the shift has, too.
+    if (columns > 1)
+      out.parts.within = {.family = static_cast<GroupId>(Family::tp),
+                          .count = static_cast<std::int32_t>(s_.rollout.layout.tp),
+                          .rows = source.step.rows,
+                          .cols = source.step.cols,
+                          .last_row = last};
+    return out;
   }
 
-  /// A whole expert's place in memory has another expert on each other rank of the engine. To a move, every rank has as
-  /// many rows as the tensor that the parameter is part of, one rank's below the other's; the parameter lies in those
-  /// of the rank that has it.
-  static std::int64_t rows_above(const LocalWeight::Source& source, const UnitParam& p) {
-    return source.holder > 0 ? source.holder * p.rows_of_all() : 0;
+  /// An expert's place in memory has another expert in each other group of the engine's ranks. To a move, every group
+  /// has as many rows as the tensor that the parameter is part of, one group's below the other's; the parameter lies in
+  /// those of the group that has it, of which rank i has the part that i steps lead to from the engine's first rank.
+  struct Shift {
+    std::int64_t rows = 0, cols = 0;
+  };
+  Shift shift_of(const LocalWeight::Source& source, const UnitParam& p) const {
+    if (source.holder <= 0) return {};
+    const std::int64_t ranks_before = source.holder * (s_.rollout.layout.tp / s_.rollout.layout.ep);
+    return {source.holder * p.rows_of_all() + ranks_before * source.step.rows, ranks_before * source.step.cols};
   }
-  static Side lowered(Side side, std::int64_t rows) {
-    side.piece.row_begin += rows, side.piece.row_end += rows;
-    if (side.parts.run.elements == 0 && side.parts.who != Holds::whole) side.parts.last_row += rows;
-    if (side.parts.within.family >= 0) side.parts.within.last_row += rows;
+  static Side shifted(Side side, const Shift& by) {
+    side.piece.row_begin += by.rows, side.piece.row_end += by.rows;
+    side.piece.col_begin += by.cols, side.piece.col_end += by.cols;
+    if (side.parts.run.elements == 0 && side.parts.who != Holds::whole) side.parts.last_row += by.rows;
+    if (side.parts.within.family >= 0) side.parts.within.last_row += by.rows;
     return side;
   }
 
@@ -424,8 +471,8 @@ class SyncLowering {
     for (const Entry& e : bucket.entries)
       e.each_param([&](const UnitParam& p) {
         if (!e.param && !has(e, p)) return;
-        each_slice(e, p, used, [&](const Side& slice, std::int64_t above) {
-          moves.push_back({lowered(rows_in_parts(e, p, who, pitch), above), slice});
+        each_slice(e, p, used, [&](const Side& slice, const Shift& by) {
+          moves.push_back({shifted(rows_in_parts(e, p, who, pitch), by), slice});
         });
       });
     return moves;
@@ -439,8 +486,8 @@ class SyncLowering {
       if (p.expert >= 0 && p.full_offset == first.full_offset) visit(p);
   }
 
-  /// visit(slice, rows above it) for every slice of an entry's parameter among the rollout's weights, which are
-  /// numbered as `used`.
+  /// visit(slice, where it is shifted to) for every slice of an entry's parameter among the rollout's weights, which
+  /// are numbered as `used`.
   template <class Visit>
   void each_slice(const Entry& e, const UnitParam& first, std::vector<std::size_t>& used, Visit visit) const {
     each_of_place(*e.unit->unit, first, [&](const UnitParam& p) {
@@ -449,7 +496,8 @@ class SyncLowering {
       for (const auto& [weight, source] : found->second) {
         auto it = std::find(used.begin(), used.end(), weight);
         if (it == used.end()) it = used.insert(used.end(), weight);
-        visit(slice_of(*source, p, static_cast<std::int32_t>(it - used.begin())), rows_above(*source, p));
+        visit(slice_of(r_.weights()[weight], *source, p, static_cast<std::int32_t>(it - used.begin())),
+              shift_of(*source, p));
       }
     });
   }
@@ -500,8 +548,8 @@ class SyncLowering {
       const Entry& e = bucket.entries[i];
       const std::int32_t tensor = from.of_entry[i].first;
       const Piece held{e.begin, e.end, 0, e.param->cols, from.of_entry[i].second, e.param->cols};
-      each_slice(e, *e.param, used, [&](const Side& slice, std::int64_t above) {
-        moves.push_back({lowered({tensor, held, {}}, above), slice});
+      each_slice(e, *e.param, used, [&](const Side& slice, const Shift& by) {
+        moves.push_back({shifted({tensor, held, {}}, by), slice});
       });
     }
     if (moves.empty()) return;
@@ -589,21 +637,26 @@ class SyncLowering {
 
   void hash_trained(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
     if (u.buffer < 0) return;  // another stage's
-    if (s_.model.adapts(p.role)) return hash_merged(u, p, sum);
+    if (s_.model.adapts(p.role)) {
+      if (p.has_place()) hash_merged(u, p);
+      return;
+    }
     hash(p.parameter, {b_.whole(u.buffer)}, sum, {{held(u, p), logical(p)}});
   }
 
-  /// Of the matrix with its adapter in it, made once more.
-  void hash_merged(const SyncedUnit& u, const UnitParam& p, const Tensor& sum) {
+  /// Of the matrix with its adapter in it, made once more for all parameters that share its place.
+  void hash_merged(const SyncedUnit& u, const UnitParam& p) {
     const std::string name = "sync.merged." + p.parameter;
     b_.begin_call("sync.merge", name);
     const Dim rows = fixed(p.padded_rows), cols = fixed(p.cols);
     const Tensor merged = b_.transient(name, s_.rollout.dtype, {rows, cols}, Category::communication);
-    emit_merge(b_, s_.model, adapters_.at(p.layer), p, {0, p.padded_rows},
+    emit_merge(b_, s_.model, adapters_.at(t_.adapters_of(p)), p, {0, p.padded_rows},
                b_.view(u.buffer, b_.buffer(u.buffer).dtype, {rows, cols}, p.shard_offset), merged, name + ".merge");
-    Side own = held(u, p);
-    own.piece.offset = 0;
-    hash(p.parameter, {merged}, sum, {{own, logical(p)}});
+    each_of_place(*u.unit, p, [&](const UnitParam& of_place) {
+      Side own = held(u, of_place);
+      own.piece.offset = 0;
+      hash(of_place.parameter, {merged}, sum(sum_of_.at(of_place.parameter)), {{own, logical(of_place)}});
+    });
   }
 
   void hash_rollout(const UnitParam& p, const Tensor& sum) {
@@ -612,8 +665,8 @@ class SyncLowering {
     std::vector<Tensor> inputs;
     std::vector<Move> moves;
     for (const auto& [weight, source] : found->second) {
-      moves.push_back({slice_of(*source, p, static_cast<std::int32_t>(inputs.size())),
-                       lowered(logical(p), rows_above(*source, p))});
+      moves.push_back({slice_of(r_.weights()[weight], *source, p, static_cast<std::int32_t>(inputs.size())),
+                       shifted(logical(p), shift_of(*source, p))});
       inputs.push_back(b_.whole(r_.buffer(weight)));
     }
     hash(p.parameter, std::move(inputs), sum, std::move(moves));
@@ -628,7 +681,7 @@ class SyncLowering {
   std::vector<SyncedUnit> units_;
   std::int64_t shards_ = 1, holders_ = 1;  // of a parameter: its shards, and the ranks that have a part of one
   SlotLimitId staging_ = 0;
-  LayerAdapters adapters_;
+  GatheredAdapters adapters_;
   std::optional<SlotLimitId> whole_;            // gathered flat units
   std::map<const SyncedUnit*, Tensor> merged_;  // shards of flat units with adapters in them, in what is sent
   std::map<std::string, std::int64_t> sum_of_;  // each parameter's place among the sums of one side

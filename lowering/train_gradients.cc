@@ -43,7 +43,10 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
   const std::vector<Region> all = regions(state.unit);
-  if (state.unit.flat) {
+  if (state.unit.flat && all[0].size.shards == 1) {  // experts, of which each rank has its own
+    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
+    b.emit(OpKind::copy, streams::reduce, name + ".copy_in", {whole}, {sum});
+  } else if (state.unit.flat) {
     sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
     // Padding takes part in the sum and in the gradient norm: it must be zero.
     const std::int64_t padding = state.unit.padding_elements();

@@ -129,8 +129,8 @@ Parts parts_of(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, H
 Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_shard, std::int64_t pitch) {
   return {.piece = {.row_end = std::min(p.rows, p.rows_of_all()), .col_end = p.cols, .pitch = p.cols},
           .parts = {.who = who,
-                    .family = static_cast<GroupId>(Family::fsdp),
-                    .count = static_cast<std::int32_t>(unit.shared.shards),
+                    .family = static_cast<GroupId>(p.apart ? Family::expert_shards : Family::fsdp),
+                    .count = static_cast<std::int32_t>(unit.only_region().shards),
                     .pitch = who == Holds::every ? pitch : 0,
                     .within = {},
                     .run = {of_shard.begin - p.full_offset, of_shard.size(), unit.shard_elements}}};
@@ -139,6 +139,11 @@ Side runs_of(const ShardedUnit& unit, const UnitParam& p, Holds who, Range of_sh
 Side logical_runs_of(const ShardedUnit& unit, const UnitParam& p, const ShardMesh& mesh, Holds who, Range of_shard,
                      std::int64_t pitch) {
   Side out = runs_of(unit, p, who, of_shard, pitch);
+  if (p.apart) {
+    const Parts like = parts_of_expert(p, mesh.shards, mesh, who, pitch);
+    out.parts.family = like.family, out.parts.within = like.within;
+    return out;
+  }
   if (mesh.tensor == 1) return out;
   const auto repeat = static_cast<std::int32_t>(p.step.repeat);
   if (who != Holds::mine) out.parts.family = static_cast<GroupId>(holders_of(unit.shared.shards, mesh));
@@ -304,7 +309,8 @@ std::vector<SyncedUnit> TrainState::synced() const {
 }
 
 std::vector<TrainState::Region> TrainState::regions(const ShardedUnit& unit) const {
-  std::vector<Region> out = {{.size = unit.shared, .num_replicas = mesh_.replicas, .name = ""}};
+  std::vector<Region> out;
+  if (unit.shared.full_elements > 0) out.push_back({.size = unit.shared, .num_replicas = mesh_.replicas, .name = ""});
   if (unit.experts.full_elements > 0)
     out.push_back({.size = unit.experts,
                    .shard_offset = unit.shared.shard_elements,
@@ -368,6 +374,10 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     made.push_back(send.buffer);
   }
   const std::vector<Region> all = regions(state.unit);
+  if (state.unit.flat && all[0].size.shards == 1) {  // experts, of which each rank has its own
+    b.emit(OpKind::copy, streams::gather, name + ".copy_out", {send}, {whole});
+    return made;
+  }
   if (state.unit.flat) {
     Op& op = b.communicate(OpKind::all_gather, streams::gather, all[0].shards, name + ".all_gather", {send}, {whole});
     with(op, Attr::padding_bytes, state.unit.padding_elements() * size_of(whole.dtype));
@@ -394,7 +404,7 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
 }
 
 std::int64_t TrainState::whole_elements(const ShardedUnit& unit) {
-  return unit.flat ? unit.shared.shards * unit.shard_elements : unit.full_elements;
+  return unit.flat ? unit.only_region().shards * unit.shard_elements : unit.full_elements;
 }
 
 WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights which, const std::string& prefix,
@@ -439,10 +449,14 @@ const ShardedUnit& TrainState::exported_unit(std::int64_t stage, std::size_t u) 
   return whole_params_ && !trains(cut) ? (*uncut_[static_cast<std::size_t>(stage)])[u] : cut;
 }
 
-std::optional<std::size_t> TrainState::adapters_of(int layer) const {
-  for (std::size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].unit.adapters && units_[u].unit.layer == layer) return u;
-  return std::nullopt;
+std::size_t TrainState::adapters_of(const UnitParam& p) const {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    const ShardedUnit& unit = units_[u].unit;
+    if (unit.adapters && unit.layer == p.layer && std::ranges::count(unit.params, p.apart, &UnitParam::apart) > 0)
+      return u;
+  }
+  HB_CHECK(false, "no adapter of {}", p.parameter);
+  return 0;
 }
 
 GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std::string& prefix,
@@ -457,12 +471,12 @@ GatheredUnit TrainState::gather_unit(ProgramBuilder& b, std::size_t u, const std
   return out;
 }
 
-LayerAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
-                           const std::function<GatheredUnit(std::size_t)>& gather) {
-  LayerAdapters out;
+GatheredAdapters adapters_for(const TrainState& state, const ShardedUnit& unit,
+                              const std::function<GatheredUnit(std::size_t)>& gather) {
+  GatheredAdapters out;
   for (const UnitParam& p : unit.params)
-    if (state.model().adapts(p.role) && !out.contains(p.layer))
-      out.emplace(p.layer, gather(*state.adapters_of(p.layer)));
+    if (state.model().adapts(p.role))
+      if (const std::size_t of = state.adapters_of(p); !out.contains(of)) out.emplace(of, gather(of));
   return out;
 }
 
@@ -471,8 +485,9 @@ std::string merged_name(const ModelSpec& model, const UnitParam& p) {
   return p.expert < 0 ? std::string(op) : fmt::format("{}.{}", op, p.expert);
 }
 
-Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit& gathered,
-                  const LayerAdapters& adapters, DType dtype, const std::string& name) {
+Tensor merge_flat(ProgramBuilder& b, const TrainState& state, const GatheredUnit& gathered,
+                  const GatheredAdapters& adapters, DType dtype, const std::string& name) {
+  const ModelSpec& model = state.model();
   const WholeUnit::Part& whole = gathered.whole.parts.front();
   const ShardedUnit& unit = *whole.unit;
   const Tensor held = b.whole(gathered.parts);
@@ -483,7 +498,7 @@ Tensor merge_flat(ProgramBuilder& b, const ModelSpec& model, const GatheredUnit&
     const std::string of = fmt::format("{}.{}.{}", name, p.layer, merged_name(model, p));
     const Dim rows = fixed(p.rows), cols = fixed(p.cols);
     const Tensor matrix = b.transient(of, dtype, {rows, cols}, Category::communication);
-    emit_merge(b, model, adapters.at(p.layer), p, {0, p.rows},
+    emit_merge(b, model, adapters.at(state.adapters_of(p)), p, {0, p.rows},
                b.view(whole.buffer, whole.dtype, {rows, cols}, p.full_offset), matrix, of + ".merge");
     const Side own = runs_of(unit, p, Holds::mine, {0, unit.shard_elements}, unit.shard_elements);
     b.emit(OpKind::copy_boxes, streams::compute, of + ".take", {matrix}, {merged}).moves = {{local(p), own}};

@@ -98,8 +98,8 @@ struct GatheredUnit {
   BufferId parts = -1;           // in what is computed in, or (a flat unit's) as the shard is
   bool parts_are_whole = false;  // as `whole` lies, else as the unit's shard
 };
-/// Of some layers, their adapters.
-using LayerAdapters = std::map<int, GatheredUnit>;
+/// Some units of layers' adapters, by their number in the state.
+using GatheredAdapters = std::map<std::size_t, GatheredUnit>;
 
 /// The ranks that together hold a copy in `shards` shards, of each of which a tensor-parallel rank has a part.
 Family holders_of(std::int64_t shards, const ShardMesh&);
@@ -126,8 +126,8 @@ class TrainState {
   Range layers_of(std::int64_t chunk) const;
   /// A layer so counted: its number in the model.
   int layer(std::size_t i) const { return layers_[i].number; }
-  /// The unit of a layer's adapters; of no layer: nullopt.
-  std::optional<std::size_t> adapters_of(int layer) const;
+  /// The unit of the adapter that a matrix has.
+  std::size_t adapters_of(const UnitParam&) const;
   /// The units that are trained, as numbers of units().
   std::vector<std::size_t> trained() const;
   const ShardMesh& mesh() const { return mesh_; }
@@ -274,6 +274,7 @@ class TrainState {
     bool is_experts = false;
     std::string name;  // what its ops' names have behind the unit's
   };
+  /// Those that have something: a unit may be of experts alone.
   std::vector<Region> regions(const ShardedUnit&) const;
   /// Between what lies behind one another of all ranks, padded, and the unit as it is computed with.
   std::vector<Move> shard_moves(const ShardedUnit&, bool to_whole) const;
@@ -319,14 +320,14 @@ void emit_merge(ProgramBuilder&, const ModelSpec&, const GatheredUnit& adapters,
                 const Tensor& from, const Tensor& to, const std::string& name);
 /// What a matrix's merge is called in its layer.
 std::string merged_name(const ModelSpec&, const UnitParam&);
-/// The adapters of each layer of which the unit has matrices that have some, one layer after another: `gather` brings
-/// a unit of the state, by its number.
-LayerAdapters adapters_for(const TrainState&, const ShardedUnit&,
-                           const std::function<GatheredUnit(std::size_t)>& gather);
+/// The adapters of the matrices that a unit has, one layer after another: `gather` brings a unit of the state, by its
+/// number.
+GatheredAdapters adapters_for(const TrainState&, const ShardedUnit&,
+                              const std::function<GatheredUnit(std::size_t)>& gather);
 /// A rank's shard of a flat unit whose matrices get their adapters, in `dtype`. A row may begin in one rank's shard and
 /// end in the next one's, so every rank makes each matrix whole, one after another, and takes its own elements.
 /// Source: verl and PEFT merge so under FSDP1 (summon_full_params around merge_adapter).
-Tensor merge_flat(ProgramBuilder&, const ModelSpec&, const GatheredUnit& unit, const LayerAdapters&, DType,
+Tensor merge_flat(ProgramBuilder&, const TrainState&, const GatheredUnit& unit, const GatheredAdapters&, DType,
                   const std::string& name);
 
 /// What the names of a unit's parameters begin with: "model.layers.3.".

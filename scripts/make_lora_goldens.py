@@ -56,7 +56,7 @@ class Case:
 
 
 EXPERTS = {"mixtral-tiny": ("w1", "w3", "w2")} | dict.fromkeys(
-    ("qwen3-moe-tiny", "deepseek-v3-tiny"), ("gate_proj", "up_proj", "down_proj"))
+    ("qwen3-moe-tiny", "deepseek-v3-tiny", "glm4-moe-tiny"), ("gate_proj", "up_proj", "down_proj"))
 
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -72,6 +72,8 @@ CASES = [
     Case("qwen3-moe-tiny", 3, 6, ("q_proj", "gate_proj", "up_proj", "down_proj")),
     Case("mixtral-tiny", 5, 4, ("w1", "w2"), "-experts"),  # beside a matrix without one, in one packed product
     Case("deepseek-v3-tiny", 3, 6, ("o_proj", "gate_proj", "up_proj", "down_proj"), "-experts"),  # dense, shared, routed
+    # Heads that turn in part, normed behind q and k; dense, shared and routed experts.
+    Case("glm4-moe-tiny", 5, 4, ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")),
     Case("gpt2-tiny", 3, 6, ("c_attn", "c_proj", "c_fc")),  # one adapter of q, k and v; c_proj twice in a layer
 ]
 

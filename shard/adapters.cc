@@ -42,8 +42,7 @@ Op& ExpertAdapters::emit(OpKind kind, const Adapter& adapter, const char* what, 
                          const Tensor& out) const {
   Op& op = to_.emit(kind, lead_stream, adapter_name(adapter, what) + suffix_, std::move(in), {out});
   if (kind != OpKind::grouped_linear_wgrad && kind != OpKind::grouped_linear_dgrad) with(op, Attr::ranks, s_.ep.ranks);
-  if (s_.ep.ranks == 1 && s_.tp.expert_ranks > 1) with(op, Attr::tp, s_.tp.expert_ranks);
-  return with_count_of_rows(op, f_, s_, values_);
+  return with_count_of_rows(with_share(op, s_), f_, s_, values_);
 }
 
 Tensor ExpertAdapters::down(const Adapter& adapter, const Tensor& x, const char* what) const {

@@ -23,15 +23,11 @@ bool leaves_experts(const Forward& f, const ForwardOp& grouped) {
   return f.value(grouped.outputs[0]).width == Width::routed;
 }
 
-/// Says how many ranks share the experts, where they do.
-Op& with_experts(Op& op, const TensorSharding& s) {
-  return s.tp.expert_ranks > 1 ? with(op, Attr::tp, s.tp.expert_ranks) : op;
-}
-
-/// Of what works on rows of a rank's own experts among all choices, its share; of rows that came it has all.
-Op& with_share(Op& op, const TensorSharding& s) { return s.ep.ranks > 1 ? op : with_experts(op, s); }
-
 }  // namespace
+
+Op& with_share(Op& op, const TensorSharding& s) {
+  return s.ep.ranks == 1 && s.tp.expert_ranks > 1 ? with(op, Attr::tp, s.tp.expert_ranks) : op;
+}
 
 Op& with_bias_share(Op& op, const ForwardOp& forward, bool leaves, const TensorSharding& s) {
   if (forward.weights.size() > 1 && leaves && s.tp.expert_columns() > 1) op.group = s.tp.group;

@@ -14,7 +14,7 @@ std::int64_t TensorSharding::kv_heads() const {
 }
 
 Dim TensorSharding::stream_tokens() const {
-  return tp.cuts_tokens() ? Dim{tokens.size / tp.ranks, tp.tokens, 0} : tokens;
+  return tp.cuts_tokens() ? Dim{tokens.size * tp.token_sharers / tp.ranks, tp.tokens, 0} : tokens;
 }
 
 TensorSharding TensorSharding::of_experts() const {
@@ -182,7 +182,7 @@ Op& with_positions(Op& op, const TensorSharding& s) {
 Tensor all_tokens(Emitter& to, const TensorSharding& s, const std::string& name, const Tensor& x) {
   if (!s.tp.cuts_tokens()) return x;
   const Tensor all = to.make(name + ".all", x.dtype, {s.tokens, x.shape[1]});
-  to.emit(OpKind::all_gather, s.tp.stream, name + ".all_gather", {x}, {all}).group = s.tp.group;
+  to.emit(OpKind::all_gather, s.tp.stream, name + ".all_gather", {x}, {all}).group = s.tp.token_group();
   return all;
 }
 
@@ -193,9 +193,14 @@ Tensor make_summands(Emitter& to, const TensorSharding& s, const std::string& na
 void sum_into_stream(Emitter& to, const TensorSharding& s, const std::string& op, const Tensor& summands,
                      const Tensor& stream) {
   if (s.tp.ranks == 1) return;
-  if (s.tp.cuts_tokens())
-    to.emit(OpKind::reduce_scatter, s.tp.stream, op + ".reduce_scatter", {summands}, {stream}).group = s.tp.group;
-  else to.emit(OpKind::all_reduce, s.tp.stream, op + ".all_reduce", {stream}, {stream}).group = s.tp.group;
+  if (s.tp.cuts_tokens()) {
+    to.emit(OpKind::reduce_scatter, s.tp.stream, op + ".reduce_scatter", {summands}, {stream}).group =
+        s.tp.token_group();
+    if (s.tp.token_sharers > 1)
+      to.emit(OpKind::all_reduce, s.tp.stream, op + ".all_reduce", {stream}, {stream}).group = s.tp.sharers;
+  } else {
+    to.emit(OpKind::all_reduce, s.tp.stream, op + ".all_reduce", {stream}, {stream}).group = s.tp.group;
+  }
 }
 
 }  // namespace hotbunk

@@ -41,8 +41,13 @@ struct TensorParallel {
   StreamId stream = lead_stream;
   ExtentId tokens = fixed_extent;  // sequence parallelism: the extent that says how many tokens one rank has
   std::int64_t expert_ranks = 1;   // so many have other experts; of each, the ranks with the same have a part
+  // Where tokens are cut, so many neighbours may have the same ones: their group, and one rank of each such group.
+  std::int64_t token_sharers = 1;
+  GroupId sharers = -1, peers = -1;
   std::int64_t expert_columns() const { return ranks / expert_ranks; }
   bool cuts_tokens() const { return tokens != fixed_extent; }
+  /// Who together have all tokens, once.
+  GroupId token_group() const { return token_sharers > 1 ? peers : group; }
 };
 
 /// A group whose ranks have their own tokens of sequences that they share, and how many there are of all of them
@@ -138,7 +143,8 @@ Tensor all_tokens(Emitter&, const TensorSharding&, const std::string& name, cons
 /// Where an op leaves what `name` is on its way into the residual stream: in the stream's own tensor, or, with sequence
 /// parallelism, beside it: summands [T,H].
 Tensor make_summands(Emitter&, const TensorSharding&, const std::string& name, const Tensor& stream);
-/// They become the stream's tensor: summed, on every rank its rows. Nothing where there is one rank.
+/// They become the stream's tensor: summed, on every rank its rows; where ranks have the same rows first over those
+/// that have others, then over these. Nothing where there is one rank.
 void sum_into_stream(Emitter&, const TensorSharding&, const std::string& op, const Tensor& summands,
                      const Tensor& stream);
 

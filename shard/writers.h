@@ -23,6 +23,10 @@ inline ValueId sum_of(const ForwardOp& norm) { return norm.outputs[2]; }
 /// What an op leaves.
 std::vector<ValueId> results_of(const Forward&, const TensorSharding&, const ForwardOp&);
 
+/// Of what works on rows of experts: how many ranks share those of all choices, where some do; of rows that came to a
+/// rank it has all.
+Op& with_share(Op&, const TensorSharding&);
+
 /// Of products that are summands of ranks which share each expert, every rank adds its part of the bias, in its
 /// columns. `leaves`: what they leave goes back to its tokens.
 Op& with_bias_share(Op&, const ForwardOp&, bool leaves, const TensorSharding&);

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "spec/expert_mesh.h"
@@ -10,6 +9,7 @@
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
 #include "spec/shard_over.h"
+#include "spec/train_axes.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -37,16 +37,9 @@ void executable_precision(const Scenario& s, const Need& need) {
 
 /// The axes of more than one rank in their order, innermost first: t of tensor-parallel, d of data ranks, o of others.
 std::string axes_of(const TrainLayout& t) {
-  const bool apart = t.order.find("ulysses") != std::string::npos;  // else behind cp
-  std::istringstream in(t.order);
   std::string out;
-  for (std::string axis; std::getline(in, axis, '-');) {
-    if (axis == "tp" && t.tp > 1) out += 't';
-    if (axis == "pp" && t.pp > 1) out += 'o';
-    if (axis == "dp" && t.dp > 1) out += 'd';
-    if (axis == "cp" && t.cp * (apart ? 1 : t.ulysses) > 1) out += 'd';
-    if (axis == "ulysses" && t.ulysses > 1) out += 'd';
-  }
+  for (const std::string& axis : axes_in_order(t))
+    if (ranks_of(t, axis) > 1) out += is_data_axis(axis) ? 'd' : axis == "tp" ? 't' : 'o';
   return out;
 }
 
@@ -114,30 +107,20 @@ void executable_experts(const Scenario& s, const Need& need) {
        t.ep, listed_shard_over(t.shard_over), t.order, t.dp, t.cp, t.ulysses, shards);
 }
 
-/// A flat parameter lies on ranks that all have the same of it, and is stepped as a whole.
+/// A flat parameter is stepped as a whole.
 template <class Need>
 void executable_flat(const Scenario& s, const Need& need) {
-  const TrainLayout& t = s.train.layout;
-  need(!expert_mesh(s).lies_apart(),
-       "train.engine fsdp1 with ep {}, etp {} and tp {}: a flat parameter has experts beside the rest of a layer, of "
-       "which other ranks have copies; fsdp2 cuts them apart",
-       t.ep, t.etp, t.tp);
   need(!s.model.moe || !s.model.moe->router_bias,
        "train.engine fsdp1 with a router's bias (e_score_correction_bias): no optimizer steps it, and a flat parameter "
        "is stepped as a whole; fsdp2 leaves it out");
 }
 
-/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank or columns of each,
-/// and a pipeline; and its sequences: context parallelism.
+/// How an engine of ours shares a model: tensor parallelism, with all of some experts on each rank, columns of each, or
+/// columns of some, and a pipeline; and its sequences: context parallelism.
 template <class Need>
 void executable_engines(const Scenario& s, const Need& need) {
   const RolloutLayout& r = s.rollout.layout;
   const ModelSpec& m = s.model;
-  need(
-      r.attention_dp == 1 || r.attention_dp == r.tp,
-      "rollout.layout.attention_dp {} with tp {}: an engine's ranks share all attention (1), or each has all of it for "
-      "sequences of its own (attention_dp = tp)",
-      r.attention_dp, r.tp);
   need(
       r.attention_dp == 1 || r.cp * r.pp == 1,
       "rollout.layout.attention_dp {} with pp {} and cp {}: ranks that have sequences of their own are one stage's and "
@@ -146,12 +129,21 @@ void executable_engines(const Scenario& s, const Need& need) {
   const bool has_mlp = !m.moe || m.moe->first_dense_layers > 0;
   need(r.attention_dp == 1 || !has_mlp || m.intermediate % r.tp == 0,
        "rollout.layout.tp {}: the {} columns of an MLP do not divide by it", r.tp, m.intermediate);
-  need(r.ep == 1 || r.ep == r.tp,
-       "rollout.layout.ep {} with tp {}: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)",
-       r.ep, r.tp);
-  need(!m.moe || r.ep > 1 || m.moe->expert_intermediate % r.tp == 0,
-       "rollout.layout.tp {}: the {} columns of an expert do not divide by it; with ep {} ranks have whole ones", r.tp,
-       m.moe ? m.moe->expert_intermediate : 0, r.tp);
+  need(r.tp % r.ep == 0,
+       "rollout.layout.ep {} with tp {}: {} % {} = {}; of an engine's tensor-parallel ranks groups of one size have "
+       "other "
+       "experts each",
+       r.ep, r.tp, r.tp, r.ep, r.tp % r.ep);
+  if (m.moe && r.tp % r.ep == 0) {
+    const std::int64_t columns = r.tp / r.ep;
+    const std::string sharers = r.ep == 1 ? "it" : fmt::format("the {} ranks that share one with ep {}", columns, r.ep);
+    need(m.moe->expert_intermediate % columns == 0,
+         "rollout.layout.tp {}: the {} columns of an expert do not divide by {}; with ep {} ranks have whole ones",
+         r.tp, m.moe->expert_intermediate, sharers, r.tp);
+    need(!m.moe->biases || m.hidden % columns == 0,
+         "rollout.layout.tp {}: biases behind experts, of the hidden size {}, do not divide by {}", r.tp, m.hidden,
+         sharers);
+  }
   need(m.layers % r.pp == 0, "rollout.layout.pp {}: {} layers do not divide by it", r.pp, m.layers);
 }
 
@@ -186,10 +178,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "tokens",
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
-  const auto of_experts = [&](ParamRole role) { return m.moe && m.adapts(role); };
   need(
-      experts.columns() == 1 || !(of_experts(ParamRole::expert_gate) || of_experts(ParamRole::expert_up) ||
-                                  of_experts(ParamRole::expert_down)),
+      experts.columns() == 1 || !m.adapts_experts(),
       "adapters of experts with train.layout.etp {}: {} ranks share each expert's columns, and each of them would hold "
       "a whole copy of A or B, whose gradients nothing sums; with etp 1 a rank has whole experts",
       t.etp, experts.columns());

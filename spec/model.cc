@@ -46,6 +46,10 @@ bool ModelSpec::adapts(ParamRole base) const {
   return ("-" + lora.targets + "-").find(fmt::format("-{}-", target->module)) != std::string::npos;
 }
 
+bool ModelSpec::adapts_experts() const {
+  return moe && (adapts(ParamRole::expert_gate) || adapts(ParamRole::expert_up) || adapts(ParamRole::expert_down));
+}
+
 ModelSpec base_of(ModelSpec model) {
   model.lora = {};
   return model;

@@ -299,6 +299,8 @@ struct ModelSpec {
   bool is_moe_layer(int layer) const { return moe && moe->experts > 0 && layer >= moe->first_dense_layers; }
   /// Whether the matrix has an adapter.
   bool adapts(ParamRole base) const;
+  /// Whether experts' matrices have adapters, each expert its own.
+  bool adapts_experts() const;
   /// Whether something of it is trained and something not.
   bool trains_in_part() const { return lora.on() || !frozen.empty(); }
   /// Whether parameters of the role are trained, but for those that are frozen by name: with adapters, these alone are.

@@ -229,7 +229,7 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(integer_or_auto("rollout.layout.dp", HB_FIELD(rollout.layout.dp), 1, max_ranks,
                                  {"engines", "number of engines; auto: what the others leave"}));
   keys.push_back(integer("rollout.layout.ep", HB_FIELD(rollout.layout.ep), 1, max_ranks,
-                         {"ranks", "expert parallel inside an engine; divides tp x cp"}));
+                         {"ranks", "expert parallel inside an engine; divides tp x cp, of hotbunk tp"}));
   keys.push_back(integer_or_auto(
       "rollout.layout.cp", HB_FIELD(rollout.layout.cp), 1, max_ranks,
       {"ranks",
@@ -239,9 +239,7 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
                                  {"ranks", "pipeline stages of one engine"}));
   keys.push_back(integer(
       "rollout.layout.attention_dp", HB_FIELD(rollout.layout.attention_dp), 1, max_ranks,
-      {"",
-       "attention data parallel inside an engine: groups of its ranks with sequences of their own; divides tp, of "
-       "hotbunk 1 or tp"}));
+      {"", "attention data parallel inside an engine: groups of its ranks with sequences of their own; divides tp"}));
   keys.push_back(
       choice("rollout.layout.order", HB_FIELD(rollout.layout.order),
              {"", "ranks of one engine: contiguous (0 1), strided (0 2) or what moves the fewest bytes in a sync"}));

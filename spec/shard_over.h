@@ -1,9 +1,9 @@
 // Which ranks train.layout.shard_over puts into a shard group.
 #pragma once
-#include <sstream>
+#include <cstdint>
 #include <string>
 
-#include "spec/scenario.h"
+#include "spec/train_axes.h"
 
 namespace hotbunk {
 
@@ -18,13 +18,10 @@ inline std::string listed_shard_over(const std::string& shard_over) {
 /// layout.shard_over leaves out is faster in the order than one whose ranks a group (of `fsdp` ranks) has several of.
 /// Of an order that the loader let pass.
 inline bool shard_groups_follow(const TrainLayout& l) {
-  std::string order = l.order;
-  if (order.find("ulysses") == std::string::npos) order.insert(order.find("cp") + 2, "-ulysses");
-  std::istringstream in(order);
   bool left_out = false;
   std::int64_t named = 1;  // ranks of the faster dimensions that it names: several whole groups, or a part of one
-  for (std::string axis; std::getline(in, axis, '-');) {
-    const std::int64_t size = axis == "dp" ? l.dp : axis == "cp" ? l.cp : axis == "ulysses" ? l.ulysses : 1;
+  for (const std::string& axis : axes_in_order(l)) {
+    const std::int64_t size = is_data_axis(axis) ? ranks_of(l, axis) : 1;
     if (size == 1) continue;
     if (!l.shards_over(axis)) {
       left_out = true;
@@ -33,6 +30,15 @@ inline bool shard_groups_follow(const TrainLayout& l) {
     if (left_out && named % l.shard_ranks() != 0) return false;
     named *= size;
   }
+  return true;
+}
+
+/// Whether two layouts of the same dimensions put the same ranks into a shard group, as far as names say it.
+inline bool same_shard_group(const TrainLayout& a, const TrainLayout& b) {
+  if (a.shard_ranks() != b.shard_ranks()) return false;
+  if (a.shard_ranks() == a.dp * a.cp * a.ulysses) return true;
+  for (const std::string& axis : axes_in_order(a))
+    if (is_data_axis(axis) && ranks_of(a, axis) > 1 && a.shards_over(axis) != b.shards_over(axis)) return false;
   return true;
 }
 

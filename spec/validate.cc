@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -189,7 +188,7 @@ class Validator {
     std::istringstream in(t.shard_over);
     for (std::string axis; std::getline(in, axis, '-'); seen.push_back(axis)) {
       const std::string at = fmt::format("{}.{}", key, seen.size()), near = nearest_name(axis, known);
-      if (std::ranges::count(known, axis) == 0)
+      if (!is_data_axis(axis))
         report("E215", at, fmt::format("'{}' is no dimension of the data ranks", axis.substr(0, 100)),
                {"some of dp, cp, ulysses"}, near.empty() ? "" : fmt::format("did you mean {}?", near));
       else if (std::ranges::count(seen, axis) > 0)
@@ -547,9 +546,7 @@ class Validator {
                {fmt::format("all-linear, or some of {}", fmt::join(known, ", "))});
       else if (std::ranges::count(found, found[i]) > 1)
         return report("E232", key, fmt::format("train.lora.targets names {} twice", found[i]), {}, "keep one of them");
-    using R = ParamRole;
-    if (std::ranges::any_of(std::array{R::expert_gate, R::expert_up, R::expert_down},
-                            [&](R role) { return m.moe && m.adapts(role); }))
+    if (m.adapts_experts())
       only_executed("E232", key, "adapters of experts", "name no matrices of experts in train.lora.targets");
   }
 

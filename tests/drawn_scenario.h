@@ -116,12 +116,12 @@ inline std::string draw_scenario() {
   const std::int64_t spread = one_of(holders);
   const bool over_both = columns < train_tp && (blocks > 1 || spread > 1);
   const DrawnModel model = draw_model(tp, experts, wholes * spread, layers);
-  // An engine's stages, and whole experts on its ranks.
+  // An engine's stages, and experts on groups of its ranks.
   std::vector<std::int64_t> engine_stages{1, 1};
   for (std::int64_t p = 2; p <= engines; ++p)
     if (engines % p == 0 && layers % p == 0) engine_stages.push_back(p);
   const std::int64_t rollout_pp = one_of(engine_stages),
-                     rollout_ep = experts && model.experts % tp == 0 && coin() ? tp : 1;
+                     rollout_ep = experts && coin() ? divisor_of(std::gcd(tp, model.experts)) : 1;
   std::vector<std::int64_t> sharers{1, 1};
   for (std::int64_t u = 2; u <= data; ++u)
     if (data % u == 0 &&
@@ -135,8 +135,7 @@ inline std::string draw_scenario() {
   std::vector<std::int64_t> split(static_cast<std::size_t>(chunks), 1);
   for (std::int64_t rest = layers - chunks; rest > 0; --rest) ++split[static_cast<std::size_t>(in(0, chunks - 1))];
   const bool defers = pp > 1 && in(0, 2) == 0;  // weight gradients
-  // Flat units: where experts lie with the rest of their layer.
-  const bool flat = blocks == 1 && spread == 1 && in(0, 2) == 0;
+  const bool flat = in(0, 2) == 0;              // units
   const auto engine = flat ? std::string("fsdp1") : one_of<std::string>({"fsdp2", "fsdp2", "ddp", "zero1", "zero2"}),
              schedule = defers ? "zero-bubble" : one_of<std::string>({"1f1b", "1f1b", "gpipe", "interleaved"});
   // Training's state on the host: all of it where training never sleeps, or a part of each shard's optimizer.

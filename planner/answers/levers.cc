@@ -116,6 +116,7 @@ std::vector<std::pair<std::string, RlPoint>> neighbours(const ScenarioPricer& s,
     change(q);
     const bool same_group = q.train.fsdp == p.train.fsdp && q.train.shard_over == p.train.shard_over;
     if (keeps_words && same_group) q.train = as_said(q.train);
+    if (same_group) take_shard_group(s.train().framework().can, said, q.train);
     if (!(q == p) && legal(s, p, q)) out.emplace_back(std::move(name), q);
   };
   for (Recompute r : {Recompute::none, Recompute::selective, Recompute::full})

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/parallel.h"
 #include "layout/rollout_weights.h"
+#include "layout/scenario_layout.h"
 #include "lowering/lower.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
@@ -243,9 +244,7 @@ class PlanAnswers {
   bool executes(const Scenario& there) const {
     const RolloutLayout& engines = there.rollout.layout;
     return unsupported_to_execute(there).empty() &&
-           (!samples() ||
-            (engines.pp == 1 &&
-             why_not_rollout_tp(there.model, engines.tp, engines.ep > 1, engines.attention_dp > 1).empty()));
+           (!samples() || (engines.pp == 1 && why_not_rollout_tp(there.model, engine_cuts(there).front()).empty()));
   }
   static bool holds_a_sample(const Scenario& there) {  // E217
     return micro_batch_capacity(there) >= max_sample_tokens(there);

@@ -45,7 +45,8 @@ std::vector<CapabilityFlag> capability_flags(Capabilities& c) {
           {"awake", &c.awake},
           {"sleeps_apart", &c.sleeps_apart},
           {"reshard_choice", &c.reshard_choice},
-          {"bucket_choice", &c.bucket_choice}};
+          {"bucket_choice", &c.bucket_choice},
+          {"padded_vocabulary", &c.padded_vocabulary}};
 }
 
 struct CapabilityWords {
@@ -65,7 +66,8 @@ std::vector<CapabilityWords> capability_words(Capabilities& c) {
           {"syncs_apart", &c.syncs_apart, all_words<SyncMode>()},
           {"transitions", &c.transitions, {orders.begin(), orders.end()}},
           {"optimizers", &c.optimizers, all_words<OptimizerName>()},
-          {"recomputes", &c.recomputes, all_words<Recompute>()}};
+          {"recomputes", &c.recomputes, all_words<Recompute>()},
+          {"shards_over", &c.shards_over, {"dp", "cp", "ulysses"}}};
 }
 
 Diagnostic capability_mistake(const YamlNode& node, std::string message, std::string help = "") {

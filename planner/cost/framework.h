@@ -31,8 +31,10 @@ struct Capabilities {
   bool awake = true;         // colocated, training may stay on the device
   bool sleeps_apart = true;  // parameters may sleep without the optimizer, and the optimizer without them
   bool reshard_choice = true, bucket_choice = true;  // train.reshard_after_forward, sync.bucket_mib are said
+  bool padded_vocabulary = true;                     // train.make_vocab_size_divisible_by is said
   // Words of the scenario's keys; empty: all of them. A transition's name stands for it without what does not sleep.
   std::vector<std::string> syncs, syncs_apart, transitions, optimizers, recomputes;
+  std::vector<std::string> shards_over;  // the dimensions whose data ranks share a copy, the only way; empty: all may
   bool has(const std::vector<std::string>& words, std::string_view word) const {
     return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
   }

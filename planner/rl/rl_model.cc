@@ -1,5 +1,8 @@
 #include "planner/rl/rl_model.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -302,6 +305,15 @@ void fill_shard_group(TrainLayout named, TrainPoint& p) {
     p.shard_over = {named.shards_over("dp"), named.shards_over("cp"), named.shards_over("ulysses")};
   // The group of all data ranks has one name.
   if (p.sharding == Sharding::replicated || p.fsdp >= p.data_ranks()) p.fsdp = -1;
+}
+
+TrainLayout shard_group_of(const Capabilities& can, TrainLayout layout) {
+  layout.fsdp = -1, layout.shard_over = fmt::format("{}", fmt::join(can.shards_over, "-"));
+  return layout;
+}
+
+void take_shard_group(const Capabilities& can, const TrainLayout& layout, TrainPoint& p) {
+  if (!can.shards_over.empty()) fill_shard_group(shard_group_of(can, layout), p);
 }
 
 TrainPoint train_point_of(const Scenario& s) {

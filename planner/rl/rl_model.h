@@ -408,6 +408,10 @@ class RlModel {
 TrainPoint train_point_of(const Scenario&);
 /// The point's shard group as the layout's fsdp and shard_over mean it with the point's dp, cp and ulysses.
 void fill_shard_group(TrainLayout, TrainPoint&);
+/// The layout with the shard group of a system that has but one way to choose it (Capabilities::shards_over).
+TrainLayout shard_group_of(const Capabilities&, TrainLayout);
+/// Gives a point that group, where the system has one; of others nothing changes.
+void take_shard_group(const Capabilities&, const TrainLayout&, TrainPoint&);
 /// The sequences that the scenario's tokens and batch make of the point's micro-batches, by its dp, cp and ulysses.
 void fill_micro_batches(const Scenario&, TrainPoint&);
 RolloutPoint rollout_point_of(const Scenario&);

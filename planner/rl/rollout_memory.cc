@@ -130,10 +130,11 @@ void RlModel::take_room(const RolloutPoint& r, const Room& room, RolloutPrice& o
 /// What the device's allocator gives a mapping of its own, from 10 MiB on, in steps of 2 MiB.
 double RlModel::pinned_beyond(const RolloutPoint& r) const {
   const bool whole_experts = r.ep > 1;
+  const EngineCut cut{.tp = r.tp, .experts = whole_experts ? r.tp : 1};
   const ModelSpec& m = train_.model();
   // Of linear attention's matrices layout/ has no slices.
   if (setting_.engine != RolloutEngine::vllm || m.linear || setting_.weights.narrow || r.attention_dp > 1 || r.cp > 1 ||
-      (whole_experts && r.ep != r.tp) || !why_not_rollout_tp(m, r.tp, whole_experts).empty())
+      (whole_experts && r.ep != r.tp) || !why_not_rollout_tp(m, cut).empty())
     return 0.0;
   const auto key = std::pair(r.tp, whole_experts);
   {
@@ -143,7 +144,7 @@ double RlModel::pinned_beyond(const RolloutPoint& r) const {
   }
   constexpr std::uint64_t own_mapping = 10 << 20, step = 2 << 20;
   double beyond = 0.0;
-  for (const LocalWeight& w : rollout_weights(m, EngineCut{.tp = r.tp, .experts = whole_experts ? r.tp : 1}, 0)) {
+  for (const LocalWeight& w : rollout_weights(m, cut, 0)) {
     const auto bytes = static_cast<std::uint64_t>(static_cast<double>(w.elements()) * setting_.rollout_element_bytes);
     if (bytes < own_mapping) continue;
     beyond += static_cast<double>(std::bit_ceil((bytes + step - 1) / step * step) - bytes);

@@ -1,6 +1,7 @@
 #include "planner/search/lacking.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -10,7 +11,7 @@ namespace hotbunk {
 namespace {
 
 /// Of training alone.
-void add_training(const TrainPoint& t, const Capabilities& can, std::vector<Lack>& out) {
+void add_training(const Scenario& s, const TrainPoint& t, const Capabilities& can, std::vector<Lack>& out) {
   const auto cut = [&](bool has, const char* axis, const char* name, std::int64_t degree) {
     if (!has && degree > 1)
       out.push_back({fmt::format("train.layout.{}", axis), fmt::format("{} ({} {})", name, axis, degree)});
@@ -24,7 +25,14 @@ void add_training(const TrainPoint& t, const Capabilities& can, std::vector<Lack
                      (t.schedule == PipelineSchedule::zero_bubble && !can.zero_bubble);
   if (t.pp > 1 && other)
     out.push_back({"train.pipeline_schedule", fmt::format("the schedule {}", name_of(t.schedule))});
-  if (!can.shard_groups && t.fsdp > 0)
+  TrainPoint own = t;
+  take_shard_group(can, s.train.layout, own);
+  if (!(own == t))
+    out.push_back(
+        {"train.layout.shard_over",
+         fmt::format("shards over {} of {} data ranks: its one group is over {}, of {} ranks", t.shard_ranks(),
+                     t.data_ranks(), fmt::join(can.shards_over, " and "), own.shard_ranks())});
+  if (!can.shard_groups && can.shards_over.empty() && t.fsdp > 0)
     out.push_back({"train.layout.fsdp", fmt::format("shards over {} of {} data ranks", t.fsdp, t.data_ranks())});
   if (!can.layerwise_offload && t.optimizer_on_host) out.push_back({"train.offload", "layer-wise offload"});
   if (!can.reshard_choice && t.sharding == Sharding::fsdp && !t.reshard_after_forward)
@@ -56,11 +64,19 @@ bool knows_order(const Scenario& s, const TransitionOrder& order, const Capabili
   return false;
 }
 
+/// Of the model itself: what no layout changes.
+void add_model(const ModelSpec& m, const Capabilities& can, std::vector<Lack>& out) {
+  if (!can.padded_vocabulary && m.vocab_multiple > 1)  // as many whole rows on every rank is what all of them have
+    out.push_back({"train.make_vocab_size_divisible_by",
+                   fmt::format("vocabulary padded to {} rows on each rank", m.vocab_multiple)});
+}
+
 }  // namespace
 
 std::vector<Lack> lacking(const Scenario& s, const RlPoint& p, const Capabilities& can) {
   std::vector<Lack> out;
-  add_training(p.train, can, out);
+  add_model(s.model, can, out);
+  add_training(s, p.train, can, out);
   if (!p.samples()) return out;
   add_rollout(p.rollout, can, out);
   const bool shared = p.placement == PlacementMode::colocated;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,7 @@ struct TrainSpace {
   std::vector<Recompute> recompute{Recompute::none, Recompute::selective, Recompute::full};
   std::vector<Sharding> sharding{Sharding::zero1};
   std::vector<std::int64_t> shard{-1};             // ranks that share one copy of what is sharded, -1: all data ranks
+  std::optional<TrainLayout> own_group;            // its fsdp and shard_over are the only group; none: those of `shard`
   std::vector<std::int64_t> reshard_ranks{0};      // that keep a gathered unit between passes; 0: all that share it
   std::vector<bool> reshard{true};                 // gathered units are freed between forward and backward
   std::vector<bool> optimizer_on_host{false};      // layer-wise offload

@@ -134,14 +134,15 @@ void add_stages(const Scenario& s, const RolloutPoint& own, const Capabilities& 
   out.most_engine_ranks = std::max(out.most_engine_ranks, own.tp * own.cp * own.pp);
 }
 
-/// What the framework's launches can say; a scenario may ask for more.
-void keep_to(const Capabilities& can, TrainSpace& s) {
+/// What the framework's launches can say; a scenario, whose layout this is, may ask for more.
+void keep_to(const Capabilities& can, const TrainLayout& layout, TrainSpace& s) {
   if (!can.tensor) s.tp = {1};
   if (!can.pipeline) s.pp = s.vpp = {1};
   if (!can.expert) s.ep = s.etp = {1}, s.etp_as_tp = false;
   if (!can.ring) s.cp = {1};
   if (!can.ulysses) s.ulysses = {1};
   if (!can.shard_groups) s.shard = {-1};
+  if (!can.shards_over.empty()) s.own_group = shard_group_of(can, layout);
   if (can.gpipe) include(s.schedule, PipelineSchedule::gpipe);
   if (can.zero_bubble) include(s.schedule, PipelineSchedule::zero_bubble);
   if (!can.reshard_choice) s.reshard = {true};
@@ -243,7 +244,7 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
   if (own.train.micro_batch >= least) include(out.train.micro_batch, own.train.micro_batch);
   out.train.cp = sequence_cuts(ranks, node, s.workload.longest());
   if (out.train.ulysses.size() > 1) out.train.ulysses = out.train.cp;
-  keep_to(frame.can, out.train);
+  keep_to(frame.can, s.train.layout, out.train);
   keep_own(out.train, own.train);
   // FSDP alone has it, and the CPU orthogonalizes no matrices (E214). PyTorch's FSDP1 adds no gradients up there: its
   // documentation calls what accumulates with CPU offload incorrect.

@@ -47,7 +47,9 @@ void visit_shardings(const TrainSpace& space, TrainPoint p, Visit visit) {
       if (shard > 0 &&
           (sharding == Sharding::replicated || shard == 1 || shard >= p.data_ranks() || p.data_ranks() % shard != 0))
         continue;
-      p.fsdp = shard;
+      p.fsdp = shard, p.shard_over = {};
+      if (space.own_group && shard != -1) continue;
+      if (space.own_group) fill_shard_group(*space.own_group, p);
       for (bool reshard : space.reshard) {
         // Where nothing is gathered nothing is freed.
         if (!reshard && (!streams(sharding) || p.shard_ranks() == 1)) continue;

@@ -1,3 +1,4 @@
+// Drawn cases of ops, each kind with what it may be given: long because every kind of op that has numbers has some.
 #include "tests/conformance/drawn_cases.h"
 
 #include <algorithm>

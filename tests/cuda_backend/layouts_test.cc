@@ -91,6 +91,9 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
        "train.layout={dp: 1, tp: 4, ep: 2, etp: 2}", "rollout.layout={tp: 1, dp: 4}"},
       {"train.layout={dp: 2, pp: 2}", four_ranks, "train.reshard_after_forward=false", two_layers, four_batches,
        "rollout.layout={tp: 2, dp: 2}"},
+      // An engine of two groups that have sequences of their own, and columns of their own experts.
+      {mixtral, four_ranks, "model.num_local_experts=4", "model.num_attention_heads=4", "model.head_dim=4",
+       "train.layout={dp: 4}", "rollout.layout={tp: 4, attention_dp: 2, ep: 2, dp: 1}", "rollout.kv_cache_tokens=64"},
       // Adapters of other families.
       {gpt2, adapters, alone, two},
       {latents, adapters, alone, two, seed},

@@ -248,6 +248,34 @@ TEST_CASE("adapters: all of a family's matrices are all-linear, whatever they ar
   CHECK(targets() == "c_attn-c_proj");
 }
 
+TEST_CASE("slime's FSDP has one shard group: over dp, which an import says of context parallelism") {
+  const auto exported = [](const char* layout) {
+    const auto s = load_scenario_text(
+        fmt::format(
+            "model: qwen2.5-7b\nprofile: slime-fsdp\ntrain: {{engine: fsdp2, layout: {{{}}}, micro_batch_tokens: "
+            "16384}}\nrollout: {{engine: sglang, layout: {{tp: 2, dp: auto}}}}\n"
+            "algorithm: {{prompts: 64, samples_per_prompt: 8}}\n",
+            layout) +
+            machines + workload,
+        "slime.yaml");
+    if (!s) FAIL(render(s.error()));
+    const ExportedLaunch launch = export_launch(table_of("slime"), *s);
+    std::string unsaid;
+    for (const std::string& key : launch.unsaid)
+      if (key.starts_with("train.layout.")) unsaid += key;
+    return std::pair(read_back("slime", launch).train.layout, std::pair(s->train.layout, unsaid));
+  };
+  for (const char* layout : {"dp: auto", "dp: auto, cp: 2, shard_over: [dp]"}) {
+    CAPTURE(layout);
+    const auto [read, own] = exported(layout);
+    CHECK(read == own.first);
+    CHECK(own.second.empty());
+  }
+  const auto [read, own] = exported("dp: auto, cp: 2");
+  CHECK(read.shard_over == "dp");
+  CHECK_THAT(own.second, Catch::StartsWith("train.layout.shard_over"));
+}
+
 TEST_CASE("adapters: verl and NeMo-RL have arguments for them; slime and Megatron-LM refuse") {
   const auto launch = [](std::size_t base, const std::vector<std::string>& sets) {
     const auto s = load_scenario_text(bases()[base].text, "base.yaml", sets);

@@ -109,6 +109,18 @@ TEST_CASE("Megatron's optimizer on the CPU is a fraction, all of it unless said"
   CHECK(import_of("slime", words(slime)).scenario.optimizer.cpu_fraction == 0.0);
 }
 
+TEST_CASE("slime's FSDP shards over dp: context-parallel ranks have copies of the state") {
+  std::string fsdp = slime;
+  fsdp.replace(fsdp.find("--tensor-model-parallel-size 2 --sequence-parallel"), 50, "--train-backend fsdp");
+  const TrainLayout alone = import_of("slime", words(fsdp)).scenario.train.layout;
+  CHECK((alone.shard_over.empty() && alone.shard_ranks() == 8));
+  const ImportedScenario cut = import_of("slime", words(fsdp + " --context-parallel-size 2"));
+  CHECK((cut.scenario.train.layout.shard_over == "dp" && cut.scenario.train.layout.shard_ranks() == 4));
+  CHECK_THAT(cut.text, Catch::Contains("slime's FSDP shards over dp alone"));
+  const Scenario megatron = import_of("slime", words(slime + "--context-parallel-size 2")).scenario;
+  CHECK(megatron.train.layout.shard_over.empty());
+}
+
 TEST_CASE("slime: the batch of a step counts samples, the bucket is bytes") {
   const ImportedScenario i = import_of("slime", words(slime + "--update-weight-buffer-size 1073741824"));
   CHECK(i.scenario.algorithm.mini_batches == 2);  // 32 x 8 samples / 128

@@ -13,6 +13,7 @@ TEST_CASE("the best layouts of a system export whole: it has a key for all that 
   for (const auto& [profile, engine, rollout, system] : {std::tuple{"verl-fsdp", "fsdp2", "vllm", "verl"},
                                                          {"verl-megatron", "megatron", "vllm", "verl"},
                                                          {"slime-megatron", "megatron", "sglang", "slime"},
+                                                         {"slime-fsdp", "fsdp2", "sglang", "slime"},
                                                          {"nemo-megatron", "megatron", "vllm", "nemo-rl"}}) {
     INFO(profile);
     const auto scenario = load_scenario_text(
@@ -35,8 +36,8 @@ TEST_CASE("the best layouts of a system export whole: it has a key for all that 
         INFO(unsaid);
         for (const char* key :
              {"train.layout.tp", "train.layout.cp", "train.layout.ulysses", "train.layout.pp", "train.layout.fsdp",
-              "rollout.layout.tp", "rollout.layout.pp", "rollout.layout.cp", "rollout.layout.order", "sync.mode",
-              "transition", "train.recompute", "rollout.memory_fraction"})
+              "train.layout.shard_over", "rollout.layout.tp", "rollout.layout.pp", "rollout.layout.cp",
+              "rollout.layout.order", "sync.mode", "transition", "train.recompute", "rollout.memory_fraction"})
           CHECK_FALSE(unsaid.starts_with(std::string(key) + ":"));
       }
   }

@@ -93,6 +93,26 @@ TEST_CASE("flat units have every parameter once, back to back, and are cut into 
     }));
 }
 
+TEST_CASE("experts that lie apart are flat parameters of their own, cut over the ranks that have the same ones") {
+  // 4 experts of 3 * 10 * 24 = 720 in each of 2 layers, over 6 data ranks of which 2 have other ones each: a rank has 2
+  // experts of a layer, of which 3 ranks have a third each.
+  const ModelSpec model = test::tiny_mixtral();
+  const std::vector<ShardedUnit> units =
+      flat_units(model, WrapSpec{}, {.layers = {{0, model.layers}}}, 1, 6, {.spread = 2});
+  std::vector<std::string> names;
+  for (const ShardedUnit& u : units) names.push_back(u.name);
+  CHECK(names == std::vector<std::string>{"root", "layers.0", "layers.0.experts", "layers.1", "layers.1.experts"});
+  for (const ShardedUnit& u : units) {
+    const bool experts = u.name.ends_with(".experts");
+    CAPTURE(u.name);
+    CHECK(std::ranges::all_of(u.params, [&](const UnitParam& p) { return p.apart == experts; }));
+    CHECK(u.only_region().shards == (experts ? 3 : 6));
+    if (!experts) continue;
+    CHECK((u.full_elements == 2 * 720 && u.shard_elements == 480 && u.shared.full_elements == 0));
+    CHECK((u.flat && u.layer == (u.name == "layers.0.experts" ? 0 : 1) && u.kind == units[2].kind));
+  }
+}
+
 TEST_CASE("stages of a pipeline over tensor-parallel ranks have every parameter in units of their own") {
   for (ModelSpec model : {test::tiny_llama(), test::tiny_qwen3(), test::tiny_mixtral()})
     CHECK(rc::check("tiles", [&] {

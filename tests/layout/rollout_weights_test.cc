@@ -53,7 +53,12 @@ TEST_CASE("A rank of an engine has its columns of every expert, expert by expert
   CHECK(down.sources[3].piece == Piece{0, 24, 5, 10, 3 * 24 * 5, 5});
   CHECK(down.sources[3].step == TensorStep{.cols = 5});
   CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4) == "expert intermediate size 10 does not divide over tp 4");
-  CHECK(why_not_rollout_tp(test::tiny_mixtral(), 4, true).empty());
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), {.tp = 4, .experts = 4}).empty());
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), {.tp = 4, .experts = 2}).empty());  // 5 columns on each of two
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), {.tp = 8, .experts = 2}) ==
+        "expert intermediate size 10 does not divide over etp 4");
+  CHECK(why_not_rollout_tp(test::tiny_mixtral(), {.tp = 6, .experts = 3}) ==
+        "4 experts over ep 3 of tp 6: both have to divide by it");
 }
 
 TEST_CASE("A rank of an engine with whole experts has some of them, in places that other ranks' have as well") {
@@ -71,6 +76,20 @@ TEST_CASE("A rank of an engine with whole experts has some of them, in places th
   CHECK(gate_up.sources[7].piece == gate_up.sources[3].piece);
   CHECK(gate_up.sources[7].piece == Piece{0, 10, 0, 24, 3 * 10 * 24, 24});
   CHECK((down.sources[2].holder == 1 && down.sources[2].piece == Piece{0, 24, 0, 10, 0, 10}));
+}
+
+TEST_CASE("A rank of an engine may have columns of some experts: two groups of two ranks") {
+  // E = 4, I = 10, H = 24: ranks 0 and 1 share experts 0 and 1, ranks 2 and 3 have 2 and 3 in the same places.
+  const std::vector<LocalWeight> all = rollout_weights(test::tiny_mixtral(), {.tp = 4, .experts = 2}, 3);
+  const LocalWeight gate_up = weight(all, "layers.1.experts_gate_up"), down = weight(all, "layers.1.experts_down");
+  CHECK((gate_up.rows == 2 * 2 * 5 && gate_up.cols == 24 && down.rows == 2 * 24 && down.cols == 5));
+  REQUIRE((gate_up.sources.size() == 8 && down.sources.size() == 4));
+  CHECK(gate_up.sources[6].parameter == "model.layers.1.block_sparse_moe.experts.3.w1.weight");
+  CHECK((gate_up.sources[6].holder == 1 && gate_up.sources[2].holder == 0));
+  CHECK(gate_up.sources[6].piece == Piece{5, 10, 0, 24, 2 * 5 * 24, 24});  // the second rank's half of place 1
+  CHECK(gate_up.sources[6].step == TensorStep{.rows = 5});
+  CHECK((down.sources[3].holder == 1 && down.sources[3].piece == Piece{0, 24, 5, 10, 24 * 5, 5}));
+  CHECK(down.sources[3].step == TensorStep{.cols = 5});
 }
 
 TEST_CASE("A rank of an engine has its rows of learned positions, and of an MLP without a gate, by hand") {

@@ -5,6 +5,7 @@
 
 #include "layout/train_mesh.h"
 #include "spec/shard_over.h"
+#include "spec/train_axes.h"
 #include "tests/layout/models.h"
 
 using namespace hotbunk;
@@ -108,6 +109,22 @@ TEST_CASE("shard groups lie in the dimensions that shard_over names, the others'
   CHECK(group(5) == std::vector<std::int64_t>{4, 5, 6, 7});
   l.shard_over = "cp";
   CHECK(group(5) == std::vector<std::int64_t>{1, 5});
+}
+
+TEST_CASE("the axes of a layout stand in its order, and Ulysses behind cp where it is not named") {
+  TrainLayout l{.dp = 2, .cp = 3, .ulysses = 5, .tp = 7, .pp = 11, .ep = 4};
+  using Axes = std::vector<std::string>;
+  CHECK(axes_in_order(l) == Axes{"tp", "cp", "ulysses", "ep", "dp", "pp"});
+  l.order = "ulysses-dp-cp-pp-ep-tp";
+  CHECK(axes_in_order(l) == Axes{"ulysses", "dp", "cp", "pp", "ep", "tp"});
+  std::int64_t ranks = 1, data = 1;
+  for (const std::string& axis : axes_in_order(l)) {
+    ranks *= ranks_of(l, axis);
+    if (is_data_axis(axis)) data *= ranks_of(l, axis);
+    CHECK(train_mesh(l).extent(axis) == ranks_of(l, axis));
+  }
+  CHECK(ranks == l.ranks());  // experts lie over the others' ranks
+  CHECK(data == 2 * 3 * 5);
 }
 
 TEST_CASE("shard groups follow one another exactly where the data ranks ascend group by group") {

@@ -138,6 +138,37 @@ TEST_CASE("Adapters: backward makes no gradient of a frozen matrix, and keeps no
   CHECK(activations(lora) - activations(two) == 4 * L * 64 * (H + I));
 }
 
+TEST_CASE("Adapters of experts alone: nothing of nothing is sent, and a place is merged once for all that share it") {
+  // 4 experts of a layer, 2 of them on each data rank, of which both shards of a copy have the same: the unit of a
+  // layer's adapters has nothing that all ranks share.
+  for (const char* engine : {"fsdp2", "zero2", "ddp"}) {
+    CAPTURE(engine);
+    const Plan plan = lowered(tiny(
+        4, 1,
+        {fmt::format("train.engine={}", engine), "train.layout.ep=2", "train.lora={rank: 3, targets: [w1, w2, w3]}",
+         "sync.verify=true", "sync.bucket_mib=1", "cluster.device_memory_mib=4", "model.model_type=mixtral",
+         "model.num_local_experts=4", "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
+    std::int64_t collectives = 0, empty = 0;
+    const Program& program = plan.program(0);
+    for (const auto& phase : program.phases)
+      for (const Block& block : phase)
+        each_op(program, block, [&](const BoundOp& op) {
+          if (op->kind != OpKind::all_gather && op->kind != OpKind::reduce_scatter && op->kind != OpKind::all_reduce)
+            return;
+          ++collectives;
+          empty += payload_bytes(*op, Sizes{}, places_of(plan, 0)) == 0 ? 1 : 0;
+        });
+    CHECK(collectives > 0);
+    CHECK(empty == 0);
+    // Once for what is sent and once for the sums of sync.verify: w1, w2 and w3 of 2 places in each of 3 layers.
+    std::int64_t sent = 0, again = 0;
+    for (const Op& op : ops_of(plan, 0, "sync", "sync"))
+      if (op.kind == OpKind::lora_merge) (op.name.starts_with("sync.merged.") ? again : sent) += 1;
+    CHECK(sent == 3 * 2 * L);
+    CHECK(again == 3 * 2 * L);
+  }
+}
+
 TEST_CASE("A merged model comes up from the host one unit at a time, however many there are") {
   const auto exported = [](int layers, const char* offload) {
     const Scenario s = tiny(2, 1,

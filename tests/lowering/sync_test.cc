@@ -139,13 +139,14 @@ std::map<std::string, Values> wanted(const Scenario& s, int rank) {
   std::map<std::string, std::int64_t> cols;
   for (const ParamSpec& p : parameters_of(s.model)) cols[p.name] = p.shape.size() == 2 ? p.shape[1] : 1;
   std::map<std::string, Values> out;
-  const std::int64_t tp = s.rollout.layout.tp, place = engine_seat(s.rollout.layout, rank).place;
+  const std::int64_t tp = s.rollout.layout.tp, place = engine_seat(s.rollout.layout, rank).place,
+                     group = place % tp / (tp / s.rollout.layout.ep);  // of those that have other experts
   for (const LocalWeight& w :
        rollout_weights(s.model, engine_cuts(s)[static_cast<std::size_t>(place / tp)], place % tp)) {
     Values& v = out["rollout." + w.name];
     v.assign(static_cast<std::size_t>(w.elements()), padding);
     for (const auto& [parameter, p, step, holder] : w.sources)
-      for (std::int64_t r = p.row_begin; r < p.row_end && (holder < 0 || holder == place % tp); ++r)
+      for (std::int64_t r = p.row_begin; r < p.row_end && (holder < 0 || holder == group); ++r)
         for (std::int64_t c = p.col_begin; c < p.col_end; ++c)
           v.at(static_cast<std::size_t>(p.offset + (r - p.row_begin) * p.pitch + c - p.col_begin)) =
               bases.of.at(parameter) + r * cols.at(parameter) + c;
@@ -190,25 +191,60 @@ TEST_CASE("Every element of every rollout weight arrives once, from the shard th
         }
 }
 
-TEST_CASE("and so where engines have whole experts, stages, or both") {
+TEST_CASE(
+    "and so where engines have whole experts, columns of some, attention of their own, stages, or several of these") {
   struct Way {
     int tp, ep, pp;
     bool tied = false;
+    int attention_dp = 1;
   };
-  for (const Way way : {Way{2, 2, 1}, {4, 4, 1}, {1, 1, 3}, {2, 1, 3, true}, {2, 2, 3}})
+  for (const Way way : {Way{2, 2, 1},
+                        {4, 4, 1},
+                        {1, 1, 3},
+                        {2, 1, 3, true},
+                        {2, 2, 3},
+                        {4, 2, 1},
+                        {4, 2, 3},
+                        {4, 2, 1, true, 2},
+                        {4, 1, 1, false, 4}})
     for (const char* transport : {"ipc", "collective"})
       for (const char* order : {"contiguous", "strided"})
         for (const char* bucket : {"0.001", "1"}) {
-          CAPTURE(way.tp, way.ep, way.pp, transport, order, bucket);
+          CAPTURE(way.tp, way.ep, way.pp, way.attention_dp, transport, order, bucket);
           const int world = way.tp * way.pp * 2;
-          check_arrivals(tiny(world, way.tp,
-                              {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
-                               fmt::format("rollout.layout.order={}", order), "sync.verify=true",
-                               fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
-                               "rollout.layout.dp=2", fmt::format("model.tie_word_embeddings={}", way.tied),
-                               "cluster.device_memory_mib=2", "model.model_type=mixtral", "model.num_local_experts=4",
-                               "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
+          check_arrivals(
+              tiny(world, way.tp,
+                   {fmt::format("sync.transport={}", transport), fmt::format("sync.bucket_mib={}", bucket),
+                    fmt::format("rollout.layout.order={}", order), "sync.verify=true",
+                    fmt::format("rollout.layout.ep={}", way.ep), fmt::format("rollout.layout.pp={}", way.pp),
+                    fmt::format("rollout.layout.attention_dp={}", way.attention_dp), "rollout.kv_cache_tokens=80",
+                    "rollout.layout.dp=2", fmt::format("model.tie_word_embeddings={}", way.tied),
+                    "cluster.device_memory_mib=2", "model.model_type=mixtral", "model.num_local_experts=4",
+                    "model.num_experts_per_tok=2", "model.architectures=[MixtralForCausalLM]"}));
         }
+}
+
+TEST_CASE("What training pads a vocabulary by is no part of what a sync brings") {
+  // 33 rows of 24 twice, in padded rows of shards; norms are on every tensor-parallel rank: each sends its own.
+  const std::int64_t norms = (2 * layers + 1) * 24;
+  for (const int tp : {1, 2})
+    for (const int multiple : {0, 7, 64, 4096}) {
+      CAPTURE(tp, multiple);
+      const Scenario s =
+          tiny(4, 1,
+               {"sync.transport=collective", fmt::format("train.layout={{dp: {}, tp: {}}}", 4 / tp, tp),
+                fmt::format("train.make_vocab_size_divisible_by={}", multiple), "cluster.device_memory_mib=16"});
+      const Plan plan = lowered(s);
+      std::int64_t payload = 0, sent = 0;
+      for (const Op& op : ops_of(plan, 0, "sync", "sync")) {
+        if (op.kind != OpKind::all_gather) continue;
+        payload += payload_bytes(op, Sizes{}, places_of(plan, 0));
+        sent += op.outputs[0].capacity_bytes();
+      }
+      CHECK(payload == 4 * (parameter_count(s.model) + (tp - 1) * norms));
+      // At most as if each of the 4 ranks had all rows of both tables, which the first one has for large multiples.
+      CHECK(sent <= payload + 4 * 4 * 2 * 33 * 24);
+    }
 }
 
 TEST_CASE("A bucket is no larger than it may be, except for a single row; a large parameter spreads over several") {

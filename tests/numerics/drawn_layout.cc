@@ -33,13 +33,11 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
       if (l.tp % etp != 0 || s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
-      if (s.train.engine == TrainEngine::fsdp1 && mesh.lies_apart()) continue;
       if (shards > 1 && (shards % mesh.spread != 0 ||
                          (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
         continue;
       if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
-      if (mesh.columns() > 1 && (s.model.adapts(ParamRole::expert_gate) || s.model.adapts(ParamRole::expert_down)))
-        continue;
+      if (mesh.columns() > 1 && s.model.adapts_experts()) continue;
       ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
     }
   std::vector<std::size_t> kinds;

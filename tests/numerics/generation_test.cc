@@ -91,15 +91,18 @@ TEST_CASE("tensor parallelism generates the same, with fewer key-value heads tha
     const Golden g = Golden::load(name);
     const auto prompts = prompts_of(g.prompts);
     const std::vector<float> one = generate(greedy(g), prompts).logps();
-    for (const std::int64_t tp : sizes) {
-      CAPTURE(name, tp);
-      Scenario s = greedy(g, tp);
-      if (tp == 4) shrink_pool(s);
-      s.sync.transport = tp == 2 ? SyncTransport::collective : SyncTransport::ipc;
-      const Generated out = generate(s, prompts);
-      CHECK(out.new_tokens() == g.new_tokens);
-      CHECK(relative_error(out.logps(), one) <= logp_bound);
-    }
+    for (const std::int64_t tp : sizes)
+      for (const std::int64_t ep : {1, 2}) {  // columns of all experts, or of those that a group of ranks has
+        if (ep > 1 && (!g.model.moe || tp == ep)) continue;
+        CAPTURE(name, tp, ep);
+        Scenario s = greedy(g, tp);
+        s.rollout.layout.ep = ep;
+        if (tp == 4) shrink_pool(s);
+        s.sync.transport = tp == 2 ? SyncTransport::collective : SyncTransport::ipc;
+        const Generated out = generate(s, prompts);
+        CHECK(out.new_tokens() == g.new_tokens);
+        CHECK(relative_error(out.logps(), one) <= logp_bound);
+      }
   }
 }
 
@@ -130,22 +133,31 @@ TEST_CASE("context parallelism of an engine generates the same, beside tensor pa
 }
 
 TEST_CASE("ranks of an engine that attend to sequences of their own and share the MLP generate the same") {
-  const std::map<std::string, std::vector<std::int64_t>> cases = {{"llama-gqa", {2, 4}},     {"gemma2-tiny", {2}},
-                                                                  {"gpt2-tiny", {2}},        {"mixtral-tiny", {2}},
-                                                                  {"deepseek-v3-tiny", {2}}, {"gpt-oss-tiny", {2}}};
-  for (const auto& [name, sizes] : cases) {
+  struct Way {
+    std::int64_t tp, groups;
+  };
+  // Groups of one rank, and of two that share attention.
+  const std::map<std::string, std::vector<Way>> cases = {{"llama-gqa", {{2, 2}, {4, 4}, {4, 2}}},
+                                                         {"gemma2-tiny", {{2, 2}, {4, 2}}},
+                                                         {"gpt2-tiny", {{2, 2}, {4, 2}}},
+                                                         {"mixtral-tiny", {{2, 2}}},
+                                                         {"mha-one-kv", {{4, 2}}},
+                                                         {"deepseek-v3-tiny", {{2, 2}, {4, 2}}},
+                                                         {"gpt-oss-tiny", {{2, 2}, {4, 2}}},
+                                                         {"glm4-moe-tiny", {{4, 2}}}};
+  for (const auto& [name, ways] : cases) {
     const Golden g = Golden::load(name);
     const auto prompts = prompts_of(g.prompts);
     const std::vector<float> one = generate(greedy(g), prompts).logps();
-    for (const std::int64_t tp : sizes)
+    for (const auto [tp, groups] : ways)
       for (const bool tight : {false, true}) {
-        CAPTURE(name, tp, tight);
+        CAPTURE(name, tp, groups, tight);
         Scenario s = greedy(g, tp);
-        s.rollout.layout.attention_dp = tp;
-        if (g.model.moe && !tight) s.rollout.layout.ep = tp;
-        if (tight) {  // few slots, chunks and preemptions, at other times on each rank
-          s.rollout.block_tokens = 4, s.rollout.kv_cache_tokens = 32 * tp;
-          s.rollout.max_prefill_tokens = 5 * tp, s.rollout.max_running_requests = 3 * tp;
+        s.rollout.layout.attention_dp = groups;
+        if (g.model.moe && !tight) s.rollout.layout.ep = groups;
+        if (tight) {  // few slots, chunks and preemptions, at other times in each group
+          s.rollout.block_tokens = 4, s.rollout.kv_cache_tokens = 32 * groups;
+          s.rollout.max_prefill_tokens = 5 * groups, s.rollout.max_running_requests = 3 * groups;
         }
         const Generated out = generate(s, prompts);
         CHECK(out.new_tokens() == g.new_tokens);

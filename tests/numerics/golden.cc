@@ -49,9 +49,10 @@ const std::vector<std::string>& golden_models() {
 
 const std::vector<std::string>& golden_adapters() {
   static const std::vector<std::string> names = {
-      "lora-llama-gqa",   "lora-qwen2-bias",     "lora-qwen3-norm",           "lora-mha-one-kv",
-      "lora-gemma2-tiny", "lora-mixtral-tiny",   "lora-deepseek-v3-tiny",     "lora-deepseek-v2-tiny",
-      "lora-gpt2-tiny",   "lora-qwen3-moe-tiny", "lora-mixtral-tiny-experts", "lora-deepseek-v3-tiny-experts"};
+      "lora-llama-gqa",    "lora-qwen2-bias",     "lora-qwen3-norm",           "lora-mha-one-kv",
+      "lora-gemma2-tiny",  "lora-mixtral-tiny",   "lora-deepseek-v3-tiny",     "lora-deepseek-v2-tiny",
+      "lora-gpt2-tiny",    "lora-qwen3-moe-tiny", "lora-mixtral-tiny-experts", "lora-deepseek-v3-tiny-experts",
+      "lora-glm4-moe-tiny"};
   return names;
 }
 

@@ -34,13 +34,11 @@ std::vector<float> part_of_tensor(const Golden& g, const ParamSpec& p, const std
   return out;
 }
 
-bool adapts_experts(const ModelSpec& m) { return m.adapts(ParamRole::expert_gate) || m.adapts(ParamRole::expert_down); }
-
 Scenario lora_scenario(const Golden& g, TrainEngine engine, const TrainLayout& layout) {
   Scenario s = golden_scenario(g, layout.ranks());
   s.train.engine = engine, s.train.layout = layout;
   s.train.micro_batch_tokens = layout.share_of(g.num_tokens());
-  if (g.model.moe && !adapts_experts(g.model)) s.train.layout.etp = layout.tp;
+  if (g.model.moe && !g.model.adapts_experts()) s.train.layout.etp = layout.tp;
   if (layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};
   return s;
 }
@@ -151,7 +149,14 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
         {"lora-mixtral-tiny-experts", TrainEngine::ddp, {.dp = 1, .tp = 2, .sp = true}},
         {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.0, ExpertDispatch::per_rank},
         {"lora-deepseek-v3-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
-        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4}}) {
+        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4},
+        {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .ep = 2}},
+        {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .fsdp = 2, .ep = 2}},
+        {"lora-mixtral-tiny-experts", fsdp1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}},
+        {"lora-mixtral-tiny-experts", fsdp1, {.dp = 2, .pp = 2, .ep = 2}},
+        {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
+        {"lora-glm4-moe-tiny", TrainEngine::zero1, {.dp = 1, .tp = 2, .ep = 2, .sp = true}},
+        {"lora-glm4-moe-tiny", fsdp2, {.dp = 2, .pp = 2, .ep = 2}, "1f1b", 0, 0.4}}) {
     CAPTURE(way.model, static_cast<int>(way.engine), way.layout.dp, way.layout.fsdp, way.layout.tp, way.layout.sp,
             way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
     const Golden g = Golden::load(way.model);

@@ -129,6 +129,11 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
       "v_head_dim: 5, q_lora_rank: 9, moe_intermediate_size: 12, n_routed_experts: 4, num_experts_per_tok: 2, "
       "n_shared_experts: 1, n_group: 2, topk_group: 1, vocab_size: 33, max_position_embeddings: 256, "
       "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
+  const std::string mixture =
+      "model={model_type: mixtral, architectures: [MixtralForCausalLM], hidden_size: 24, intermediate_size: 20, "
+      "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 6, vocab_size: 33, "
+      "max_position_embeddings: 64, num_local_experts: 4, num_experts_per_tok: 2, initializer_range: 0.2, "
+      "bos_token_id: 1, eos_token_id: 2}";
   const std::string packed =
       "model={model_type: gpt2, n_embd: 24, n_layer: 3, n_head: 4, n_positions: 64, vocab_size: 33, "
       "initializer_range: 0.2, bos_token_id: 1, eos_token_id: 2}";
@@ -152,6 +157,14 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
             2,
             {"train.layout={dp: 2, tp: 2, ep: 4, sp: true}", "train.engine=zero1", "train.precision.params=bf16"}},
         Way{latent, "targets: [up_proj]", 1, {"train.engine=ddp", "train.layout={dp: 2, cp: 2}"}},
+        Way{mixture, all, 2, {"train.engine=fsdp1", "train.layout={dp: 4, ep: 2}", "sync.transport=collective"}},
+        Way{mixture,
+            "targets: [w1, w2]",
+            4,
+            {"train.engine=fsdp1", "train.layout={dp: 4, fsdp: 2, ep: 2}", "train.precision.params=bf16",
+             "transition=slime", "rollout.layout.ep=2"}},
+        Way{mixture, all, 1, {"train.engine=fsdp1", "train.layout={dp: 2, tp: 2, ep: 4, sp: true}"}},
+        Way{mixture, all, 2, {"train.engine=fsdp1", "train.layout={dp: 4, fsdp: 1, ep: 2}"}},
         Way{packed, all, 2, {"train.layout={dp: 2, tp: 2, sp: true}", "transition=slime"}},
         Way{packed, all, 4, {"train.engine=fsdp1", "train.precision.params=bf16", "train.layout={dp: 2, cp: 2}"}},
         Way{packed, "targets: [c_attn]", 1, {"train.layout={dp: 2, pp: 2}", split, "train.recompute=full"}}}) {

@@ -357,7 +357,21 @@ TEST_CASE("and so with experts") {
         {mixtral, "zero1", -1, 1, 4, 1, "full", "bf16", true, 2, 1, 1},
         {mixtral, "fsdp2", -1, 4, 1, 1, "none", "bf16", false, 2, 1, 1, "collective", 1, 2},
         {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 1, "ipc", 2, 2},
-        {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2}}) {
+        {qwen3, "fsdp2", -1, 2, 1, 1, "none", "bf16", false, 1, 2, 1, "ipc", 1, 2},
+        // Flat parameters, those of experts by themselves: in one part or several, with copies, over tensor-parallel
+        // ranks.
+        {mixtral, "fsdp1", -1, 4, 1, 2, "none", "fp32", false, 2, 1, 1, "collective"},
+        {mixtral, "fsdp1", -1, 4, 1, 1, "full", "bf16", false, 4, 1, 1},
+        {mixtral, "fsdp1", 2, 4, 1, 4, "selective", "fp32", false, 2, 1, 1, "collective", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 2, "none", "bf16", true, 4, 1, 1, "ipc", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 2, "selective", "fp32", true, 1, 1, 1, "collective"},
+        {mixtral, "fsdp1", -1, 2, 1, 2, "full", "bf16", false, 2, 2, 1},
+        // Engines of two groups of two ranks, each with columns of its own experts.
+        {mixtral, "fsdp2", -1, 4, 1, 4, "none", "fp32", false, 2, 1, 1, "ipc", 2},
+        {mixtral, "zero1", -1, 1, 4, 4, "full", "bf16", true, 2, 1, 2, "collective", 2},
+        {mixtral, "ddp", -1, 2, 2, 4, "selective", "bf16", true, 4, 1, 1, "ipc", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 4, "none", "fp32", true, 1, 1, 2, "collective", 2},
+        {mixtral, "fsdp2", -1, 2, 1, 4, "full", "fp32", false, 1, 2, 1, "ipc", 2}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(
         sets.end(),
@@ -433,6 +447,12 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
         {"tp: 4, attention_dp: 4, dp: 1", {"sync.transport=collective", "train.layout={dp: 2, tp: 2, sp: true}"}},
         {"tp: 2, attention_dp: 2, dp: 2, order: strided", {"rollout.sleep_level=1", "train.precision.params=bf16"}},
         {"tp: 2, attention_dp: 2, ep: 2, dp: 2", {latents, "rollout.max_prefill_tokens=10"}},
+        // Two groups of two ranks that share attention.
+        {"tp: 4, attention_dp: 2, dp: 1", {}},
+        {"tp: 4, attention_dp: 2, dp: 1, order: strided",
+         {"sync.transport=collective", "train.layout={dp: 2, tp: 2, sp: true}", "rollout.max_prefill_tokens=10"}},
+        {"tp: 4, attention_dp: 2, ep: 2, dp: 1", {latents, "train.precision.params=bf16", "rollout.sleep_level=1"}},
+        {"tp: 4, attention_dp: 2, ep: 4, dp: 1", {sinks, "train.layout={dp: 4, ep: 2}", "train.engine=zero1"}},
         {"tp: 4, attention_dp: 4, dp: 1",
          {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}}}) {
     std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
@@ -583,6 +603,7 @@ TEST_CASE("and so with GLM-4.5's and gpt-oss's layers, and with parameters that 
                          {oss, "fsdp2", 2, 2, 1, 1, 1, 2, 2, 2, 2, "full", "fp32", true, all},
                          {oss, "ddp", 4, 1, 1, 1, 1, 4, 1, 4, 1, "selective", "bf16", false, all},
                          {oss, "zero2", 1, 2, 1, 2, 1, 2, 1, 4, 4, "none", "fp32", false, all},
+                         {oss, "fsdp2", 2, 2, 1, 1, 1, 2, 2, 4, 2, "selective", "fp32", true, all},
                          {oss, "zero1", 1, 1, 2, 1, 2, 1, 1, 2, 1, "full", "bf16", false, all},
                          {oss, "fsdp1", 2, 1, 1, 2, 1, 1, 1, 2, 1, "none", "bf16", false, all},
                          {oss, "fsdp2", 2, 2, 1, 1, 1, 1, 2, 2, 1, "selective", "bf16", true, some},

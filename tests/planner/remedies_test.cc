@@ -211,6 +211,19 @@ TEST_CASE("what a system lacks is said by key") {
   CHECK(lacks({"rollout.layout.order=strided"}) == Keys{"rollout.layout.order"});
   CHECK(lacks({"profile=slime-fsdp", "transition=slime", "train.offload=none", "rollout.engine=sglang"}) ==
         Keys{"transition"});
+  // slime's FSDP shards over dp alone, whatever cp is.
+  const auto of_slime = [&](const char* layout) {
+    return lacks({"profile=slime-fsdp", "transition=slime", "train.offload=sleep", "rollout.engine=sglang",
+                  fmt::format("train.layout={{{}}}", layout)});
+  };
+  CHECK(of_slime("dp: 4, cp: 2, shard_over: [dp]").empty());
+  CHECK(of_slime("dp: 8, shard_over: [dp]").empty());
+  CHECK(of_slime("dp: 8").empty());
+  for (const char* layout : {"dp: 4, cp: 2", "dp: 4, cp: 2, shard_over: [cp]", "dp: 4, cp: 2, fsdp: 4",
+                             "dp: 8, fsdp: 4", "dp: 4, cp: 2, fsdp: 2, shard_over: [dp]"}) {
+    CAPTURE(layout);
+    CHECK(of_slime(layout) == Keys{"train.layout.shard_over"});
+  }
 }
 
 TEST_CASE("transition auto copies nothing out and back within an iteration") {
@@ -285,10 +298,40 @@ TEST_CASE("lint finds by rule what its rules are for") {
   CHECK(has("L08", {"model=llama-3.1-70b", "cluster.nodes=2", "train.layout.dp=16", "rollout.layout={tp: 16, dp: 1}"}));
   CHECK(has("L09", {"rollout.memory_fraction=0.98"}));
   CHECK(has("L10", {"sync.mode=direct"}));
+  CHECK(has("L10", {"train.make_vocab_size_divisible_by=128"}));
+  CHECK_FALSE(has("L10", {"train.make_vocab_size_divisible_by=1"}));  // as many whole rows on every rank: so it is
   CHECK(has("L11", {"rollout.memory_fraction=0.35", "rollout.layout={tp: 1, dp: 8}"}));
   CHECK(has("L12", {"algorithm.max_staleness=1"}));
   CHECK(has("L13", {"rollout.memory_fraction=0.99"}));
   for (const LintRule& rule : lint_rules()) CHECK(std::string(rule.source) != "");
+}
+
+TEST_CASE("Megatron's own arguments pad a vocabulary, and nobody else's do") {
+  const auto lacks = [](const std::string& profile, const char* engine) {
+    const auto pricer = pricer_of_text(
+        fmt::format("model: qwen2.5-7b\nprofile: {}\ncluster: {{gpu: h100-sxm-80gb}}\n"
+                    "train: {{engine: {}, layout: {{dp: 8}}, micro_batch_tokens: 20480, recompute: full, "
+                    "make_vocab_size_divisible_by: 128}}\nrollout: {{engine: vllm, layout: {{tp: 2, dp: 4}}}}\n"
+                    "workload: {{prompt_tokens: {{mean: 512, max: 1024}}, response_tokens: {{mean: 2048, max: 8192}}}}",
+                    profile, engine));
+    std::string out;
+    for (const Lack& l : lacking(pricer->scenario(), pricer->point(), pricer->train().framework().can))
+      if (l.key == "train.make_vocab_size_divisible_by") out = l.what;
+    return out;
+  };
+  for (const char* profile : {"verl-fsdp", "slime-fsdp", "torchtitan", "torchtitan-compile", "openrlhf"}) {
+    CAPTURE(profile);
+    CHECK(lacks(profile, "fsdp2") == "vocabulary padded to 128 rows on each rank");
+  }
+  for (const char* profile : {"verl-megatron", "nemo-megatron"}) {
+    CAPTURE(profile);
+    CHECK(lacks(profile, "megatron") == "vocabulary padded to 128 rows on each rank");
+  }
+  for (const char* profile : {"megatron", "megatron-bridge", "slime-megatron"}) {
+    CAPTURE(profile);
+    CHECK(lacks(profile, "megatron").empty());
+  }
+  CHECK(lacks("hotbunk", "fsdp2").empty());
 }
 
 TEST_CASE("solve finds the edge of one key, and what stands beyond it") {

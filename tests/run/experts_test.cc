@@ -109,10 +109,9 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
       "--set train.layout.etp=1 --set train.layout.sp=false",
       "train.layout.ep 1 x etp 1 over blocks of 1 of tp 2 without sequence parallelism: a block needs tokens of its "
       "own; set train.layout.sp to true");
-  refused(
-      "--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
-      "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: its places share rows of tokens "
-      "evenly, which have to divide by tp 2; set train.layout.sp to true");
+  refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
+          "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: its places share rows of tokens "
+          "evenly, which have to divide by tp 2; set train.layout.sp to true");
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
           "the data ranks do not follow tp in it");
   // Where each rank has all experts there is no order to follow.
@@ -121,9 +120,9 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
       "--check --out {}",
       scenario, (work_folder() / "experts-whole-in-any-order").string()));
   refused(
-      "--set rollout.layout.tp=4 --set rollout.layout.dp=1 --set rollout.layout.ep=2 --set model.num_attention_heads=8 "
-      "--set model.num_key_value_heads=4",
-      "rollout.layout.ep 2 with tp 4: an engine's ranks have columns of every expert (ep 1) or whole ones (ep = tp)");
+      "--set rollout.layout.tp=2 --set rollout.layout.cp=2 --set rollout.layout.dp=1 --set rollout.layout.ep=4",
+      "rollout.layout.ep 4 with tp 2: 2 % 4 = 2; of an engine's tensor-parallel ranks groups of one size have other "
+      "experts each");
   refused("--set rollout.layout.tp=1 --set rollout.layout.pp=2", "rollout.layout.pp 2: 3 layers do not divide by it");
   refused(
       "--set train.layout.tp=1 --set train.layout.etp=1 --set train.layout.sp=false --set train.layout.dp=4 "

@@ -217,6 +217,9 @@ TEST_CASE("what plans, simulates and executes is asked of the code") {
   CHECK(rows.at("train.engine fsdp2") == "executes");
   CHECK(rows.at("train.engine fsdp1 with tp 2") == "executes");
   CHECK(rows.at("train.engine fsdp1 with pp 2") == "executes");
+  CHECK(rows.at("train.engine fsdp1 with ep 2") == "executes");
+  CHECK(rows.at("rollout.layout.attention_dp 2") == "executes");
+  CHECK(rows.at("rollout.layout.ep 2") == "executes");
   CHECK(rows.at("train.layout.shard_over [dp]") == "executes");
   CHECK(rows.at("train.reshard_after_forward 4 with pp 2") == "executes");
   CHECK(rows.at("train.engine megatron") == "simulates");
