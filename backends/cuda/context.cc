@@ -6,6 +6,7 @@
 #include <array>
 
 #include "backends/cuda/kernels/kernels.h"
+#include "backends/cuda/nvtx.h"
 #include "base/check.h"
 
 namespace hotbunk::cuda {
@@ -118,6 +119,7 @@ void check(const Driver& driver, CUresult result, const char* expression) {
 }
 
 Context::Context(Driver driver, int ordinal) : driver_(driver) {
+  find_profiler();
   HB_CUDA(driver_, cuInit(0));
   HB_CUDA(driver_, cuDeviceGet(&device_, ordinal));
   int managed = 0;

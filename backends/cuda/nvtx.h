@@ -8,6 +8,14 @@
 
 namespace hotbunk::cuda {
 
+/// Finds the profiler, if any, before threads have ranges: left to the first range, entry points are written while other
+/// threads read them.
+inline void find_profiler() {
+#ifdef HOTBUNK_NVTX
+  nvtxInitialize(nullptr);
+#endif
+}
+
 /// Of the calling thread, while it lives.
 class NvtxRange {
  public:
