@@ -187,6 +187,21 @@ void each_meeting(const Move& move, const Places& places, F&& f) {
   });
 }
 
+/// Whether all parts are there, rectangles without a gap between them.
+bool are_rows_joined(const Side& side) {
+  const Parts& parts = side.parts;
+  return (parts.who == Holds::every || parts.who == Holds::peers) && parts.run.elements == 0 && parts.cols == 0 &&
+         parts.rows == side.piece.row_end - side.piece.row_begin;
+}
+
+/// What the parts of piece w make then: one rectangle.
+PlacedPart joined_piece(const Side& side, std::int64_t w) {
+  PlacedPart out = part(side, 0, w);
+  const PlacedPart last = part(side, side.parts.count - 1, w);
+  out.rows.end = std::max(out.rows.end, last.rows.end);
+  return out;
+}
+
 /// Of parts without a gap between them in the tensor, where it does not matter whose they are: the one that they make.
 Side joined(const Side& side) {
   const Parts& parts = side.parts;
@@ -198,8 +213,7 @@ Side joined(const Side& side) {
       out.parts = {};
     return out;
   }
-  if (!shards || parts.within.family >= 0 || parts.cols != 0 || parts.rows != side.piece.row_end - side.piece.row_begin)
-    return side;
+  if (parts.within.family >= 0 || !are_rows_joined(side)) return side;
   Side out = side;
   out.piece.row_end = std::min(side.piece.row_begin + parts.count * parts.rows, parts.last_row);
   out.parts = {};
@@ -336,6 +350,11 @@ MovedElements moved_elements(const Move& move, const Places& places) {
       return own ? common_elements(*own, *only) : std::int64_t{0};
     }
     std::int64_t elements = 0;
+    if (is_single(to) && from.parts.within.family >= 0 && are_rows_joined(from)) {
+      for (std::int64_t w = 0; only && w < from.parts.within.count; ++w)
+        elements += common_elements(joined_piece(from, w), *only);
+      return elements;
+    }
     // Of many parts and one: in one look, however many there are.
     const Side* const many = are_rows_apart(from) && one(to) ? &from : are_rows_apart(to) && one(from) ? &to : nullptr;
     if (many) {

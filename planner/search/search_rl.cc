@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <queue>
 #include <set>
 #include <utility>
@@ -48,7 +50,8 @@ class JointSearch {
     // What a batch finds spares the next ones; with plans, of whose bytes nothing is known before, it spares none of a
     // front, and the largest batches keep all threads at work.
     const bool spares = !options_.plan_prices || !options_.front;
-    const std::size_t most = spares ? 256 : 1 << 16;
+    // A plan is lowered for more than a look at what was found since costs.
+    const std::size_t most = !spares ? 1 << 16 : options_.plan_prices ? 64 : 256;
     std::size_t size = spares ? 64 : most;
     std::vector<Pair> batch;
     while (take(batch, size), !batch.empty()) {
@@ -78,10 +81,12 @@ class JointSearch {
   bool pair_wanted(const SearchSegment&, const Trained&, const Rolled&) const;
   bool later_wanted(const SearchSegment&, const Trained&, std::uint32_t rollout) const;
   std::uint32_t next_wanted(const Pair&) const;
-  void prepare(const std::vector<Pair>& batch);
+  void prepare(std::vector<Pair>& batch);
   void price(const std::vector<Pair>& batch);
   void price_pair(const Pair&, Found&) const;
-  void price_plans(RlPoint, const SearchSegment&, const Trained&, Found&) const;
+  bool is_spared(const Pair&, double seconds) const;
+  template <class Visit>
+  void each_plan(const Pair&, Visit) const;
   void consider(RlCandidate, Found&) const;
   RlSearch finish();
   std::string reason() const;
@@ -220,10 +225,40 @@ void JointSearch::take(std::vector<Pair>& batch, std::size_t size) {
   }
 }
 
+/// Whether a plan of the pair, of so many seconds at least, changes nothing. Its bytes are not known before.
+bool JointSearch::is_spared(const Pair& pair, double seconds) const {
+  const SearchSegment& s = segments_[pair.segment];
+  const RlPoint p{.train = s.training[pair.training].point,
+                  .rollout = s.rollouts[pair.rollout].point,
+                  .placement = s.placement.mode};
+  return options_.prune && !wanted(found_.best.entry(p), s.gpus, below * seconds, 0.0);
+}
+
+/// visit(point) for each of the pair's points that could change the answer.
+template <class Visit>
+void JointSearch::each_plan(const Pair& pair, Visit visit) const {
+  const SearchSegment& s = segments_[pair.segment];
+  const Trained& t = s.training[pair.training];
+  RlPoint p{.train = t.point, .rollout = s.rollouts[pair.rollout].point, .placement = s.placement.mode};
+  for (std::size_t order = 0; order < s.num_orders(t); ++order) {
+    p.transition = s.orders[order];
+    for (std::size_t i = 0; i < s.num_syncs(); ++i) {
+      s.set_sync(i, p);
+      const auto& of_plan = options_.plan_prices.least_seconds;
+      const double least = of_plan ? of_plan(p) : 0.0;
+      if (std::isfinite(least) && !is_spared(pair, least)) visit(p);
+    }
+  }
+}
+
 /// Points with every training point and everything else of the batch, each once: plans are put together of what depends
-/// on one of the two.
-void JointSearch::prepare(const std::vector<Pair>& batch) {
+/// on one of the two. Then what is left of their training.
+void JointSearch::prepare(std::vector<Pair>& batch) {
   if (!options_.plan_prices.prepare) return;
+  std::erase_if(batch, [&](const Pair& pair) {
+    const SearchSegment& s = segments_[pair.segment];
+    return is_spared(pair, seconds_bound(s, s.training[pair.training], s.rollouts[pair.rollout]));
+  });
   std::vector<RlPoint> points;
   std::set<const Trained*> trained;
   std::set<const Rolled*> rolled;
@@ -241,6 +276,14 @@ void JointSearch::prepare(const std::vector<Pair>& batch) {
       }
   }
   options_.plan_prices.prepare(points, workers_);
+  std::vector<std::optional<RlPoint>> wanted(batch.size());
+  workers_.each(batch.size(),
+                [&](std::size_t i, int) { each_plan(batch[i], [&](const RlPoint& p) { wanted[i] = p; }); });
+  points.clear(), trained.clear();
+  for (std::size_t i = 0; i < batch.size(); ++i)
+    if (wanted[i] && trained.insert(&segments_[batch[i].segment].training[batch[i].training]).second)
+      points.push_back(*wanted[i]);
+  options_.plan_prices.prepare_training(points, workers_);
 }
 
 /// Each thread prunes by what was found before the batch: what is priced does not depend on their number.
@@ -253,6 +296,12 @@ void JointSearch::price(const std::vector<Pair>& batch) {
 }
 
 void JointSearch::price_pair(const Pair& pair, Found& out) const {
+  if (options_.plan_prices) {
+    each_plan(pair, [&](const RlPoint& p) {
+      if (RlPrice price; options_.plan_prices(p, price)) consider({p, price}, out);
+    });
+    return;
+  }
   const SearchSegment& s = segments_[pair.segment];
   const Trained& t = s.training[pair.training];
   const Rolled& r = s.rollouts[pair.rollout];
@@ -261,7 +310,6 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
   const auto skipped = [&](double seconds, double bytes) {
     return options_.prune && !wanted(entry, s.gpus, seconds, bytes);
   };
-  if (options_.plan_prices) return price_plans(p, s, t, out);
   const SyncPrices& syncs = out.syncs.price(model_, s, t, r);
   const double seconds = computing_bound(s, t, r.seconds), bytes = bytes_bound(t, r);
   if (skipped(seconds + below * syncs.least_seconds, bytes)) return;
@@ -277,17 +325,6 @@ void JointSearch::price_pair(const Pair& pair, Found& out) const {
       if (skipped(beside + below * syncs.each[i].seconds(), least)) continue;
       s.set_sync(i, p);
       consider({p, model_.combine(p, shape, t.side, rollout, syncs.each[i])}, out);
-    }
-  }
-}
-
-/// All that the plan's point is paired with.
-void JointSearch::price_plans(RlPoint p, const SearchSegment& s, const Trained& t, Found& out) const {
-  for (std::size_t order = 0; order < s.num_orders(t); ++order) {
-    p.transition = s.orders[order];
-    for (std::size_t i = 0; i < s.num_syncs(); ++i) {
-      s.set_sync(i, p);
-      if (RlPrice price; options_.plan_prices(p, price)) consider({p, price}, out);
     }
   }
 }

@@ -65,6 +65,7 @@ Side any_side(bool source) {
   s.parts.who = static_cast<Holds>(to(source ? num_holds : 3));
   if (s.parts.who == Holds::whole) return s;
   s.parts = {s.parts.who, 0, 4, 1, to(5), to(2), 100, 3 + to(12), {}};
+  if (to(2)) s.parts.rows = s.piece.row_end - s.piece.row_begin, s.parts.cols = 0;  // one adjoins the other
   if (to(3) == 0) {
     s.parts.rows = s.parts.cols = s.parts.last_row = 0;
     const std::int64_t step = 1 + to(8);

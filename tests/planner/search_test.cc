@@ -326,6 +326,12 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
   }};
   const EveryPoint every(pricer->rl(), space, each);
   const PlanPrices of_parts = plan_prices(s, cost);  // each lowered once, by the first search that needs it
+  for (const RlCandidate& c : every.all) {           // what spares a plan is less than it takes, if not by much
+    const double least = of_parts.least_seconds(c.point);
+    INFO(describe(c.point));
+    CHECK(least <= c.price.iteration_seconds * (1 + 1e-12));
+    CHECK(least >= 0.5 * c.price.iteration_seconds);
+  }
   for (std::size_t o = 0; o < num_objectives; ++o)
     for (const double device : {80e9, 50e9}) {
       SearchOptions options{.keep = 4, .objective = static_cast<Objective>(o), .device_bytes = device};
@@ -335,6 +341,29 @@ TEST_CASE("where plans are lowered, those put together of parts answer as each b
       options.plan_prices = of_parts;
       check_search(pricer->rl(), space, options, brute);
     }
+}
+
+TEST_CASE("where plans are lowered, what is spared changes no row, and training that nothing lowers is none") {
+  // Of experts over data ranks that shard among fewer, and of odd micro-batches under sequence parallelism.
+  for (const char* name : {"deepseek-v2-cpu", "expert-columns-cpu"}) {
+    INFO(name);
+    const auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", source_folder, name));
+    REQUIRE(s);
+    const auto pricer = pricer_for(*s);
+    const auto all = choose(*pricer, {.budget = 2'000'000, .front = true}),
+               some = choose(*pricer, {.budget = 2'000'000, .front = false});
+    REQUIRE(all);
+    REQUIRE(some);
+    CHECK(some->priced < all->priced / 2);
+    for (const auto& [mine, theirs] : {std::pair(&some->rows, &all->rows), {&some->infeasible, &all->infeasible}}) {
+      REQUIRE(mine->size() == theirs->size());
+      for (std::size_t i = 0; i < mine->size(); ++i) {
+        CHECK((*mine)[i].point == (*theirs)[i].point);
+        CHECK((*mine)[i].price.iteration_seconds == (*theirs)[i].price.iteration_seconds);
+        CHECK((*mine)[i].price.peak_bytes() == (*theirs)[i].price.peak_bytes());
+      }
+    }
+  }
 }
 
 TEST_CASE("the order in which knobs list their values changes nothing") {
