@@ -6,7 +6,7 @@
 
 namespace hotbunk {
 
-constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 with 4 KiB base pages
+inline constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 with 4 KiB base pages
 
 /// Touches every page of a writable private range, or of a shared one, and changes none, so that each is ours. With
 /// MADV_POPULATE_WRITE (Linux 5.14) an exhausted machine is an errno. False with errno, and then some pages may be

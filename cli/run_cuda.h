@@ -30,7 +30,7 @@ struct CudaRun {
   std::int64_t fake_bytes = 0;  // of the double's device
   bool check_order = false;
   bool keep_timings = false;
-  std::string products{};  // own, backward, all; "": the default (cuda_products)
+  std::string products{};  // own, backward, equal, all; "": the default (cuda_products)
   int ranks = 1;
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;

@@ -368,16 +368,12 @@ void insert_transient_maps(const Plan& plan, Program& program, const std::vector
 
 }  // namespace
 
-void insert_order(const Plan& plan, Draft& draft) {
+void run_passes(const Plan& plan, Draft& draft) {
   std::erase_if(draft.slot_limits, [](const SlotLimit& limit) { return limit.turns.empty(); });
   lay_out_sections(plan, draft);
   fill_section_extents(draft);
   insert_lifetimes(draft);
   insert_dependencies(draft);
-}
-
-void run_passes(const Plan& plan, Draft& draft) {
-  insert_order(plan, draft);
   place_transients(plan, draft);
 }
 

@@ -316,8 +316,6 @@ std::vector<TransientMap> transient_maps(std::span<const TransientUse>, std::spa
 
 /// Runs the passes over what was written: section extents, lifetimes, dependencies, offsets.
 void run_passes(const Plan&, Draft&);
-/// All of them but the last, the offsets of transients (place_transients).
-void insert_order(const Plan&, Draft&);
 /// Of what the passes went over: bodies and calls, and the mapping of the transient section. `keep_mapped`: nothing
 /// sleeps, so transients are mapped once for the largest need.
 Program finish(const Plan&, Draft, bool keep_mapped);

@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "base/format.h"
-#include "graph/passes.h"
 #include "graph/verify.h"
 #include "layout/expert_copies.h"
 #include "layout/scenario_layout.h"
@@ -468,16 +467,9 @@ Result<PartOfPlan> lower_phases(const Scenario& scenario, const PhaseFilter& wan
 Result<WrittenPart> write_phases(const Scenario& scenario, const PhaseFilter& wanted, ModelShapes& shapes) {
   Result<Written> written = write(scenario, Purpose::job, wanted, shapes);
   if (!written) return tl::unexpected(written.error());
-  for (Draft& draft : written->drafts) insert_order(written->plan, draft);
-  return WrittenPart{std::move(written->plan), std::move(written->drafts)};
-}
-
-std::vector<PhaseBytes> placed_transients(WrittenPart& part) {
-  std::vector<PhaseBytes> out;
-  for (Draft& draft : part.drafts) {
-    place_transients(part.plan, draft);
-    out.push_back(transients_of(part.plan, draft));
-  }
+  for (Draft& draft : written->drafts) run_passes(written->plan, draft);
+  WrittenPart out{std::move(written->plan), std::move(written->drafts), {}};
+  for (const Draft& draft : out.drafts) out.transients.push_back(transients_of(out.plan, draft));
   return out;
 }
 

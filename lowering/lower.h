@@ -36,14 +36,13 @@ struct PartOfPlan {
       transients;  // by program: how much of its transient section each phase needs, before rounding
 };
 Result<PartOfPlan> lower_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
-/// The same as it is written, with its events: no program is made of it, and its transients lie nowhere yet.
+/// The same as it is written, all but its places and events left as they are: no program is made of it.
 struct WrittenPart {
   Plan plan;  // without programs
   std::vector<Draft> drafts;
+  std::vector<PhaseBytes> transients;  // of each
 };
 Result<WrittenPart> write_phases(const Scenario&, const PhaseFilter& wanted, ModelShapes&);
-/// Places them: what each phase of each draft needs.
-std::vector<PhaseBytes> placed_transients(WrittenPart&);
 
 /// Neither side sleeps: what is mapped stays.
 bool nothing_sleeps(const Scenario&);

@@ -21,7 +21,7 @@ Columns columns_of(const CudaCall& c, const Tensor& t, std::int64_t first = 0) {
 }
 
 /// The tile of kernels/matmul_nt.cu for so many rows and columns. Weights of a few rows stream through narrow tiles; of
-/// more rows tiles are as large as leaves no multiprocessor without one.
+/// more rows it is the largest of which there are as many as multiprocessors, else the smallest.
 Grid tile_of(int M, int N, int multiprocessors) {
   const auto fills = [&](int rows, int columns) {
     return M > rows / 2 && blocks_of(M, rows) * blocks_of(N, columns) >= multiprocessors;

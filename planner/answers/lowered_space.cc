@@ -1,7 +1,6 @@
 #include "planner/answers/lowered_space.h"
 
 #include <algorithm>
-#include <atomic>
 #include <future>
 #include <iterator>
 #include <limits>
@@ -124,18 +123,17 @@ class PlanAnswers {
   PlanAnswers(const Scenario& s, const CostModel& cost)
       : scenario_(s), cost_(cost), node_ranks_(cost.ranks_per_node()), own_(rl_point_of(s)), shapes_(s.model) {}
 
-  /// As PlanPrices has them, and so are prepare() and prepare_training().
+  /// As PlanPrices has it, and so is prepare().
   bool use(const RlPoint& p, RlPrice& price) {
     const std::optional<Frame>& frame = frames_.value(FrameKey(p), [&] { return lowered_frame(p); });
     if (!frame) return false;
     const std::optional<Training>& training = trainings_.value(p.train, [&] { return lowered_training(p); });
     if (!training) return false;
-    const std::vector<PhaseBytes>& trained = transients_.value(p.train, [&] { return training_transients(p); });
     MappedBytes mapped{.phases = frame->phases};
     std::vector<std::vector<ShiftOp>> shifts;
     for (std::size_t stage = 0; stage < frame->shifts.size(); ++stage) {
       PhaseBytes transients = frame->transients[stage];
-      raise(transients, trained[stage]);
+      raise(transients, training->transients[stage]);
       const JobMaps maps = maps_of(*frame, stage, transients);
       raise(mapped, maps.mapped());
       shifts.push_back(maps.shifts());
@@ -185,26 +183,22 @@ class PlanAnswers {
     const std::vector<std::pair<PartKey, const RlPoint*>> each(parts.begin(), parts.end());
     workers.each(each.size(), [&](std::size_t i, int) { part(each[i].first, with_point(scenario_, *each[i].second)); });
   }
-  void prepare_training(const std::vector<RlPoint>& points, Workers& workers) {
-    workers.each(points.size(), [&](std::size_t i, int) {
-      transients_.value(points[i].train, [&] { return training_transients(points[i]); });
-    });
-  }
 
  private:
   /// What one part takes, of each pipeline stage.
   struct Part {
-    std::vector<PhaseBytes> transients;        // but of training and passes, of which transients_of() has them
+    std::vector<PhaseBytes> transients;
     std::vector<std::vector<ShiftOp>> shifts;  // of moves and syncs
     // Of moves: the plan's chunks, and a rank's rollout weights.
     std::int64_t chunk_bytes = 0, weight_bytes = 0;
     ComputedSeconds seconds;                     // of training, passes and syncs
-    std::shared_ptr<WrittenPart> written;        // of these two, until they are placed; of rollouts, which have
+    std::shared_ptr<const WrittenPart> written;  // of rollouts, which have
     std::shared_ptr<const EngineBlocks> engine;  // the steps of an engine
   };
 
   /// What training and its passes take.
   struct Training {
+    std::vector<PhaseBytes> transients;  // by stage
     ComputedSeconds computed;
     double seconds() const { return computed.reference + computed.old_logprobs + computed.train; }
   };
@@ -319,33 +313,13 @@ class PlanAnswers {
     for (const JobPhase& phase : phases) {
       if (!is_training(phase.phase)) continue;
       const PartKind kind = part_of(phase.phase);
-      if (kind != PartKind::training && kind != PartKind::passes) continue;
-      const ComputedSeconds& seconds = part(key_of(kind, p, phases, node_ranks_), there).seconds;
-      if (kind == PartKind::training) out.computed.train = seconds.train;
-      else out.computed.reference = seconds.reference, out.computed.old_logprobs = seconds.old_logprobs;
+      const Part& of = part(key_of(kind, p, phases, node_ranks_), there);
+      raise(out.transients, of.transients);
+      if (kind == PartKind::training) out.computed.train = of.seconds.train;
+      if (kind == PartKind::passes)
+        out.computed.reference = of.seconds.reference, out.computed.old_logprobs = of.seconds.old_logprobs;
     }
     return out;
-  }
-
-  /// What the transients of a lowered training need, by stage.
-  std::vector<PhaseBytes> training_transients(const RlPoint& p) {
-    const Scenario there = with_point(scenario_, p);
-    const JobPhases phases(there);
-    std::vector<PhaseBytes> out;
-    for (const JobPhase& phase : phases)
-      if (is_training(phase.phase))
-        raise(out, transients_of(key_of(part_of(phase.phase), p, phases, node_ranks_), there));
-    return out;
-  }
-  const std::vector<PhaseBytes>& transients_of(const PartKey& key, const Scenario& there) {
-    const Part& of = part(key, there);
-    if (!of.transients.empty()) return of.transients;
-    return placed_.value(key, [&] {
-      std::vector<PhaseBytes> out = placed_transients(*of.written);
-      *of.written = {};
-      --num_unplaced_;
-      return out;
-    });
   }
 
   /// What decides an engine's steps beside the scenario.
@@ -387,23 +361,15 @@ class PlanAnswers {
     Part out;
     if (kind != PartKind::moves && kind != PartKind::sync) {
       if (kind == PartKind::rollout) use_least_pool(there);
-      auto written = std::make_shared<WrittenPart>(lowered(write_phases(there, wanted, shapes_)));
+      auto written = std::make_shared<const WrittenPart>(lowered(write_phases(there, wanted, shapes_)));
+      out.transients = written->transients;
       const PlanBlocks blocks(*written);
-      const bool trains = kind == PartKind::training || kind == PartKind::passes;
-      if (trains) {
-        const TrainingSeconds seconds = training_seconds(there, key.train, blocks, cost_);
-        out.seconds = ComputedSeconds::of(there, {.training = seconds, .rollout = {}, .sync = {}});
-      }
-      // Of most, the seconds are all that is asked.
-      if (trains && num_unplaced_++ < most_unplaced) {
-        out.written = std::move(written);
-        return out;
-      }
-      out.transients = placed_transients(*written);
-      if (trains) --num_unplaced_;
       if (kind == PartKind::rollout) {
         out.engine = std::make_shared<const EngineBlocks>(there, blocks, cost_);
         out.written = std::move(written);
+      } else if (kind != PartKind::saves) {
+        const TrainingSeconds seconds = training_seconds(there, key.train, blocks, cost_);
+        out.seconds = ComputedSeconds::of(there, {.training = seconds, .rollout = {}, .sync = {}});
       }
       return out;
     }
@@ -439,10 +405,6 @@ class PlanAnswers {
   Known<PartKey, Part> parts_;
   Known<FrameKey, std::optional<Frame>> frames_;
   Known<TrainPoint, std::optional<Training>> trainings_;
-  Known<TrainPoint, std::vector<PhaseBytes>> transients_;
-  Known<PartKey, std::vector<PhaseBytes>> placed_;
-  static constexpr int most_unplaced = 256;  // parts that are kept as they are written
-  std::atomic<int> num_unplaced_ = 0;
   Known<EngineKey, double> engines_;
   // What prepare() has seen; one thread calls it.
   std::set<FrameKey> prepared_;
@@ -453,14 +415,12 @@ class PlanAnswers {
 
 PlanPrices plan_prices(const Scenario& s, const CostModel& cost) {
   const auto answers = std::make_shared<PlanAnswers>(s, cost);
-  return {
-      .use = [answers](const RlPoint& p, RlPrice& price) { return answers->use(p, price); },
-      .training = [answers](const TrainPoint& p) { return answers->training_seconds_of(p); },
-      .rollout = [answers](const RolloutPoint& p) { return answers->rollout_seconds_of(p); },
-      .least_seconds = [answers](const RlPoint& p) { return answers->least_seconds(p); },
-      .prepare = [answers](const std::vector<RlPoint>& points, Workers& workers) { answers->prepare(points, workers); },
-      .prepare_training = [answers](const std::vector<RlPoint>& points,
-                                    Workers& workers) { answers->prepare_training(points, workers); }};
+  return {.use = [answers](const RlPoint& p, RlPrice& price) { return answers->use(p, price); },
+          .training = [answers](const TrainPoint& p) { return answers->training_seconds_of(p); },
+          .rollout = [answers](const RolloutPoint& p) { return answers->rollout_seconds_of(p); },
+          .least_seconds = [answers](const RlPoint& p) { return answers->least_seconds(p); },
+          .prepare = [answers](const std::vector<RlPoint>& points,
+                               Workers& workers) { answers->prepare(points, workers); }};
 }
 
 void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism bucketed) {

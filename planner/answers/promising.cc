@@ -20,11 +20,12 @@ auto kind_of(const TrainCut& c) {
   return std::tuple(c.tp > 1, c.pp > 1, c.cp > 1, c.ulysses > 1, c.ep > 1, c.etp > 1, c.sp);
 }
 
-/// What a plan may have more or fewer than its estimate, bytes and seconds, beside others that cut and share alike, and
-/// beside those that do not have their state where it has. Estimates of one kind err alike, but by what steps of a few
-/// milliseconds are made of: launches, and waits for the first message.
-constexpr double bytes_slack = 1.1, host_slack = 1.05;
-constexpr double slack_of_kind(double seconds) { return 1.02 * seconds + 1e-3; }
+/// What a plan may have more or fewer than its estimate, bytes and seconds, beside others that cut and share alike.
+constexpr double bytes_slack = 1.1, seconds_slack = 1.05;
+
+/// What the best alone may be apart: estimates of one kind err alike, but by what steps of a few milliseconds are made
+/// of, launches and waits for the first message. Of a front more is shown than the best.
+double with_slack(double seconds, bool front) { return front ? seconds_slack * seconds : 1.02 * seconds + 1e-3; }
 
 /// Of points that cut training and share its state alike, fastest first by estimate: those that may fit, up to the
 /// fastest that surely does and what is as fast. A slower one leaves the other phases no more room. With a front also
@@ -36,7 +37,7 @@ void add_promising(std::span<const Trained> alike, double limit_bytes, bool fron
     const double bytes = t.side.total_bytes;
     if (leanest == nullptr || bytes < leanest->side.total_bytes) leanest = &t;
     if (bytes > bytes_slack * limit_bytes) continue;
-    if (t.seconds <= slack_of_kind(enough_seconds) || (front && bytes * bytes_slack < least_bytes)) {
+    if (t.seconds <= with_slack(enough_seconds, front) || (front && bytes * bytes_slack < least_bytes)) {
       out.push_back(t.point);
       least_bytes = std::min(least_bytes, bytes);
     }
@@ -99,7 +100,7 @@ void drop_slow_on_host(std::vector<Trained>& all, const CostModel& cost, double 
   }
   std::erase_if(all, [&](const Trained& t) {
     const auto at = enough.find(TrainCut::of(t.point));
-    return t.point.optimizer_on_host && at != enough.end() && t.seconds > host_slack * at->second;
+    return t.point.optimizer_on_host && at != enough.end() && t.seconds > seconds_slack * at->second;
   });
 }
 

@@ -242,13 +242,8 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
                    : attention_seconds(flops, keys_of_query(), bytes, false, peak_flops(dtype));
   }
   if (is_attention(op.kind)) {
-    const Correction& measured = corrections_[static_cast<std::size_t>(op.kind)][static_cast<std::size_t>(dtype)];
-    if (measured.empty())
-      return attention_seconds(flops, keys_of_query(), bytes, is_backward(op.kind), peak_flops(dtype));
-    // What an op of this size moves is in its measurement: its own bytes, as of the keys that decoding reads, would
-    // count twice.
-    const std::array<double, 3> size = attention_size(op, s);
-    return attention_formula(op.kind, dtype, size) * measured.at(size);
+    return attention_seconds(flops, keys_of_query(), bytes, is_backward(op.kind), peak_flops(dtype)) *
+           correction(op.kind, dtype, attention_size(op, s));
   }
   // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
   const double peak = peak_flops(DType::f32);
@@ -316,14 +311,6 @@ double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at)
   return corrections_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(dtype)].at(at);
 }
 
-double CostModel::attention_formula(OpKind kind, DType dtype, const std::array<double, 3>& at) const {
-  // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention).
-  const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0;
-  return attention_seconds(factor * pairs * at[2] * 128.0, at[1],
-                           static_cast<double>(size_of(dtype)) * at[0] * at[2] * 128.0 * 2.5, is_backward(kind),
-                           peak_flops(dtype));
-}
-
 double CostModel::formula_seconds(const Measurement& m) const {
   const double size = static_cast<double>(size_of(m.dtype)), peak = peak_flops(m.dtype);
   const auto& at = m.at;
@@ -339,7 +326,14 @@ double CostModel::formula_seconds(const Measurement& m) const {
                  nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(at[1]));
       return collective_seconds(kind, {ranks, nodes, (ranks + nodes - 1) / nodes}, at[2]);
     }
-    if (is_attention(kind)) return attention_formula(kind, m.dtype, at);
+    if (is_attention(kind)) {
+      // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention). Decoding
+      // reads the keys and values of every sequence: they are most of what it moves.
+      const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0, width = size * at[2] * 128.0;
+      const double bytes = kind == OpKind::paged_attention ? width * (2.0 * at[0] + 2.0 * pairs / 4.0)
+                                                           : width * at[0] * 2.5;
+      return attention_seconds(factor * pairs * at[2] * 128.0, at[1], bytes, is_backward(kind), peak);
+    }
   }
   return memory_seconds(at[0]);
 }

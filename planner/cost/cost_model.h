@@ -134,8 +134,6 @@ class CostModel {
   double protocol_seconds(const GroupShape&, double intra_hops, double inter_hops, double moving) const;
   double compute_seconds(const Op&, const Sizes&, const Places&) const;
   double correction(OpKind, DType, std::array<double, 3> at) const;
-  /// Of attention that was measured, by its coordinates alone: tokens, visible keys of each, heads of 128.
-  double attention_formula(OpKind, DType, const std::array<double, 3>& at) const;
   /// Bytes over a rank's own links, in seconds at their full rates; nodes > 1: moving at the same time.
   struct Moving {
     double inside = 0, outside = 0, more_hops = 0;  // hops: over NVLink, to another rail

@@ -68,10 +68,8 @@ struct PlanPrices {
   std::function<double(const RolloutPoint&)> rollout{};
   /// Optional, and for less than use() takes: no iteration of the point is shorter. Infinite where nothing lowers it.
   std::function<double(const RlPoint&)> least_seconds{};
-  /// Optional: lowers what the plans of these points share, so that no thread that asks waits for what another lowers:
-  /// as far as least_seconds() needs it, and what use() needs beside it of training.
+  /// Optional: lowers what the plans of these points share, so that no thread that asks waits for what another lowers.
   std::function<void(const std::vector<RlPoint>&, Workers&)> prepare{};
-  std::function<void(const std::vector<RlPoint>&, Workers&)> prepare_training{};
 
   bool operator()(const RlPoint& p, RlPrice& price) const { return use(p, price); }
   explicit operator bool() const { return use != nullptr; }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <queue>
 #include <set>
 #include <utility>
@@ -252,7 +251,7 @@ void JointSearch::each_plan(const Pair& pair, Visit visit) const {
 }
 
 /// Points with every training point and everything else of the batch, each once: plans are put together of what depends
-/// on one of the two. Then what is left of their training.
+/// on one of the two. Pairs that change nothing, by what was found before, are none of it.
 void JointSearch::prepare(std::vector<Pair>& batch) {
   if (!options_.plan_prices.prepare) return;
   std::erase_if(batch, [&](const Pair& pair) {
@@ -276,14 +275,6 @@ void JointSearch::prepare(std::vector<Pair>& batch) {
       }
   }
   options_.plan_prices.prepare(points, workers_);
-  std::vector<std::optional<RlPoint>> wanted(batch.size());
-  workers_.each(batch.size(),
-                [&](std::size_t i, int) { each_plan(batch[i], [&](const RlPoint& p) { wanted[i] = p; }); });
-  points.clear(), trained.clear();
-  for (std::size_t i = 0; i < batch.size(); ++i)
-    if (wanted[i] && trained.insert(&segments_[batch[i].segment].training[batch[i].training]).second)
-      points.push_back(*wanted[i]);
-  options_.plan_prices.prepare_training(points, workers_);
 }
 
 /// Each thread prunes by what was found before the batch: what is priced does not depend on their number.

@@ -122,7 +122,7 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
   CHECK(CostModel(h, shared).gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(2e-3));
 }
 
-TEST_CASE("a measured decode step's attention costs what it took, however many bytes of keys it reads") {
+TEST_CASE("a measured decode step's attention costs what it took, and more where heads share fewer keys") {
   const ClusterSpec c = cluster_of_nodes(1);
   Hardware h = hardware_from_datasheet(c);
   h.kernel_overhead.value = 0.0;
@@ -148,7 +148,12 @@ TEST_CASE("a measured decode step's attention costs what it took, however many b
   const auto m = cost.measurement_of(plan, 0, op, sizes, 34e-6);
   REQUIRE(m);
   CHECK(m->at == std::array{32.0, 500.0, 16.0});
-  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(34e3).epsilon(1e-3));
+  // But for the columns of q that are keys and values.
+  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(34e3).epsilon(0.02));
+  // Four times the key-value heads, none of them shared: four times the bytes.
+  with(op, Attr::kv_heads, std::int64_t{32});
+  op.inputs[0] = dims({32, 6144}, DType::bf16), op.inputs[1] = dims({1024, 16, 2 * 32 * 64}, DType::bf16);
+  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(4 * 34e3).epsilon(0.05));
 }
 
 TEST_CASE("memory of the host is taken and given back at a rate of its own, where that was measured") {

@@ -322,10 +322,10 @@ std::string difference_of_parts(const Scenario& s, const Plan& plan) {
   const std::vector<PhaseBytes> whole = lower_phases(s, nullptr, shapes).value().transients;
   for (const PhaseInfo& phase : plan.phases) {
     const PlanPhase p = phase_named(phase.name);
-    WrittenPart part = write_phases(
-                           s, [&](PlanPhase at) { return at == p; }, shapes)
-                           .value();
-    const std::vector<PhaseBytes> alone = placed_transients(part);
+    const std::vector<PhaseBytes> alone = write_phases(
+                                              s, [&](PlanPhase at) { return at == p; }, shapes)
+                                              .value()
+                                              .transients;
     std::vector<PhaseBytes> expected(whole.size(), PhaseBytes{});
     for (std::size_t stage = 0; stage < whole.size(); ++stage)
       expected[stage][static_cast<std::size_t>(p)] = whole[stage][static_cast<std::size_t>(p)];

@@ -94,8 +94,7 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   // What steps work in is placed as place_transients knows.
   const PlanAnswer answer = *plan_answer_of(s);
   ModelShapes shapes(s.model);
-  WrittenPart part = write_phases(s, nullptr, shapes).value();
-  const PhaseBytes need = placed_transients(part).front();
+  const PhaseBytes need = write_phases(s, nullptr, shapes).value().transients.front();
   const auto work = [&](PlanPhase p) {
     return std::ceil(static_cast<double>(need[static_cast<std::size_t>(p)]) / chunk) * chunk;
   };
