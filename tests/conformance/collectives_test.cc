@@ -201,7 +201,7 @@ void check_messages(const std::vector<Receives>& ranks) {
   };
   const auto bytes = [](const std::vector<float>& v) {
     Bytes out(v.size() * sizeof(float) + 2 * RankProgram::guard, std::byte{0xa5});
-    std::memcpy(out.data() + RankProgram::guard, v.data(), v.size() * sizeof(float));
+    if (!v.empty()) std::memcpy(out.data() + RankProgram::guard, v.data(), v.size() * sizeof(float));
     return out;
   };
   for (std::size_t r = 0; r < ranks.size(); ++r) {
