@@ -125,22 +125,25 @@ BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
   return c;
 }
 
-bool BlasProducts::has_our_bits(const Product& p, const ProductAddresses& at, const OwnRows& own) const {
-  constexpr std::int64_t count_bytes = 256;  // the count, behind the rows
+std::optional<bool> BlasProducts::has_our_bits(const Product& p, const ProductAddresses& at, const OwnRows& own) const {
+  constexpr std::int64_t count_bytes = 256;  // the counts, behind the rows
   const std::int64_t row = p.n * size_of(p.result),
                      rows = std::min(compared_rows, (workspace_bytes - count_bytes) / row);
   if (rows < 1) return false;
   const CUdeviceptr theirs = workspace_.address(), count = theirs + workspace_bytes - count_bytes;
-  launch_.fill(count, 0, sizeof(std::int32_t));
+  std::array<std::int32_t, 2> counts{};  // words that differ, and words of ours that are not 0
+  launch_.fill(count, 0, sizeof counts);
   for (const std::int64_t first : {std::int64_t{0}, (p.m - rows) / 2, p.m - rows}) {
     own(at.a + static_cast<CUdeviceptr>(first * p.k * size_of(p.operands)), theirs, rows);
     const std::int64_t halves = rows * row / 2;
     launch_("differing_halves", {walking_blocks_of(halves, 256)}, 256, theirs,
             at.c + static_cast<CUdeviceptr>(first * row), halves, count);
   }
-  std::int32_t different = 0;
-  std::memcpy(&different, read_(count, sizeof different), sizeof different);
-  return different == 0;
+  std::memcpy(counts.data(), read_(count, sizeof counts), sizeof counts);
+  const auto [different, set] = counts;
+  if (different != 0) return false;
+  if (set < 3 * rows * p.n / 2) return {};  // zeros are equal whatever the order of their sums
+  return true;
 }
 
 bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind, const OwnRows& own) {
@@ -167,7 +170,7 @@ bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kin
   if (compares && !c->equal) {
     ++counts_.compared;
     c->equal = has_our_bits(p, at, own);
-    if (!*c->equal) {  // ours are written over it
+    if (c->equal != true) {  // ours are written over it
       ++counts_.declined;
       return false;
     }

@@ -86,7 +86,8 @@ class BlasProducts {
     std::optional<bool> equal;  // our bits, where that was asked
   };
   Chosen& choose(const Key&);
-  bool has_our_bits(const Product&, const ProductAddresses&, const OwnRows&) const;
+  /// Nothing where the result says nothing.
+  std::optional<bool> has_our_bits(const Product&, const ProductAddresses&, const OwnRows&) const;
   void check(BlasStatus, const char* call) const;
 
   const BlasLt blas_;

@@ -180,16 +180,28 @@ TEST_CASE("a forward product is cuBLASLt's where it has our kernels' bits, which
                  static_cast<int>(n), static_cast<int>(k), 0);
       };
       const Product p{Product::Form::nt, DType::bf16, result, m, n, k, false, false};
+      // Of zeros nothing can be said: ours, and asked again.
+      Product zeros = p;
+      zeros.n = n + 8;
+      t.launch.fill(base + 1179648, 0, 2 * zeros.n * k);
+      const ProductAddresses of_zeros{at.a, base + 1179648, 0, at.c};
+      const auto own_zeros = [&](CUdeviceptr, CUdeviceptr c, std::int64_t rows) {
+        t.launch.fill(c, 0, rows * zeros.n * size_of(result));
+      };
+      CHECK_FALSE(products.take(zeros, of_zeros, OpKind::linear, own_zeros));
+      CHECK_FALSE(products.take(zeros, of_zeros, OpKind::linear, own_zeros));
+      CHECK(products.counts().compared == 2);
+      asked = 0;
       CHECK(products.take(p, at, OpKind::linear, own) == as_ours);
       CHECK(products.take(p, at, OpKind::linear, own) == as_ours);
       CHECK(asked == 1);
-      CHECK(products.counts().compared == 1);
+      CHECK(products.counts().compared == 3);
       CHECK(products.counts().taken == (as_ours ? 2 : 0));
-      CHECK(products.counts().declined == (as_ours ? 0 : 2));
+      CHECK(products.counts().declined == (as_ours ? 2 : 4));
       Product few = p;
       few.m = 255;
       CHECK_FALSE(products.take(few, at, OpKind::linear, own));
-      CHECK(products.counts().compared == 1);
+      CHECK(products.counts().compared == 3);
       if (as_ours) {
         const auto theirs = t.read(at.c, static_cast<std::size_t>(m * n), result);
         own(at.a, at.c, m);

@@ -134,26 +134,27 @@ TEST_CASE("a measured decode step's attention costs what it took, and more where
     for (const std::int64_t size : sizes) t.shape[t.rank++].size = size;
     return t;
   };
-  Op op;
-  op.kind = OpKind::paged_attention;
-  with(op, Attr::heads, std::int64_t{32}), with(op, Attr::kv_heads, std::int64_t{8});
-  with(op, Attr::head_dim, std::int64_t{64}), with(op, Attr::block_tokens, std::int64_t{16});
-  op.inputs = {dims({32, 3072}, DType::bf16), dims({1024, 16, 2 * 8 * 64}, DType::bf16), dims({32, 32}, DType::i32),
-               dims({32}, DType::i32), dims({33}, DType::i32)};
-  op.outputs = {dims({32, 2048}, DType::bf16)};
+  const auto op_of = [&](std::int64_t kv_heads) {
+    Op op;
+    op.kind = OpKind::paged_attention;
+    with(op, Attr::heads, std::int64_t{32}), with(op, Attr::kv_heads, kv_heads);
+    with(op, Attr::head_dim, std::int64_t{64}), with(op, Attr::block_tokens, std::int64_t{16});
+    op.inputs = {dims({32, 64 * (32 + 2 * kv_heads)}, DType::bf16), dims({1024, 16, 2 * kv_heads * 64}, DType::bf16),
+                 dims({32, 32}, DType::i32), dims({32}, DType::i32), dims({33}, DType::i32)};
+    op.outputs = {dims({32, 2048}, DType::bf16)};
+    return op;
+  };
   Sizes sizes;
   sizes.tokens = sizes.seqs = 32, sizes.attention_pairs = 32 * 500;
   const CostModel cost(h, c);
   const Plan plan;
-  const auto m = cost.measurement_of(plan, 0, op, sizes, 34e-6);
+  const auto m = cost.measurement_of(plan, 0, op_of(8), sizes, 34e-6);
   REQUIRE(m);
   CHECK(m->at == std::array{32.0, 500.0, 16.0});
   // But for the columns of q that are keys and values.
-  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(34e3).epsilon(0.02));
+  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op_of(8), sizes)) == Approx(34e3).epsilon(0.02));
   // Four times the key-value heads, none of them shared: four times the bytes.
-  with(op, Attr::kv_heads, std::int64_t{32});
-  op.inputs[0] = dims({32, 6144}, DType::bf16), op.inputs[1] = dims({1024, 16, 2 * 32 * 64}, DType::bf16);
-  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op, sizes)) == Approx(4 * 34e3).epsilon(0.05));
+  CHECK(static_cast<double>(cost.op_nanoseconds(plan, 0, op_of(32), sizes)) == Approx(4 * 34e3).epsilon(0.05));
 }
 
 TEST_CASE("memory of the host is taken and given back at a rate of its own, where that was measured") {

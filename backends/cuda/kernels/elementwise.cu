@@ -51,12 +51,14 @@ extern "C" __global__ void cast_bf16_f32(const bf16* x, float* y, int64_t n) {
 HB_IN_PLACE(float, f32)
 HB_IN_PLACE(bf16, bf16)
 
-/// count += of how many 16-bit words of a and b the bits differ.
-extern "C" __global__ void differing_halves(const uint16_t* a, const uint16_t* b, int64_t n, int32_t* count) {
-  int different = 0;
-  each(n, [&](int64_t i) { different += a[i] != b[i] ? 1 : 0; });
-  different = warp_sum(different);
-  if ((threadIdx.x & 31) == 0 && different != 0) atomicAdd(count, different);
+/// counts[0] += of how many 16-bit words of a and b the bits differ, counts[1] += how many of a are not 0.
+extern "C" __global__ void differing_halves(const uint16_t* a, const uint16_t* b, int64_t n, int32_t* counts) {
+  int different = 0, set = 0;
+  each(n, [&](int64_t i) { different += a[i] != b[i] ? 1 : 0, set += a[i] != 0 ? 1 : 0; });
+  different = warp_sum(different), set = warp_sum(set);
+  if ((threadIdx.x & 31) != 0) return;
+  if (different != 0) atomicAdd(counts, different);
+  if (set != 0) atomicAdd(counts + 1, set);
 }
 
 /// cap tanh(x / cap), in place.
