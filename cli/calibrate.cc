@@ -394,10 +394,9 @@ void add_calibrate(CommandLine& line) {
       line.add_command("calibrate", "time a scenario's ops on this machine and write a hardware profile");
   add_scenario_options(sub, o->scenario);
   sub.option("--out", o->out, "the profile (name it in cluster.calibration)");
-  sub.option(
-         "--backend", o->backend,
-         "cpu, cuda (this machine's GPU, timed by its own events) or cuda-fake (the driver's "
-         "double: for its logic; such a profile is refused as a price)")
+  sub.option("--backend", o->backend,
+             "cpu, cuda (this machine's GPU, timed by its own events) or cuda-fake (the driver's "
+             "double: for its logic; such a profile is refused as a price)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--steps", o->steps,
              "iterations to time, the first is not counted; unless given as many as take some seconds, 8 to 32")

@@ -8,8 +8,8 @@
 
 namespace hotbunk::cuda {
 
-/// Finds the profiler, if any, before threads have ranges: left to the first range, entry points are written while other
-/// threads read them.
+/// Finds the profiler, if any, before threads have ranges: left to the first range, entry points are written while
+/// other threads read them.
 inline void find_profiler() {
 #ifdef HOTBUNK_NVTX
   nvtxInitialize(nullptr);

@@ -10,8 +10,9 @@ ShiftsSeconds shifts_seconds(std::span<const ShiftOp> ops, const CostModel& cost
     if (is_prologue(op.phase)) continue;
     const auto bytes = static_cast<double>(op.bytes), count = static_cast<double>(op.count);
     const bool copies = op.kind == OpKind::copy;
-    const double seconds = (copies ? count * cost.host_copy_seconds(bytes) : cost.map_seconds(bytes, op.kind, op.space)) /
-                           static_cast<double>(op.every);
+    const double seconds =
+        (copies ? count * cost.host_copy_seconds(bytes) : cost.map_seconds(bytes, op.kind, op.space)) /
+        static_cast<double>(op.every);
     if (op.phase == PlanPhase::sync) {
       (copies ? out.uploads : out.staging) += seconds;
       continue;

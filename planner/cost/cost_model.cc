@@ -330,8 +330,8 @@ double CostModel::formula_seconds(const Measurement& m) const {
       // A calibration run uses heads of 128 with one K and V head per four queries' (grouped-query attention). Decoding
       // reads the keys and values of every sequence: they are most of what it moves.
       const double pairs = at[0] * at[1], factor = is_backward(kind) ? 10.0 : 4.0, width = size * at[2] * 128.0;
-      const double bytes = kind == OpKind::paged_attention ? width * (2.0 * at[0] + 2.0 * pairs / 4.0)
-                                                           : width * at[0] * 2.5;
+      const double bytes =
+          kind == OpKind::paged_attention ? width * (2.0 * at[0] + 2.0 * pairs / 4.0) : width * at[0] * 2.5;
       return attention_seconds(factor * pairs * at[2] * 128.0, at[1], bytes, is_backward(kind), peak);
     }
   }

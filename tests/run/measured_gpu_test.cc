@@ -11,7 +11,8 @@
 using namespace hotbunk;
 
 TEST_CASE("with the profile of an H100 the simulator gives the iterations that were measured there") {
-  // scripts/gpu on NVIDIA H100 80GB HBM3, 2026-11-27, commit 2e406358bc02: seconds of phases, mean of iterations 2 and 3.
+  // scripts/gpu on NVIDIA H100 80GB HBM3, 2026-11-27, commit 2e406358bc02: seconds of phases, mean of iterations 2
+  // and 3.
   struct Measured {
     std::string set;
     std::map<std::string, double> phases;
