@@ -20,7 +20,7 @@ Bytes floats(const RankProgram& p, const Tensor& t, const std::vector<float>& va
 
 std::vector<float> floats_of(const Bytes& bytes) {
   std::vector<float> values((bytes.size() - 2 * RankProgram::guard) / sizeof(float));
-  std::memcpy(values.data(), bytes.data() + RankProgram::guard, values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data() + RankProgram::guard, values.size() * sizeof(float));
   return values;
 }
 
