@@ -181,3 +181,28 @@ class Place:
 def is_of_others(name):
     """Files of NCCL's double: a campaign runs CPU ranks alone, tests beside it kill processes that have some."""
     return name.startswith("hotbunk-nccl-")
+
+
+def is_partial(path):
+    """A file that is being written, or was (base/partial_file.cc)."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.partial", path.name) is not None and path.is_file()
+
+
+def manners(done, peak_bytes=None):
+    """Faults that no command may have, whatever it was given: [] or what they are."""
+    faults = []
+    what = " ".join(str(word) for word in done.command[1:4])
+    if done.timed_out:
+        faults.append(f"{what}: did not end within {done.seconds:.0f} s")
+    elif done.code not in EXIT_CODES:
+        ended = signal.Signals(-done.code).name if done.code < 0 else f"exit {done.code}"
+        faults.append(f"{what}: {ended}")
+    if INTERNAL.search(done.err):
+        faults.append(f"{what}: {INTERNAL.search(done.err)[0]}: {done.said()[-300:]}")
+    if done.code in (2, 3) and not DIAGNOSTIC.search(done.err + done.out):
+        faults.append(f"{what}: exit {done.code} without a diagnostic")
+    if peak_bytes and done.peak_bytes > peak_bytes:
+        faults.append(f"{what}: {done.peak_bytes // MIB} MiB resident, more than {peak_bytes // MIB}")
+    if CONTROL.search(done.raw):
+        faults.append(f"{what}: control bytes on the terminal: {CONTROL.search(done.raw)[0]!r}")
+    return faults
