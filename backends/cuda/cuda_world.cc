@@ -26,10 +26,10 @@ CudaWorld::CudaWorld(std::shared_ptr<Context> context, const Nccl& nccl, const L
                      const WorldOptions& options)
     : World(env, options),
       context_(std::move(context)),
-      local_(std::make_shared<LocalRanks>()),
-      nccl_(std::make_unique<NcclRank>(nccl, watch())) {
-  if (size() == 1) watch_own_device();
-  else one_rank_per_device();
+      local_(std::make_shared<LocalRanks>()) {
+  if (size() == 1) watch_own_device();  // another watch, at which NCCL's waits look
+  nccl_ = std::make_unique<NcclRank>(nccl, watch());
+  if (size() > 1) one_rank_per_device();
 }
 
 CudaWorld::~CudaWorld() {
