@@ -13,7 +13,6 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "base/parallel.h"
 #include "rl/checkpoint.h"
 #include "spec/json_read.h"
 
@@ -60,13 +59,6 @@ Result<std::map<std::string, Entry>> read_entries(const fs::path& path) {
   return entries;
 }
 
-/// digest_of_file of each, several at a time.
-std::vector<Result<std::string>> digests_of(const std::vector<fs::path>& files) {
-  std::vector<Result<std::string>> out(files.size());
-  in_parallel(files.size(), [&](std::size_t i) { out[i] = digest_of_file(files[i]); });
-  return out;
-}
-
 }  // namespace
 
 Result<std::string> digest_of_file(const fs::path& path) {
@@ -108,12 +100,9 @@ Status write_manifest(const fs::path& folder, std::int64_t step) {
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   std::map<std::string, fs::path> sorted;
   for (const auto& entry : fs::directory_iterator(folder)) sorted[entry.path().filename().string()] = entry.path();
-  std::vector<fs::path> paths;
-  for (const auto& [name, path] : sorted) paths.push_back(path);
-  const std::vector<Result<std::string>> digests = digests_of(paths);
   std::string scenario;
-  for (std::size_t i = 0; const auto& [name, path] : sorted) {
-    const auto& digest = digests[i++];
+  for (const auto& [name, path] : sorted) {
+    const auto digest = digest_of_file(path);
     if (!digest) return tl::unexpected(digest.error());
     if (name == checkpoint_file::scenario) scenario = *digest;
     files.push_back({{"name", name}, {"bytes", fs::file_size(path)}, {"xxh3_128", *digest}});
@@ -130,27 +119,23 @@ Status verify_manifest(const fs::path& folder) {
   const auto entries = read_entries(path);
   if (!entries) return tl::unexpected(entries.error());
   Diagnostics problems;
-  std::vector<fs::path> paths;  // of the size that was written
-  for (const auto& [name, entry] : *entries)
-    if (fs::file_size(folder / name, ec) == entry.bytes && !ec) paths.push_back(folder / name);
-  const std::vector<Result<std::string>> digests = digests_of(paths);
-  for (std::size_t i = 0; const auto& [name, entry] : *entries) {
+  for (const auto& [name, entry] : *entries) {
     const fs::path file = folder / name;
-    if (i < paths.size() && paths[i] == file) {
-      const auto& digest = digests[i++];
-      if (!digest) return tl::unexpected(digest.error());
-      if (*digest != entry.digest)
-        problems.push_back(differs(file, "holds other bytes",
-                                   {fmt::format("xxh3-128 {} was written, {} is there", entry.digest, *digest)}));
-      continue;
-    }
     if (!fs::exists(file, ec)) {
       if (name != checkpoint_file::optimizer) problems.push_back(differs(file, "is missing"));
       continue;
     }
     const auto bytes = fs::file_size(file, ec);
-    problems.push_back(differs(file, "has another size",
-                               {fmt::format("{} bytes were written, {} are there", entry.bytes, ec ? 0 : bytes)}));
+    if (ec || bytes != entry.bytes) {
+      problems.push_back(differs(file, "has another size",
+                                 {fmt::format("{} bytes were written, {} are there", entry.bytes, ec ? 0 : bytes)}));
+      continue;
+    }
+    const auto digest = digest_of_file(file);
+    if (!digest) return tl::unexpected(digest.error());
+    if (*digest != entry.digest)
+      problems.push_back(differs(file, "holds other bytes",
+                                 {fmt::format("xxh3-128 {} was written, {} is there", entry.digest, *digest)}));
   }
   if (!problems.empty()) return fail(std::move(problems));
   return {};

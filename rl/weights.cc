@@ -106,14 +106,6 @@ void fill_boxes(std::span<const Box> boxes, DType dtype, std::span<std::byte> de
   });
 }
 
-/// What is wrong with the first that is not.
-Status check_all_finite(std::span<const TensorView> tensors) {
-  std::vector<Status> found(tensors.size());
-  in_parallel(tensors.size(), [&](std::size_t i) { found[i] = check_finite(tensors[i]); });
-  const auto bad = std::ranges::find_if(found, [](const Status& s) { return !s; });
-  return bad == found.end() ? Status{} : std::move(*bad);
-}
-
 }  // namespace
 
 ParameterSource::ParameterSource(const ModelSpec& model, std::int64_t seed, std::optional<Checkpoint> checkpoint,
@@ -147,13 +139,11 @@ Result<ParameterSource> ParameterSource::open(const ModelSpec& model, std::int64
   auto checkpoint = Checkpoint::open(model.weights_path);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   if (Status ok = checkpoint->check_against(model); !ok) return fail(std::move(ok.error()));
-  std::vector<TensorView> tensors;
   for (const ParamSpec& p : parameters_of(model)) {
     const StoredParameter at = stored(model, p);
     if (at.first > 0) continue;  // seen with what stands before it in the tensor
-    tensors.push_back(*checkpoint->require(at));
+    if (Status ok = check_finite(*checkpoint->require(at)); !ok) return fail(std::move(ok.error()));
   }
-  if (Status ok = check_all_finite(tensors); !ok) return fail(std::move(ok.error()));
   return ParameterSource(model, seed, std::move(*checkpoint), std::move(adapters));
 }
 
@@ -194,14 +184,12 @@ void ParameterSource::read(const std::string& name, std::span<const Box> boxes, 
 Result<MomentSource> MomentSource::open(const std::filesystem::path& file, const ModelSpec& model) {
   auto checkpoint = Checkpoint::open(file);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
-  std::vector<TensorView> moments;
   for (const ParamSpec& p : trained_parameters(model))
     for (Slot slot : {Slot::first_moment, Slot::second_moment}) {
       const auto moment = checkpoint->require(moment_name(p.name, slot), p.shape);
       if (!moment) return fail(moment.error());
-      moments.push_back(*moment);
+      if (Status ok = check_finite(*moment); !ok) return fail(std::move(ok.error()));
     }
-  if (Status ok = check_all_finite(moments); !ok) return fail(std::move(ok.error()));
   MomentSource source;
   source.file_ = std::move(*checkpoint);
   return source;

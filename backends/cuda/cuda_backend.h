@@ -33,6 +33,7 @@ struct CudaOptions {
   int host_threads = 1;          // OpenMP team of what is computed on the host; have its pages, too
   bool check_order = false;      // name accesses of the same bytes that no event orders, as the plan asks for them
   std::optional<BlasLt> blas{};  // none: our kernels form all products
+  ComparedProducts compared{};
   ProductPolicy products = ProductPolicy::backward;  // which of them cuBLASLt forms, where it is
   std::string scope;  // tells apart the plans that one world executes in turn; part of communicators' names
 };

@@ -37,9 +37,12 @@ struct CudaDevice::Stream {
         graphs(launch),
         on_host(host_threads) {
     if (has_products)
-      products.emplace(*options.blas, options.products, launch, [this](CUdeviceptr from, std::int64_t bytes) {
-        return read(reinterpret_cast<const std::byte*>(from), bytes);
-      });
+      products.emplace(
+          *options.blas, options.products, launch,
+          [this](CUdeviceptr from, std::int64_t bytes) {
+            return read(reinterpret_cast<const std::byte*>(from), bytes);
+          },
+          options.compared);
     queue = std::make_unique<StreamThread>(name);
     queue->enqueue([this] { world.context().make_current(); });
   }

@@ -17,11 +17,6 @@ constexpr std::array policy_names = {std::string_view("own"), std::string_view("
 
 /// Rows compared at the beginning, in the middle and at the end of a product.
 constexpr std::int64_t compared_rows = 128;
-/// Products of fewer rows are bounded by what they read, and ours read no slower.
-constexpr std::int64_t least_rows = 256;
-/// Of smaller ones too little is compared. Where cuBLASLt cut K = 8,192 in parts on an H100, 0.4 % of a result in bf16
-/// had other bits: hundreds of the elements compared here.
-constexpr std::int64_t least_columns = 256, least_depth = 512;
 
 int type_of(DType t) { return t == DType::f32 ? blas::type_f32 : blas::type_bf16; }
 
@@ -51,22 +46,29 @@ bool takes_products(ProductPolicy policy, OpKind kind) {
   }
 }
 
-BlasProducts::BlasProducts(const BlasLt& blas, ProductPolicy policy, const Launcher& launch, Read read)
+BlasProducts::BlasProducts(const BlasLt& blas, ProductPolicy policy, const Launcher& launch, Read read,
+                           ComparedProducts compared)
     : blas_(blas),
       policy_(policy),
       launch_(launch),
       read_(std::move(read)),
+      compared_(compared),
       workspace_(launch.context(), workspace_bytes) {
   check(blas_.cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
 BlasProducts::~BlasProducts() {
+  forget_chosen();
+  blas_.cublasLtDestroy(handle_);
+}
+
+void BlasProducts::forget_chosen() {
   for (const auto& [key, c] : chosen_) {
     if (c.desc != nullptr) blas_.cublasLtMatmulDescDestroy(c.desc);
     for (const BlasLayout layout : {c.first, c.second, c.result})
       if (layout != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout);
   }
-  blas_.cublasLtDestroy(handle_);
+  chosen_.clear();
 }
 
 void BlasProducts::check(BlasStatus status, const char* call) const {
@@ -76,6 +78,7 @@ void BlasProducts::check(BlasStatus status, const char* call) const {
 }
 
 BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
+  if (chosen_.size() >= most_chosen && !chosen_.contains(key)) forget_chosen();
   const auto [at, is_new] = chosen_.try_emplace(key);
   Chosen& c = at->second;
   if (!is_new) return c;
@@ -128,7 +131,7 @@ BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
 std::optional<bool> BlasProducts::has_our_bits(const Product& p, const ProductAddresses& at, const OwnRows& own) const {
   constexpr std::int64_t count_bytes = 256;  // the counts, behind the rows
   const std::int64_t row = p.n * size_of(p.result),
-                     rows = std::min(compared_rows, (workspace_bytes - count_bytes) / row);
+                     rows = std::min({compared_rows, p.m, (workspace_bytes - count_bytes) / row});
   if (rows < 1) return false;
   const CUdeviceptr theirs = workspace_.address(), count = theirs + workspace_bytes - count_bytes;
   std::array<std::int32_t, 2> counts{};  // words that differ, and words of ours that are not 0
@@ -142,13 +145,14 @@ std::optional<bool> BlasProducts::has_our_bits(const Product& p, const ProductAd
   std::memcpy(counts.data(), read_(count, sizeof counts), sizeof counts);
   const auto [different, set] = counts;
   if (different != 0) return false;
-  if (set < 3 * rows * p.n / 2) return {};  // zeros are equal whatever the order of their sums
+  if (set < 3 * rows * p.n * size_of(p.result) / 2 / 2) return {};  // zeros are equal whatever the order of their sums
   return true;
 }
 
 bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind, const OwnRows& own) {
   const bool compares = policy_ == ProductPolicy::equal && kind == OpKind::linear;
-  const bool few = compares && (p.m < least_rows || p.n < least_columns || p.k < least_depth || p.accumulate);
+  const bool few =
+      compares && (p.m < compared_.rows || p.n < compared_.columns || p.k < compared_.depth || p.accumulate);
   // A bias has the operands' dtype here, the result's there.
   const bool ours =
       !takes_products(policy_, kind) || p.m == 0 || p.n == 0 || p.k == 0 || few || (p.bias && p.operands != p.result);

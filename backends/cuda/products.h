@@ -26,6 +26,14 @@ namespace hotbunk::cuda {
 enum class ProductPolicy : std::uint8_t { own, backward, equal, all };
 std::string_view name_of(ProductPolicy);
 std::optional<ProductPolicy> product_policy_from(std::string_view);
+/// Forward products that are compared under `equal`: smaller ones stay ours.
+struct ComparedProducts {
+  std::int64_t rows = 256;  // fewer are bounded by what they read, and ours read no slower
+  // Of less too little is compared. Where cuBLASLt cut K = 8,192 in parts on an H100, 0.4 % of a result in bf16 had
+  // other bits: hundreds of the elements compared here.
+  std::int64_t columns = 256, depth = 512;
+};
+
 /// Whether cuBLASLt forms products of ops of this kind.
 bool takes_products(ProductPolicy, OpKind);
 
@@ -49,6 +57,8 @@ class BlasProducts {
   /// Of what a product may need beside its operands, on each stream that has some. NVIDIA's documentation recommends
   /// 32 MiB on Hopper and later, less before.
   static constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;
+  /// Micro-batches of many lengths have many shapes: beyond so many, all are chosen and compared anew.
+  static constexpr std::size_t most_chosen = 4096;
 
   /// Bytes that the device has at an address, behind what the stream has done.
   using Read = std::function<const std::byte*(CUdeviceptr, std::int64_t bytes)>;
@@ -56,7 +66,7 @@ class BlasProducts {
   using OwnRows = std::function<void(CUdeviceptr a, CUdeviceptr c, std::int64_t rows)>;
 
   /// `read`: for the policy `equal`. RuntimeFailure when the device has no memory for the workspace.
-  BlasProducts(const BlasLt&, ProductPolicy, const Launcher&, Read read = {});
+  BlasProducts(const BlasLt&, ProductPolicy, const Launcher&, Read read = {}, ComparedProducts compared = {});
   ~BlasProducts();
   BlasProducts(const BlasProducts&) = delete;
   BlasProducts& operator=(const BlasProducts&) = delete;
@@ -86,6 +96,7 @@ class BlasProducts {
     std::optional<bool> equal;  // our bits, where that was asked
   };
   Chosen& choose(const Key&);
+  void forget_chosen();
   /// Nothing where the result says nothing.
   std::optional<bool> has_our_bits(const Product&, const ProductAddresses&, const OwnRows&) const;
   void check(BlasStatus, const char* call) const;
@@ -94,6 +105,7 @@ class BlasProducts {
   const ProductPolicy policy_;
   const Launcher& launch_;
   const Read read_;
+  const ComparedProducts compared_;
   BlasHandle handle_ = nullptr;
   const DeviceBlock workspace_;
   std::map<Key, Chosen> chosen_;

@@ -107,6 +107,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
                          .granularity_bytes = 4096,
                          .modules = cuda::test::parsed_kernels()});
   cuda::FakeBlasLt blas(fake);
+  if (setting.blas_sums_as_ours) blas.sum_as_ours();
   if (setting.prepare) setting.prepare(fake);
   cuda::Driver table = fake.table();
   if (setting.tamper) setting.tamper(table);
@@ -122,6 +123,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
                                                                    .host_threads = setting.host_threads,
                                                                    .check_order = setting.check_order,
                                                                    .blas = blas.table(),
+                                                                   .compared = setting.compared,
                                                                    .products = setting.products,
                                                                    .scope = ""});
     });

@@ -47,6 +47,8 @@ struct Setting {
   bool check_order = false;
   bool graphs = true;
   cuda::ProductPolicy products = cuda::ProductPolicy::own;  // what cuBLASLt's double forms
+  cuda::ComparedProducts compared{};
+  bool blas_sums_as_ours = false;
   int host_threads = 1;
   std::filesystem::path checkpoints{};               // where they are written; empty: nowhere
   std::optional<SavedCheckpoint> resume{};           // which one the run goes on from

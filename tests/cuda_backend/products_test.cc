@@ -212,6 +212,26 @@ TEST_CASE("a forward product is cuBLASLt's where it has our kernels' bits, which
     }
 }
 
+TEST_CASE("of many shapes no more are kept than there is room for") {
+  Bench t;
+  const CUdeviceptr base = t.memory.address();
+  t.launch.fill(base, 0, t.memory.bytes());
+  BlasProducts products(t.blas.table(), ProductPolicy::backward, t.launch);
+  Product p{Product::Form::nn, DType::bf16, DType::bf16, 1, 1, 1, false, false};
+  const ProductAddresses at{base, base + 524288, 0, base + 1048576};
+  for (std::size_t i = 0; i < BlasProducts::most_chosen; ++i, ++p.m) products.take(p, at, OpKind::linear_wgrad);
+  p.m = 1;
+  products.take(p, at, OpKind::linear_wgrad);  // is still there
+  CHECK(products.counts().searched == static_cast<std::int64_t>(BlasProducts::most_chosen));
+  p.m = static_cast<std::int64_t>(BlasProducts::most_chosen) + 1;
+  products.take(p, at, OpKind::linear_wgrad);
+  p.m = 1;
+  products.take(p, at, OpKind::linear_wgrad);  // is not
+  CHECK(products.counts().searched == static_cast<std::int64_t>(BlasProducts::most_chosen) + 2);
+  HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
+  CHECK(t.fake.findings().empty());
+}
+
 TEST_CASE(
     "an iteration whose backward products are cuBLASLt's: log-probs stay equal to the bit, every schedule the same") {
   const Scenario scenario = tiny_job({"steps=2"});
@@ -233,6 +253,23 @@ TEST_CASE(
   // Forward ones have so few rows here that they stay ours.
   CHECK(run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::equal}).numbers ==
         first.numbers);
+  // Where they are compared however small, in graphs too, the run has the numbers that it has without.
+  const Scenario halves = tiny_job({"steps=2", "train.precision.params=bf16", "rollout.dtype=bf16"});
+  const auto in_halves = lower(halves);
+  REQUIRE(in_halves);
+  Setting equal{.memory_bytes = roomy, .products = ProductPolicy::backward, .blas_sums_as_ours = true};
+  const Iteration without = run_iteration(*in_halves, halves, equal);
+  REQUIRE_THAT(without.text(), Catch::Equals(""));
+  equal.products = ProductPolicy::equal, equal.compared = {1, 1, 1};
+  const Iteration with = run_iteration(*in_halves, halves, equal);
+  REQUIRE_THAT(with.text(), Catch::Equals(""));
+  CHECK(with.numbers == without.numbers);
+  CHECK(with.calls.at("cublasLtMatmul") > without.calls.at("cublasLtMatmul"));
+  equal.blas_sums_as_ours = false;  // other bits: forward products are ours
+  Setting backward_alone = equal;
+  backward_alone.products = ProductPolicy::backward;
+  CHECK(run_iteration(*in_halves, halves, equal).numbers == run_iteration(*in_halves, halves, backward_alone).numbers);
+
   // All of them, those of decode's graphs too: no finding.
   const Iteration all = run_iteration(*plan, scenario, {.memory_bytes = roomy, .products = ProductPolicy::all});
   REQUIRE_THAT(all.text(), Catch::Equals(""));
