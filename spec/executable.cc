@@ -130,7 +130,7 @@ void executable_engines(const Scenario& s, const Need& need) {
   need(r.attention_dp == 1 || !has_mlp || m.intermediate % r.tp == 0,
        "rollout.layout.tp {}: the {} columns of an MLP do not divide by it", r.tp, m.intermediate);
   need(r.tp % r.ep == 0,
-       "rollout.layout.ep {} with tp {}: {} % {} = {}; groups of one size, of an engine's tensor-parallel ranks, have "
+       "rollout.layout.ep {} with tp {}: {} % {} = {}; of an engine's tensor-parallel ranks groups of one size have "
        "other experts each",
        r.ep, r.tp, r.tp, r.ep, r.tp % r.ep);
   if (m.moe && r.tp % r.ep == 0) {
