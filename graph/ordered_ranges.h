@@ -61,6 +61,20 @@ class OrderedRanges {
     free_.insert(next, range);
   }
 
+  /// Whoever asks from now on knows `known` at least: what all of them are done with is one stretch where it lies side
+  /// by side, so that there is less to look at. What take() answers does not change.
+  void join(const Clock& known) {
+    auto out = free_.begin();
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      if (is_done(*it, known)) it->use = -1, it->clock = -1, it->stream = 0;
+      const bool joins =
+          out != free_.begin() && it->use < 0 && std::prev(out)->use < 0 && std::prev(out)->end == it->begin;
+      if (joins) std::prev(out)->end = it->end;
+      else *out++ = *it;
+    }
+    free_.erase(out, free_.end());
+  }
+
   /// All streams meet: whoever asks from now on knows of all uses. Where nothing is taken it begins anew.
   void settle() {
     std::vector<Range> joined;

@@ -54,17 +54,13 @@ class Placement {
     uses_.clear();
     use_of_.assign(draft_.buffers.size(), -1);
     note_uses(block);
+    note_steps(block);
     std::int64_t high = 0;
-    for (const DraftCall& call : block.calls) {
-      const auto place_slot = [&](OpKind kind, BufferId slot) {
-        const BufferId id = call.slots[static_cast<std::size_t>(slot)].buffer;
-        if (place(kind, id) && kind == OpKind::alloc) high = std::max(high, buffer(id).offset + buffer(id).bytes());
-      };
-      each_step(
-          draft_.body_of(call), call, [&](const DraftMemory& m, StreamId) { place_slot(m.kind, m.slot); },
-          [&](const Op& op, std::size_t) {
-            if (op.kind == OpKind::alloc || op.kind == OpKind::free) place_slot(op.kind, op.buffer);
-          });
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (i % joined_every == 0) ranges_.join(known_later_[i / joined_every]);
+      const auto [kind, id] = steps_[i];
+      place(kind, id);
+      if (kind == OpKind::alloc) high = std::max(high, buffer(id).offset + buffer(id).bytes());
     }
     return high;
   }
@@ -122,27 +118,56 @@ class Placement {
     else merge(mine, recorded_[static_cast<std::size_t>(m.event)]);
   }
 
-  /// Whether it is of the transient section, and of a size.
-  bool place(OpKind kind, BufferId id) {
-    Buffer& b = buffer(id);
-    if (b.section != transient_section || b.bytes() == 0) return false;
-    if (!is_kept_.empty() && is_kept_[static_cast<std::size_t>(id)]) return true;
-    const std::int64_t bytes = aligned(b.bytes(), alignment);
-    const std::int32_t at_use = use_of_[static_cast<std::size_t>(id)];
-    static constexpr Use none{};
-    const Use& use = at_use < 0 ? none : uses_[static_cast<std::size_t>(at_use)];
-    if (kind == OpKind::free) {
-      ranges_.give(b.offset, bytes, use.last);
-    } else {
-      b.offset = ranges_.take(bytes, use.entry);
-      high_ = std::max(high_, b.offset + bytes);
+  /// The allocs and frees of the block, and what all that ask from one on know.
+  void note_steps(const DraftBlock& block) {
+    steps_.clear();
+    for (const DraftCall& call : block.calls) {
+      const auto note = [&](OpKind kind, BufferId slot) {
+        const BufferId id = call.slots[static_cast<std::size_t>(slot)].buffer;
+        if (buffer(id).section == transient_section && buffer(id).bytes() > 0) steps_.emplace_back(kind, id);
+      };
+      each_step(
+          draft_.body_of(call), call, [&](const DraftMemory& m, StreamId) { note(m.kind, m.slot); },
+          [&](const Op& op, std::size_t) {
+            if (op.kind == OpKind::alloc || op.kind == OpKind::free) note(op.kind, op.buffer);
+          });
     }
-    return true;
+    known_later_.resize((steps_.size() + joined_every - 1) / joined_every);
+    Clock known = Use{}.entry;
+    for (std::size_t i = steps_.size(); i-- > 0;) {
+      if (const auto [kind, id] = steps_[i]; kind == OpKind::alloc && !is_kept(id))
+        for (std::size_t s = 0; s < known.size(); ++s) known[s] = std::min(known[s], use_of(id).entry[s]);
+      if (i % joined_every == 0) known_later_[i / joined_every] = known;
+    }
   }
 
+  bool is_kept(BufferId id) const { return !is_kept_.empty() && is_kept_[static_cast<std::size_t>(id)]; }
+  const Use& use_of(BufferId id) const {
+    static constexpr Use none{};
+    const std::int32_t use = use_of_[static_cast<std::size_t>(id)];
+    return use < 0 ? none : uses_[static_cast<std::size_t>(use)];
+  }
+
+  /// A transient buffer of a size.
+  void place(OpKind kind, BufferId id) {
+    if (is_kept(id)) return;
+    Buffer& b = buffer(id);
+    const std::int64_t bytes = aligned(b.bytes(), alignment);
+    if (kind == OpKind::free) {
+      ranges_.give(b.offset, bytes, use_of(id).last);
+    } else {
+      b.offset = ranges_.take(bytes, use_of(id).entry);
+      high_ = std::max(high_, b.offset + bytes);
+    }
+  }
+
+  static constexpr std::size_t joined_every = 8;  // steps; a look at all ranges costs about what a take does
+
   Draft& draft_;
-  std::vector<Use> uses_;             // of transients in the block at hand
-  std::vector<std::int32_t> use_of_;  // [buffer] -> index into uses_; -1: the block does not touch it
+  std::vector<Use> uses_;                           // of transients in the block at hand
+  std::vector<std::int32_t> use_of_;                // [buffer] -> index into uses_; -1: the block does not touch it
+  std::vector<std::pair<OpKind, BufferId>> steps_;  // allocs and frees of that block, in order
+  std::vector<Clock> known_later_;                  // [step / joined_every]: by all that ask from there on
   std::vector<Clock> recorded_;
   std::vector<bool> is_kept_;   // [buffer]; empty: none is
   std::vector<BufferId> held_;  // of the phase at hand

@@ -163,6 +163,10 @@ std::string flag_line(const ChoiceRow& r) {
 
 Scenario with_point(Scenario s, const RlPoint& p) {
   const RlPoint own = rl_point_of(s);
+  return with_point(std::move(s), own, p);
+}
+
+Scenario with_point(Scenario s, const RlPoint& own, const RlPoint& p) {
   s.train.micro_batch_tokens = micro_batch_tokens(s, p.train);
   if (s.train.micro_batch_sequences > 0 && own.train.micro_batch != p.train.micro_batch)
     s.train.micro_batch_sequences = p.train.micro_batch;

@@ -11,6 +11,8 @@ namespace hotbunk {
 
 /// The scenario with the point's layout, shifts and sync written into it.
 Scenario with_point(Scenario, const RlPoint&);
+/// The same of a scenario whose point, rl_point_of() it, is known to be `own`.
+Scenario with_point(Scenario, const RlPoint& own, const RlPoint&);
 
 /// "train.layout.dp=4", …: what --set needs to turn the scenario into `with_point`; empty for its own point. From the
 /// table of keys, so that the loader takes what is printed.

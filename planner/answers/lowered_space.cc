@@ -154,7 +154,7 @@ class PlanAnswers {
   double training_seconds_of(const TrainPoint& t) {
     RlPoint p = own_;
     p.train = t;
-    if (!executes(with_point(scenario_, p))) return 0.0;
+    if (!executes(with_point(scenario_, own_, p))) return 0.0;
     const std::optional<Training>& training = trainings_.value(t, [&] { return lowered_training(p); });
     if (!training) return 0.0;
     return training->seconds();
@@ -162,7 +162,7 @@ class PlanAnswers {
   double rollout_seconds_of(const RolloutPoint& r) {
     RlPoint p = own_;
     p.rollout = r;
-    const Scenario there = with_point(scenario_, p);
+    const Scenario there = with_point(scenario_, own_, p);
     if (!executes(there)) return 0.0;
     const JobPhases phases(there);
     const Part& moves = part(key_of(PartKind::moves, p, phases, node_ranks_), there);
@@ -181,7 +181,8 @@ class PlanAnswers {
     for (std::size_t i = 0; i < points.size(); ++i)
       for (const PartKey& key : keys[i]) parts.try_emplace(key, &points[i]);
     const std::vector<std::pair<PartKey, const RlPoint*>> each(parts.begin(), parts.end());
-    workers.each(each.size(), [&](std::size_t i, int) { part(each[i].first, with_point(scenario_, *each[i].second)); });
+    workers.each(each.size(),
+                 [&](std::size_t i, int) { part(each[i].first, with_point(scenario_, own_, *each[i].second)); });
   }
 
  private:
@@ -270,7 +271,7 @@ class PlanAnswers {
 
   /// None where nothing lowers the point, whatever its training computes with.
   std::optional<Frame> lowered_frame(const RlPoint& p) {
-    const Scenario there = with_point(scenario_, p);
+    const Scenario there = with_point(scenario_, own_, p);
     if (!executes(there)) return std::nullopt;
     Frame out{.phases = JobPhases(there), .keep_mapped = nothing_sleeps(there), .shifts = {}, .transients = {}};
     out.shifts.resize(static_cast<std::size_t>(there.train.layout.pp));
@@ -305,7 +306,7 @@ class PlanAnswers {
 
   /// What the phases of training take, of a point that something lowers; none where a micro-batch holds no sample.
   std::optional<Training> lowered_training(const RlPoint& p) {
-    const Scenario there = with_point(scenario_, p);
+    const Scenario there = with_point(scenario_, own_, p);
     // A frame is that of points with other micro-batches, too: sequence parallelism has to divide these.
     if (!executes(there) || !holds_a_sample(there)) return std::nullopt;
     const JobPhases phases(there);
@@ -339,7 +340,7 @@ class PlanAnswers {
   /// Of the point's plan; none where nothing lowers it.
   std::vector<PartKey> keys_of(const RlPoint& p) const {
     std::vector<PartKey> out;
-    const Scenario there = with_point(scenario_, p);
+    const Scenario there = with_point(scenario_, own_, p);
     if (!executes(there) || !holds_a_sample(there)) return out;
     const JobPhases phases(there);
     for (const JobPhase& phase : phases) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <queue>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/format.h"
@@ -250,8 +251,9 @@ void JointSearch::each_plan(const Pair& pair, Visit visit) const {
   }
 }
 
-/// Points with every training point and everything else of the batch, each once: plans are put together of what depends
-/// on one of the two. Pairs that change nothing, by what was found before, are none of it.
+/// Points with every training point and every source of a sync beside every rollout of the batch, each once: plans are
+/// put together of what depends on one of the two, and who prices waits for nobody. Pairs that change nothing, by what
+/// was found before, are none of it.
 void JointSearch::prepare(std::vector<Pair>& batch) {
   if (!options_.plan_prices.prepare) return;
   std::erase_if(batch, [&](const Pair& pair) {
@@ -260,15 +262,16 @@ void JointSearch::prepare(std::vector<Pair>& batch) {
   });
   std::vector<RlPoint> points;
   std::set<const Trained*> trained;
-  std::set<const Rolled*> rolled;
+  std::set<std::tuple<const Rolled*, std::uint32_t, bool>> synced;
   for (const Pair& pair : batch) {
     const SearchSegment& s = segments_[pair.segment];
     const Trained& t = s.training[pair.training];
     const Rolled& r = s.rollouts[pair.rollout];
     RlPoint p{.train = t.point, .rollout = r.point, .placement = s.placement.mode};
-    const bool new_training = trained.insert(&t).second, new_rollout = rolled.insert(&r).second;
-    for (std::size_t order = 0; order < (new_rollout ? s.num_orders(t) : new_training ? 1 : 0); ++order)
-      for (std::size_t i = 0; i < (new_rollout ? s.num_syncs() : 1); ++i) {
+    const bool new_training = trained.insert(&t).second;
+    const bool new_sync = synced.emplace(&r, t.source, t.point.optimizer_on_host).second;
+    for (std::size_t order = 0; order < (new_sync ? s.num_orders(t) : new_training ? 1 : 0); ++order)
+      for (std::size_t i = 0; i < (new_sync ? s.num_syncs() : 1); ++i) {
         p.transition = s.orders[order];
         s.set_sync(i, p);
         points.push_back(p);
