@@ -9,9 +9,11 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "base/json.h"
+#include "exec/session.h"
 #include "tests/blocks.h"
 #include "trace/trace_json.h"
 
@@ -71,22 +73,93 @@ class Exchange final : public Driver {
   std::map<std::string, Bytes> fetched_;  // streams fetch at the same time
 };
 
-std::string play_here(Process& process, const Plan& plan, const Script& script) {
+nlohmann::json said_of(const Result<Trace>& trace, const Exchange& driver) {
   nlohmann::json said{{"failure", ""}, {"fetched", nlohmann::json::object()}};
-  Exchange driver(script);
-  Backend& backend = process.backend(driver);
-  try {
-    const auto trace = execute(plan, backend, driver, {.steps = script.steps, .local_ranks = process.ranks});
-    if (trace) said["trace"] = trace_to_json(*trace, "");
-    else said["failure"] = render(trace.error());
-  } catch (const std::exception& e) {  // an interpreter may refuse either way
-    said["failure"] = e.what();
-  }
+  if (trace) said["trace"] = trace_to_json(*trace, "");
+  else said["failure"] = render(trace.error());
   for (const auto& [name, bytes] : driver.fetched()) {
     auto& list = said["fetched"][name] = nlohmann::json::array();
     for (const std::byte b : bytes) list.push_back(static_cast<int>(b));
   }
-  return json_text(said);
+  return said;
+}
+
+/// An interpreter may refuse either way.
+template <class F>
+Result<Trace> caught(F&& play) {
+  try {
+    return play();
+  } catch (const std::exception& e) {
+    return fail(Diagnostic{.code = "E000", .message = e.what(), .where = {}, .notes = {}, .help = ""});
+  }
+}
+
+RunOptions options_of(const Script& script, const Process& process) {
+  return {.steps = script.steps, .local_ranks = process.ranks};
+}
+
+nlohmann::json play_here(Process& process, const Plan& plan, const Script& script) {
+  Exchange driver(script);
+  Backend& backend = process.backend(driver);
+  const auto trace = caught([&] { return execute(plan, backend, driver, options_of(script, process)); });
+  return said_of(trace, driver);
+}
+
+nlohmann::json play_suspended_here(Process& process, const Plan& plan, const Script& script, std::int16_t before,
+                                   const std::function<void()>& meanwhile) {
+  Exchange driver(script);
+  Backend& backend = process.backend(driver);
+  bool reached = false;
+  const auto trace = caught([&]() -> Result<Trace> {
+    auto devices = backend.open(plan, process.ranks);
+    if (!devices) return fail(devices.error());
+    RunOptions options = options_of(script, process);
+    options.on_phase = [&](std::int32_t, std::int16_t phase) { reached |= phase == before; };
+    Session session(plan, driver, std::move(*devices), options);
+    for (bool suspended = false;;) {
+      if (reached && !suspended) {
+        if (auto s = session.settle(); !s) return fail(s.error());
+        suspended = true;
+        meanwhile();
+      }
+      const auto more = session.advance();
+      if (!more) return fail(more.error());
+      if (!*more) return backend.take_trace();
+    }
+  });
+  HB_CHECK(!trace || reached, "phase {} never began", before);
+  return said_of(trace, driver);
+}
+
+/// What processes said, together.
+Played played_of(const std::vector<nlohmann::json>& processes) {
+  Played out;
+  std::vector<Trace> parts;
+  for (const nlohmann::json& said : processes) {
+    if (said.is_string()) {  // lost
+      out.failures.push_back(said);
+      continue;
+    }
+    out.failures.push_back(said["failure"]);
+    for (const auto& [name, list] : said["fetched"].items())
+      for (const auto& b : list) out.fetched[name].push_back(static_cast<std::byte>(b.get<int>()));
+    if (!said.contains("trace")) continue;
+    auto part = trace_from_json(said["trace"].get<std::string>(), "part");
+    HB_CHECK(part.has_value(), "a trace that cannot be read");
+    parts.push_back(std::move(part->trace));
+  }
+  if (out.went_well()) out.trace = merge_traces(parts);
+  return out;
+}
+
+/// Of each process, the part of what it said that has this key; what it said if it was lost.
+Played played_of(const std::vector<std::string>& texts, const char* key) {
+  std::vector<nlohmann::json> processes;
+  for (const std::string& text : texts) {
+    const auto said = json_or_discarded<nlohmann::json>(text);
+    processes.push_back(said.is_discarded() ? nlohmann::json(text) : said[key]);
+  }
+  return played_of(processes);
 }
 
 }  // namespace
@@ -102,25 +175,21 @@ std::string Played::failure() const {
 }
 
 Played play(const Subject& subject, const Plan& plan, const Script& script) {
-  const auto texts = subject.run(plan.num_ranks(), [&](Process& process) { return play_here(process, plan, script); });
-  Played out;
-  std::vector<Trace> parts;
-  for (const std::string& text : texts) {
-    const auto said = json_or_discarded<nlohmann::json>(text);
-    if (said.is_discarded()) {
-      out.failures.push_back(text);
-      continue;
-    }
-    out.failures.push_back(said["failure"]);
-    for (const auto& [name, list] : said["fetched"].items())
-      for (const auto& b : list) out.fetched[name].push_back(static_cast<std::byte>(b.get<int>()));
-    if (!said.contains("trace")) continue;
-    auto part = trace_from_json(said["trace"].get<std::string>(), "part");
-    HB_CHECK(part.has_value(), "a trace that cannot be read");
-    parts.push_back(std::move(part->trace));
-  }
-  if (out.went_well()) out.trace = merge_traces(parts);
-  return out;
+  const auto texts = subject.run(plan.num_ranks(), [&](Process& process) {
+    return json_text(nlohmann::json{{"all", play_here(process, plan, script)}});
+  });
+  return played_of(texts, "all");
+}
+
+TwoPlayed play_suspended(const Subject& subject, const Plan& plan, const Script& script, std::int16_t before,
+                         const Plan& other, const Script& other_script) {
+  const auto texts = subject.run(plan.num_ranks(), [&](Process& process) {
+    nlohmann::json said;
+    said["suspended"] = play_suspended_here(process, plan, script, before,
+                                            [&] { said["other"] = play_here(process, other, other_script); });
+    return json_text(said);
+  });
+  return {played_of(texts, "suspended"), played_of(texts, "other")};
 }
 
 namespace {
@@ -176,12 +245,21 @@ Program RankProgram::program() const {
   }
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::alloc, static_cast<BufferId>(b), buffers_[b].name + "+"));
-  ops.insert(ops.end(), ops_.begin(), ops_.end());
+  std::vector<std::vector<Op>> phases;
+  std::size_t begin = 0;
+  for (const std::size_t end : phases_) {
+    ops.insert(ops.end(), ops_.begin() + static_cast<std::ptrdiff_t>(begin),
+               ops_.begin() + static_cast<std::ptrdiff_t>(end));
+    phases.push_back(std::exchange(ops, {}));
+    begin = end;
+  }
+  ops.insert(ops.end(), ops_.begin() + static_cast<std::ptrdiff_t>(begin), ops_.end());
   for (std::size_t b = 0; b < buffers_.size(); ++b)
     ops.push_back(toy::memory(OpKind::free, static_cast<BufferId>(b), buffers_[b].name + "-"));
   ops.insert(ops.end(), last.begin(), last.end());
   p.buffers = buffers_;
-  p.phases = {{test::block_of(p, "only", ops)}};
+  phases.push_back(std::move(ops));
+  for (const std::vector<Op>& of_phase : phases) p.phases.push_back({test::block_of(p, "only", of_phase)});
   p.num_events = 16;
   return p;
 }
@@ -189,7 +267,9 @@ Program RankProgram::program() const {
 Plan plan_of(std::vector<Program> programs) {
   Plan plan = test::empty_plan();
   plan.scenario = "conformance";
-  plan.phases = {{"work", When::iteration, false}};
+  const std::size_t phases = programs.front().phases.size();
+  for (std::size_t i = 0; i < phases; ++i)
+    plan.phases.push_back({phases == 1 ? "work" : fmt::format("work {}", i), When::iteration, false});
   plan.groups = {{"world", {{}}}};
   for (Program& p : programs) {
     plan.groups[0].groups[0].push_back(plan.num_ranks());

@@ -35,6 +35,15 @@ struct Played {
 
 Played play(const Subject&, const Plan&, const Script& = {});
 
+/// A job, and another one on the same devices that has them to itself in between.
+struct TwoPlayed {
+  Played suspended, other;
+};
+/// The plan is suspended when its phase number `before` is about to begin for the first time; then `other` is played
+/// from its beginning to its end, by another backend of the same process, and the first goes on.
+TwoPlayed play_suspended(const Subject&, const Plan&, const Script&, std::int16_t before, const Plan& other,
+                         const Script& other_script);
+
 /// The program of one rank, op by op, over buffers that lie between guards: `guard` bytes before and after each.
 class RankProgram {
  public:
@@ -51,16 +60,20 @@ class RankProgram {
   void feed(const Tensor&, StreamId = streams::compute);
   void fetch(const Tensor&, StreamId = streams::compute);
 
+  /// What is added from here on is of another phase.
+  void end_phase() { phases_.push_back(ops_.size()); }
+
   /// All buffers mapped and allocated, the ops, all of it freed and unmapped.
   Program program() const;
 
  private:
   std::vector<Buffer> buffers_;
   std::vector<Op> ops_;
-  std::int64_t end_[2] = {0, 0};  // by space
+  std::vector<std::size_t> phases_;  // the ends of all but the last, in ops_
+  std::int64_t end_[2] = {0, 0};     // by space
 };
 
-/// One phase, "work"; group family 0, "world", is all ranks.
+/// Phase "work", or "work 0" and so on of each iteration; group family 0, "world", is all ranks.
 Plan plan_of(std::vector<Program>);
 inline Plan plan_of(const RankProgram& p) { return plan_of(std::vector<Program>{p.program()}); }
 /// The same program on two ranks.

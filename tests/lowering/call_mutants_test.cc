@@ -118,4 +118,48 @@ TEST_CASE(
   });
   CHECK(unmarked.passed == std::set<std::string>{});
   CHECK(unmarked.found > 30);
+
+  const Verdict unbound = verdict_of(plan, [](const Program&, std::vector<Call>& calls, std::size_t c) {
+    if (calls[c].ports.empty()) return false;
+    calls[c].ports.pop_back();
+    return true;
+  });
+  CHECK(unbound.passed == std::set<std::string>{});
+  CHECK(unbound.found > 100);
+
+  // A port on another transient, as large as its own.
+  const Verdict rebound = verdict_of(plan, [](const Program& program, std::vector<Call>& calls, std::size_t c) {
+    for (Port& port : calls[c].ports) {
+      const Buffer& own = program.buffers[static_cast<std::size_t>(port.buffer)];
+      if (own.section != sections::transient) continue;
+      for (std::size_t b = 0; b < program.buffers.size(); ++b)
+        if (const Buffer& other = program.buffers[b]; &other != &own && other.section == own.section &&
+                                                      other.dtype == own.dtype && other.elements == own.elements) {
+          port.buffer = static_cast<BufferId>(b);
+          return true;
+        }
+    }
+    return false;
+  });
+  // These read another live value of the same size, which nothing but numbers tell apart (tests/numerics).
+  CHECK(rebound.passed == std::set<std::string>{"train.adamw", "train.layer.backward", "train.sum_squares"});
+  CHECK(rebound.found > 30);
+}
+
+TEST_CASE("a slot fewer than the lowering counted on is found by the verifier") {
+  for (const char* sets : {"train.recompute=full", "train.recompute=none"}) {
+    const Plan plan = lowered(tiny(4, 2, {sets, "algorithm.reference=true"}));
+    REQUIRE(verify(plan).empty());
+    int limits = 0;
+    for (std::size_t l = 0; l < plan.programs[0].slot_limits.size(); ++l) {
+      Plan mutant = plan;
+      SlotLimit& limit = mutant.programs[0].slot_limits[l];
+      if (limit.slots < 2 || limit.turns.size() <= static_cast<std::size_t>(limit.slots)) continue;
+      --limit.slots;
+      INFO(fmt::format("{}: limit {}", sets, l));
+      CHECK_FALSE(verify(mutant, 1).empty());
+      ++limits;
+    }
+    CHECK(limits > 0);
+  }
 }
