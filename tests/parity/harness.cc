@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "runtime/gather.h"
@@ -66,7 +68,14 @@ class Observer final : public Driver {
     }
     return inner_.next(rank, step, phase);
   }
-  void feed(Rank r, const BoundOp& op, const Args& a, std::span<std::byte> to) override { inner_.feed(r, op, a, to); }
+  void feed(Rank r, const BoundOp& op, const Args& a, std::span<std::byte> to) override {
+    inner_.feed(r, op, a, to);
+    if (!job_.all_fed) return;
+    Hasher h;
+    h.add(op.name()), h.add(std::int64_t{a.step}), h.add(to);
+    fed_ += std::stoull(h.hex().substr(0, 16), nullptr, 16);  // in any order
+  }
+  std::uint64_t fed() const { return fed_; }
   void fetch(Rank r, const BoundOp& op, const Args& a, std::span<const std::byte> from) override {
     inner_.fetch(r, op, a, from);
   }
@@ -81,6 +90,7 @@ class Observer final : public Driver {
   const Case& job_;
   const CpuBackend* backend_ = nullptr;
   std::pair<std::int32_t, std::int16_t> seen_{-1, -1};
+  std::atomic<std::uint64_t> fed_ = 0;  // streams feed at the same time
 };
 
 Result<Trace> execute_case(const Plan& plan, CpuBackend& backend, Driver& driver, const RunOptions& run) {
@@ -114,6 +124,8 @@ std::string run_case(CpuWorld& world, const Case& job, std::size_t index, const 
     return found.find(job.fails_with) != found.npos ? "" : fmt::format("not '{}': {}", job.fails_with, found);
   }
   if (!trace) return render(trace.error());
+  if (job.all_fed)
+    if (std::string bad = job.all_fed(observer.fed()); !bad.empty()) return bad;
   const auto parts = gather_strings_at_first(world, options.scope + "trace", trace_to_json(*trace, ""));
   if (world.rank() != 0) return "";
   return check({job, *plan, merge_traces(parts), lengths});

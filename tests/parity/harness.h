@@ -26,6 +26,9 @@ struct Case {
   std::function<std::string(const CpuBackend&, std::int32_t step, const std::string& phase)> before_phase = {};
   /// Not empty: every rank is to stop with an error that contains it. The world is then good for nothing more.
   std::string fails_with = {};
+  /// Called on every rank when all is done, with a hash of what its Driver fed, whose order does not count: samples'
+  /// tokens among it. "" or what is wrong.
+  std::function<std::string(std::uint64_t fed)> all_fed = {};
 };
 
 /// One case, executed: the trace of all ranks and the lengths that its samples had.

@@ -36,10 +36,11 @@ std::string state_hash(const CpuBackend& backend, const ModelSpec& model, int wo
 /// What all cases of one world must agree in, as far as they are of one `kind`.
 struct Agreement {
   std::map<std::string, std::string> weights;                 // final, of this rank
+  std::map<std::string, std::uint64_t> fed;                   // to this rank: prompts, samples' tokens, advantages
   std::map<std::string, std::vector<SampleLengths>> lengths;  // on rank 0
 };
 
-/// Compares the trained state at the end with that of the first case of its kind.
+/// Compares what was fed, bit for bit, and the trained state at the end with those of the first case of its kind.
 Case agreeing(std::string kind, std::string name, Scenario s, int world, const std::shared_ptr<Agreement>& all) {
   Case job{std::move(name), std::move(s)};
   job.before_phase = [kind, world, all, model = job.scenario.model](const CpuBackend& b, std::int32_t,
@@ -49,6 +50,11 @@ Case agreeing(std::string kind, std::string name, Scenario s, int world, const s
     const auto [first, is_first] = all->weights.try_emplace(kind, found);
     if (found == "asleep" || found != first->second) return fmt::format("other weights: {}, {}", found, first->second);
     return "";
+  };
+  job.all_fed = [kind, all](std::uint64_t fed) -> std::string {
+    if (fed == 0) return "nothing was fed";
+    const auto [first, is_first] = all->fed.try_emplace(kind, fed);
+    return fed == first->second ? "" : "other tokens or advantages";
   };
   return job;
 }
