@@ -121,13 +121,6 @@ TEST_CASE("plan of what is priced and lint agree: warnings and errors stand besi
 
 namespace {
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> out;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) out.push_back(line);
-  return out;
-}
-
 /// What the program writes to a terminal.
 std::string on_terminal(const std::vector<std::string>& arguments, const char* no_colour = nullptr) {
   int screen = -1;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,12 @@ inline fs::path work_folder() {
   return folder;
 }
 
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
 inline std::string text_of(const fs::path& p) { return read_file(p).value_or(""); }
 
 inline Result2 hotbunk_command(const std::string& arguments) {
