@@ -39,7 +39,7 @@ class Importer {
       if (const auto equals = text.find('='); equals != std::string::npos)
         in_.chosen[text.substr(0, equals)] = text.substr(equals + 1);
     out_.system = table_.system, out_.release = table_.release, out_.name = name;
-    out_.notes = launch_.notes;
+    out_.notes = launch_.notes, out_.expandable = launch_.expandable;
     for (const auto& [key, value] : table_.scenario) in_.set(key, value, fmt::format("what {} is", table_.title));
     for (const LaunchKey& row : table_.keys) take(row);
     for (const Setting& setting : launch_.settings) leave(setting);
@@ -50,6 +50,8 @@ class Importer {
         for (const std::string& variable : out_.undefined)
           problem.notes.push_back(fmt::format("{} is not set in the script: --var NAME=VALUE sets it", variable));
     if (!in_.problems.empty()) return fail(std::move(in_.problems));
+    if (in_.find("padding_removed") != nullptr && !in_.is_true("padding_removed"))
+      out_.padded = in_.said("padding_removed");
     for (const std::string& text : sets) {
       const auto equals = text.find('=');
       if (equals == std::string::npos || text.substr(0, equals) == "model" || text.starts_with("model.")) continue;

@@ -175,6 +175,8 @@ struct AlgorithmSpec {
   std::int64_t mini_batches = 1;                       // optimizer steps per iteration
   bool reference = false;                              // reference log-probs by a frozen copy of the initial weights
   bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
+  /// Of ppo: its critic beside the actor, by turns; or on as many GPUs of its own, which the cluster does not count.
+  PlacementMode critic_placement = PlacementMode::colocated;
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
   std::int64_t max_staleness =
       0;                      // iterations that the sampling weights may lag; > 0 lets rollout and training overlap

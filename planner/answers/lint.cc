@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -13,6 +14,7 @@
 #include "lowering/sample_rows.h"
 #include "planner/answers/levers.h"
 #include "planner/answers/remedies.h"
+#include "planner/rl/length_moments.h"
 #include "planner/search/lacking.h"
 #include "spec/names.h"
 
@@ -41,6 +43,10 @@ constexpr std::array all_lint_rules = {
              "preempted sequences are computed again: seconds are those without preemption"},
     LintRule{"L12", "keys that change nothing", "a setting of another engine"},
     LintRule{"L13", "a layout that does not fit", "device or host, with what does"},
+    LintRule{"L14", "micro-batches that are padded (of a launch)",
+             "verl issue 7203: log-probs three times as slow by padded micro-batches"},
+    LintRule{"L15", "expandable segments beside an engine that sleeps (of a launch)",
+             "vLLM pull requests 14189 and 40812, torch_memory_saver issue 24, OpenRLHF issue 1011"},
 };
 
 class Linter {
@@ -263,6 +269,46 @@ std::span<const LintRule> lint_rules() { return all_lint_rules; }
 
 std::vector<Finding> lint(const ScenarioPricer& s, const Explanation& e) { return Linter(s, e).run(); }
 std::vector<Finding> lint(const ScenarioPricer& s) { return lint(s, explain(s)); }
+
+/// verl pads every sample to the longest that there may be; OpenRLHF to the longest of its micro-batch.
+static std::optional<Finding> padded_work(const ScenarioPricer& s, const std::string& said) {
+  const Scenario& scenario = s.scenario();
+  const LengthSpec& response = scenario.workload.response_tokens;
+  const double mean = std::max(1.0, scenario.workload.prompt_tokens.mean + response.mean);
+  double computed = scenario.workload.longest();
+  std::string how = "every sample is computed with the tokens of the longest that there may be";
+  if (s.train().framework().name == "openrlhf") {
+    const double each = static_cast<double>(std::max<std::int64_t>(1, scenario.train.micro_batch_sequences));
+    if (each <= 1.0) return std::nullopt;
+    computed = scenario.workload.prompt_tokens.mean + longest_of(response, each);
+    how = fmt::format("every sample is computed with the tokens of the longest of its {:.0f}", each);
+  }
+  if (computed < 1.05 * mean) return std::nullopt;
+  return Finding{"L14", LintLevel::warning,
+                 fmt::format("{}: {}, {:.0f} where they have {:.0f} on average: {:.1f} times the work and the "
+                             "activations of what is priced here",
+                             said, how, computed, mean, computed / mean),
+                 "take the padding out, or expect as much more"};
+}
+
+std::vector<Finding> lint_launch(const ScenarioPricer& s, const LaunchHabits& habits) {
+  std::vector<Finding> out;
+  if (!habits.padded.empty())
+    if (auto finding = padded_work(s, habits.padded)) out.push_back(std::move(*finding));
+  const Scenario& scenario = s.scenario();
+  const bool sleeps = scenario.algorithm.name != AlgorithmName::sft && scenario.placement == PlacementMode::colocated &&
+                      scenario.rollout.sleep;
+  if (!habits.expandable.empty() && sleeps)
+    out.push_back(
+        {"L15", LintLevel::warning,
+         fmt::format("{}: {}", habits.expandable,
+                     scenario.rollout.engine == RolloutEngine::vllm
+                         ? "vLLM that sleeps ends at its start before April 2026, and switches it off for its "
+                           "own pool since"
+                         : "torch_memory_saver cannot put such memory to sleep"),
+         "leave it out of the engine's environment"});
+  return out;
+}
 
 std::vector<Finding> lint_beside(const ScenarioPricer& s, const Explanation& e) {
   std::vector<Finding> out = lint(s, e);

@@ -21,6 +21,7 @@ std::string_view name_of(Term t) {
 TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostModel& cost,
                        const FrameworkProfile& framework)
     : model_(model), setting_(std::move(setting)), cost_(cost), framework_(framework) {
+  setting_.state.separate_master = framework_.separate_master;
   peak_ = cost_.peak_flops(setting_.precision);
   wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
   quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
@@ -404,8 +405,9 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   if (const double on_host = host_fraction(p); on_host > 0.0) {
     const double own = on_host * held.own_trained(p);
     out.host_down_bytes = (streams ? every : 1.0) * own * b.grads;
-    // What is stepped there comes up; where shards stream, frozen ones too.
-    out.host_up_bytes = streams ? p.gathers_of_step() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params;
+    // What is stepped there comes up; where shards stream, frozen ones too; sums of gradients, to be added to.
+    if (p.streams_from_host()) out.host_up_bytes = p.gathers_of_step() * shard_bytes(p, own, held.own_frozen(p));
+    else out.host_up_bytes = own * b.params + (sums_on_host(p) ? (every - 1.0) * own * b.grads : 0.0);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;

@@ -294,10 +294,13 @@ struct PeakPart {
 /// Sizes in bytes of one element of each kind of state.
 struct StateBytes {
   double params = 2, grads = 4, master = 4;
-  double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
+  double moments = 8;            // AdamW's two; the momentum of another optimizer is half of it
+  bool separate_master = false;  // of sharded units (FrameworkProfile::separate_master)
 
+  /// Whether a sharded unit's one persistent shard is the master copy.
+  bool shard_is_master(Sharding s) const { return s == Sharding::fsdp && !separate_master; }
   /// Of a shard in which micro-batches add up: FSDP's has the shard's own dtype, whatever gradients are reduced in.
-  double shard_grads(Sharding s) const { return s == Sharding::fsdp ? master : grads; }
+  double shard_grads(Sharding s) const { return shard_is_master(s) ? master : grads; }
 };
 
 struct TrainSetting {
@@ -453,7 +456,8 @@ class TrainModel {
   /// Bytes of an element of a shard that nothing steps. PyTorch's FSDP has all shards in the dtype that the model was
   /// made in, trained or not; we keep frozen ones as they are computed with.
   double frozen_bytes(const TrainPoint& p) const {
-    return p.sharding == Sharding::fsdp && !framework_.lowered_ops ? setting_.state.master : setting_.state.params;
+    return setting_.state.shard_is_master(p.sharding) && !framework_.lowered_ops ? setting_.state.master
+                                                                                 : setting_.state.params;
   }
   /// Bytes of all of a stage's shards that stream from the host: parameters up, reduced gradients down.
   struct StagedShards {
@@ -517,7 +521,7 @@ class TrainModel {
   HostPass host_pass(const TrainPoint&, double trained, double frozen, double tensors) const;
   /// Bytes of a rank's shards of parameters as they lie there, for gathers and weight updates to read.
   double shard_bytes(const TrainPoint& p, double trained, double frozen) const {
-    return trained * (p.sharding == Sharding::fsdp ? setting_.state.master : setting_.state.params) +
+    return trained * (setting_.state.shard_is_master(p.sharding) ? setting_.state.master : setting_.state.params) +
            frozen * frozen_bytes(p);
   }
   HostPass host_pass(const TrainPoint& p, const StageShare& held) const;
@@ -528,7 +532,19 @@ class TrainModel {
   /// Of a rank's optimizer state, what lives in host memory for good: all of it under layer-wise offload, else the
   /// scenario's fraction where states lie beside parameters that stay.
   double host_fraction(const TrainPoint& p) const {
-    return p.optimizer_on_host ? 1.0 : p.gathers_units() ? 0.0 : setting_.cpu_optimizer;
+    if (p.optimizer_on_host) return 1.0;
+    return p.gathers_units() && !setting_.state.separate_master ? 0.0 : setting_.cpu_optimizer;
+  }
+  /// Whether gradients of sharded units add up in host memory, beside shards that stay on the device: DeepSpeed's
+  /// ZeRO-3 with its optimizer on the CPUs (runtime/zero/stage3.py: grad_partitions_flat_buffer lies on the device that
+  /// the optimizer has, and each group's fp32 gradient beside it).
+  bool sums_on_host(const TrainPoint& p) const {
+    return p.gathers_units() && !p.streams_from_host() && host_fraction(p) > 0.0;
+  }
+  /// Bytes of gradients in host memory, of an element whose optimizer state is there.
+  double host_grads(const TrainPoint& p) const {
+    const StateBytes& b = setting_.state;
+    return sums_on_host(p) ? b.grads + b.master : b.shard_grads(p.sharding);
   }
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   StepEnd stage_end(const TrainPoint&, const Layers&, const StageShare&, const StageTime&) const;

@@ -306,6 +306,38 @@ TEST_CASE("lint finds by rule what its rules are for") {
   for (const LintRule& rule : lint_rules()) CHECK(std::string(rule.source) != "");
 }
 
+TEST_CASE("lint of a launch: padded micro-batches with how much more they are, expandable segments beside sleep") {
+  const auto found = [](const std::vector<std::string>& sets, const LaunchHabits& habits) {
+    const auto pricer = pricer_of_text(
+        "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1}\n"
+        "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_sequences: 4, micro_batch_tokens: 16384}\n"
+        "rollout: {engine: vllm, layout: {tp: 1, dp: 8}}\nworkload: {prompt_tokens: {mean: 512, max: 1024}, "
+        "response_tokens: {mean: 1024, max: 3072, cv: 0.5}}\n",
+        sets);
+    return lint_launch(*pricer, habits);
+  };
+  CHECK(found({}, {}).empty());
+  const std::vector<Finding> padded = found({}, {.padded = "use_remove_padding=false", .expandable = ""});
+  REQUIRE(padded.size() == 1);
+  CHECK(padded[0].code == "L14");
+  // 1024 + 3072 for 512 + 1024.
+  CHECK_THAT(padded[0].what, Catch::Contains("4096 where they have 1536 on average: 2.7 times"));
+  // The longest of four responses and not the longest that there may be; of one there is no other.
+  const std::vector<std::string> openrlhf = {"profile=openrlhf", "train.engine=fsdp1"};
+  const std::vector<Finding> few = found(openrlhf, {.padded = "ds.packing_samples=false", .expandable = ""});
+  REQUIRE(few.size() == 1);
+  CHECK_THAT(few[0].what, Catch::Contains("the longest of its 4"));
+  CHECK(found({"profile=openrlhf", "train.engine=fsdp1", "train.micro_batch_sequences=1"},
+              {.padded = "ds.packing_samples=false", .expandable = ""})
+            .empty());
+  const LaunchHabits expandable{.padded = "", .expandable = "expandable_segments:True (run.sh:3)"};
+  const std::vector<Finding> sleeps = found({}, expandable);
+  REQUIRE(sleeps.size() == 1);
+  CHECK(sleeps[0].code == "L15");
+  CHECK_THAT(sleeps[0].what, Catch::Contains("(run.sh:3)"));
+  CHECK(found({"rollout.sleep=false"}, expandable).empty());
+}
+
 TEST_CASE("Megatron's own arguments pad a vocabulary, and nobody else's do") {
   const auto lacks = [](const std::string& profile, const char* engine) {
     const auto pricer = pricer_of_text(
