@@ -270,25 +270,18 @@ std::span<const LintRule> lint_rules() { return all_lint_rules; }
 std::vector<Finding> lint(const ScenarioPricer& s, const Explanation& e) { return Linter(s, e).run(); }
 std::vector<Finding> lint(const ScenarioPricer& s) { return lint(s, explain(s)); }
 
-/// verl pads every sample to the longest that there may be; OpenRLHF to the longest of its micro-batch.
+/// To the longest of its micro-batch: verl (workers/engine, to_padded_tensor up to the batch's longest) and OpenRLHF.
 static std::optional<Finding> padded_work(const ScenarioPricer& s, const std::string& said) {
   const Scenario& scenario = s.scenario();
-  const LengthSpec& response = scenario.workload.response_tokens;
-  const double mean = std::max(1.0, scenario.workload.prompt_tokens.mean + response.mean);
-  double computed = scenario.workload.longest();
-  std::string how = "every sample is computed with the tokens of the longest that there may be";
-  if (s.train().framework().name == "openrlhf") {
-    const double each = static_cast<double>(std::max<std::int64_t>(1, scenario.train.micro_batch_sequences));
-    if (each <= 1.0) return std::nullopt;
-    computed = scenario.workload.prompt_tokens.mean + longest_of(response, each);
-    how = fmt::format("every sample is computed with the tokens of the longest of its {:.0f}", each);
-  }
-  if (computed < 1.05 * mean) return std::nullopt;
+  const LengthSpec &prompt = scenario.workload.prompt_tokens, &response = scenario.workload.response_tokens;
+  const auto each = static_cast<double>(s.point().train.micro_batch);
+  const double mean = std::max(1.0, prompt.mean + response.mean), computed = prompt.mean + longest_of(response, each);
+  if (each <= 1.0 || computed < 1.05 * mean) return std::nullopt;
   return Finding{"L14", LintLevel::warning,
-                 fmt::format("{}: {}, {:.0f} where they have {:.0f} on average: {:.1f} times the work and the "
-                             "activations of what is priced here",
-                             said, how, computed, mean, computed / mean),
-                 "take the padding out, or expect as much more"};
+                 fmt::format("{}: every sample is computed with the tokens of the longest of its {:.0f}, {:.0f} where "
+                             "they have {:.0f} on average: {:.1f} times the work and the activations of what is priced",
+                             said, each, computed, mean, computed / mean),
+                 "pack the samples, or expect as much more"};
 }
 
 std::vector<Finding> lint_launch(const ScenarioPricer& s, const LaunchHabits& habits) {
