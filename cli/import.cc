@@ -108,7 +108,7 @@ int run(const ImportArguments& o) {
   }
   const Explanation e = explain(**pricer);
   std::vector<Finding> findings = lint_beside(**pricer, e);
-  std::ranges::move(lint_launch(**pricer, {imported->padded, imported->expandable}), std::back_inserter(findings));
+  std::ranges::move(lint_launch(**pricer, {imported->expandable}), std::back_inserter(findings));
   if (o.json) {
     Json doc = {{"schema", "hotbunk.import/1"},
                 {"system", imported->system},

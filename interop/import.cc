@@ -50,8 +50,6 @@ class Importer {
         for (const std::string& variable : out_.undefined)
           problem.notes.push_back(fmt::format("{} is not set in the script: --var NAME=VALUE sets it", variable));
     if (!in_.problems.empty()) return fail(std::move(in_.problems));
-    if (in_.find("padding_removed") != nullptr && !in_.is_true("padding_removed"))
-      out_.padded = in_.said("padding_removed");
     for (const std::string& text : sets) {
       const auto equals = text.find('=');
       if (equals == std::string::npos || text.substr(0, equals) == "model" || text.starts_with("model.")) continue;

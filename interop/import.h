@@ -46,9 +46,8 @@ struct ImportedScenario {
   std::vector<ScenarioLine> lines;  // "model" first, then in the order of the scenario's keys
   std::vector<ImportedKey> keys;    // given ones as they were given, then defaults
   std::vector<std::string> notes, undefined;
-  // Of the launch, what no scenario key says: micro-batches that are padded, expandable segments. "" = not so.
-  std::string padded, expandable;
-  std::string text;  // the scenario file, commented
+  std::string expandable;  // of the launch, what no scenario key says; "" = nothing asks for expandable segments
+  std::string text;        // the scenario file, commented
   Scenario scenario;
 };
 

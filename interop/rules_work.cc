@@ -340,9 +340,13 @@ void write_critic(RuleOutput& out) {
 
 // ---- padding
 
-/// What is planned has none; a launch that pads is told so (ImportedScenario::padded).
-void read_padding(RuleInput&) {}
-void write_padding(RuleOutput& out) { out.give("padding_removed", true); }
+/// verl (its engines of 2026: to_padded_tensor up to a micro-batch's longest) and OpenRLHF.
+void read_padding(RuleInput& in) {
+  if (in.find("padding_removed") == nullptr) return;
+  in.set("train.padding", in.is_true("padding_removed") ? "none" : "micro-batch", in.said("padding_removed"),
+         in.where("padding_removed"));
+}
+void write_padding(RuleOutput& out) { out.give("padding_removed", out.scenario.train.padding == Padding::none); }
 
 // ---- one step off
 

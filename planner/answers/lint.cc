@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -14,7 +13,6 @@
 #include "lowering/sample_rows.h"
 #include "planner/answers/levers.h"
 #include "planner/answers/remedies.h"
-#include "planner/rl/length_moments.h"
 #include "planner/search/lacking.h"
 #include "spec/names.h"
 
@@ -43,7 +41,7 @@ constexpr std::array all_lint_rules = {
              "preempted sequences are computed again: seconds are those without preemption"},
     LintRule{"L12", "keys that change nothing", "a setting of another engine"},
     LintRule{"L13", "a layout that does not fit", "device or host, with what does"},
-    LintRule{"L14", "micro-batches that are padded (of a launch)",
+    LintRule{"L14", "micro-batches that are padded",
              "verl issue 7203: log-probs three times as slow by padded micro-batches"},
     LintRule{"L15", "expandable segments beside an engine that sleeps (of a launch)",
              "vLLM pull requests 14189 and 40812, torch_memory_saver issue 24, OpenRLHF issue 1011"},
@@ -60,6 +58,7 @@ class Linter {
       add("L01", LintLevel::note, note, "");
     wake_order();
     tensor_parallel();
+    padding();
     for (const std::string& what : without_effect(scenario_, e_.mapped_bytes > 0.0))
       add("L12", LintLevel::note, what, "");
     if (e_.unpriced) {
@@ -116,6 +115,20 @@ class Linter {
         add("L03", LintLevel::warning, "the KV cache wakes before the weight update, which it does not serve",
             "wake_kv behind sync");
     }
+  }
+
+  void padding() {
+    const TrainModel& model = s_.train();
+    const auto count = static_cast<double>(e_.point.train.micro_batch);
+    const double own = static_cast<double>(model.setting().sequence),
+                 computed = own + model.padding_tokens(e_.point.train) / count;
+    if (model.setting().padded() && computed > 1.05 * own)
+      add("L14", LintLevel::warning,
+          fmt::format(
+              "every sample is computed with the tokens of the longest of its {:.0f}, {:.0f} where they have {:.0f} "
+              "on average: {:.1f} times the work",
+              count, computed, own, computed / own),
+          "train.padding: none");
   }
 
   void tensor_parallel() {
@@ -270,24 +283,8 @@ std::span<const LintRule> lint_rules() { return all_lint_rules; }
 std::vector<Finding> lint(const ScenarioPricer& s, const Explanation& e) { return Linter(s, e).run(); }
 std::vector<Finding> lint(const ScenarioPricer& s) { return lint(s, explain(s)); }
 
-/// To the longest of its micro-batch: verl (workers/engine, to_padded_tensor up to the batch's longest) and OpenRLHF.
-static std::optional<Finding> padded_work(const ScenarioPricer& s, const std::string& said) {
-  const Scenario& scenario = s.scenario();
-  const LengthSpec &prompt = scenario.workload.prompt_tokens, &response = scenario.workload.response_tokens;
-  const auto each = static_cast<double>(s.point().train.micro_batch);
-  const double mean = std::max(1.0, prompt.mean + response.mean), computed = prompt.mean + longest_of(response, each);
-  if (each <= 1.0 || computed < 1.05 * mean) return std::nullopt;
-  return Finding{"L14", LintLevel::warning,
-                 fmt::format("{}: every sample is computed with the tokens of the longest of its {:.0f}, {:.0f} where "
-                             "they have {:.0f} on average: {:.1f} times the work and the activations of what is priced",
-                             said, each, computed, mean, computed / mean),
-                 "pack the samples, or expect as much more"};
-}
-
 std::vector<Finding> lint_launch(const ScenarioPricer& s, const LaunchHabits& habits) {
   std::vector<Finding> out;
-  if (!habits.padded.empty())
-    if (auto finding = padded_work(s, habits.padded)) out.push_back(std::move(*finding));
   const Scenario& scenario = s.scenario();
   const bool sleeps = scenario.algorithm.name != AlgorithmName::sft && scenario.placement == PlacementMode::colocated &&
                       scenario.rollout.sleep;

@@ -34,10 +34,9 @@ std::vector<Finding> lint(const ScenarioPricer&, const Explanation&);
 
 /// What a launch of another system says and a scenario does not. "": it does not say so.
 struct LaunchHabits {
-  std::string padded;      // micro-batches are padded
   std::string expandable;  // PyTorch's allocator has expandable segments
 };
-/// Their rules, L14 and L15.
+/// Their rule, L15.
 std::vector<Finding> lint_launch(const ScenarioPricer&, const LaunchHabits&);
 
 /// What stands beside another answer: no notes, and not whether it fits, which that answer says itself.

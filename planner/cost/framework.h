@@ -25,6 +25,7 @@ struct Capabilities {
   bool gpipe = false, zero_bubble = false;
   bool shard_groups = true;       // a replica's shards over fewer than all data ranks
   bool layerwise_offload = true;  // of FSDP
+  bool padding = false;           // micro-batches may be padded to their longest sample (train.padding)
   bool critic_apart = false;      // PPO's critic on GPUs of its own
   bool strided_engines = true;    // an engine's ranks need not be neighbours
   bool rollout_pipeline = true, rollout_context = true, rollout_experts = true, attention_dp = true;

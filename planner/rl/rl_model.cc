@@ -391,6 +391,9 @@ RolloutPoint rollout_point_of(const Scenario& s) {
           .pp = l.pp};
 }
 
+/// Samples of a micro-batch beyond which its longest is taken to be that of so many.
+constexpr int most_padded = 64;
+
 TrainSetting train_setting_of(const Scenario& s) {
   // A sample is a prompt and its response, sampled or, in SFT, read (lowering/sample_rows.h).
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
@@ -406,6 +409,9 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
   t.longest = static_cast<double>(max_sample_tokens(s));
   t.length_variance = std::max(0.0, square - mean * mean);
+  if (s.train.padding == Padding::micro_batch)
+    for (int n = 1; n <= most_padded; ++n)
+      t.longest_of.push_back(n == 1 ? mean : prompt.mean + longest_of(response, static_cast<double>(n)));
   t.budget_sequences = static_cast<double>(s.train.micro_batch_sequences);
   t.steps = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   t.precision =

@@ -82,6 +82,14 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
   if (setting_.load_tokens > 0.0) return std::max(mean, setting_.load_tokens);
   if (!setting_.ragged) return mean;
   const TokenLoad load = load_of(p);
+  if (setting_.padded()) {
+    // As many samples as there are, or beside the longest as many as the budget has room for, each as long as that.
+    const double longest = std::max(setting_.longest, 1.0),
+                 budget = setting_.budget_tokens * static_cast<double>(p.cp * p.ulysses),
+                 beside = std::floor(std::max(0.0, budget - longest) / static_cast<double>(setting_.sequence));
+    const double count = setting_.budget_sequences > 0.0 ? static_cast<double>(p.micro_batch) : 1.0 + beside;
+    return std::max(mean, longest * std::min(count, static_cast<double>(p.sequences())));
+  }
   // Cut by sequences, a framework that sizes nothing beforehand has no budget of tokens.
   const double buffer = setting_.budget_sequences > 0.0 && !framework_.lowered_ops ? load.most() : buffer_tokens(p);
   if (framework_.lowered_ops) return buffer;
@@ -91,7 +99,7 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
 }
 
 double TrainModel::overflow_chance(const TrainPoint& p, double tokens) const {
-  if (!setting_.ragged || framework_.lowered_ops) return 0.0;
+  if (!setting_.ragged || framework_.lowered_ops || setting_.padded()) return 0.0;
   if (setting_.budget_sequences <= 0.0 && tokens >= buffer_tokens(p)) return 0.0;  // no micro-batch is cut so large
   return -std::expm1(loads(p) * std::log1p(-std::min(load_of(p).exceeds(tokens), 1.0 - 1e-15)));
 }
@@ -129,6 +137,12 @@ double TrainModel::micro_batch_multiple(const TrainPoint& p) const {
 
 double TrainModel::padding_tokens(const TrainPoint& p) const {
   if (!setting_.ragged) return 0.0;
+  if (setting_.padded()) {
+    const auto known = static_cast<std::int64_t>(setting_.longest_of.size());
+    const double each =
+        setting_.longest_of[static_cast<std::size_t>(std::clamp<std::int64_t>(p.micro_batch, 1, known) - 1)];
+    return static_cast<double>(p.micro_batch) * std::max(0.0, each - static_cast<double>(setting_.sequence));
+  }
   const auto count = static_cast<double>(p.micro_batch), chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1);
   const double each = chunks * (framework_.pads_sequences ? static_cast<double>(p.tp) : 1.0);
   const double all = micro_batch_multiple(p);

@@ -319,9 +319,13 @@ struct TrainSetting {
   double length_variance = 0;   // of ragged sequences, tokens^2
   double budget_sequences = 0;  // of a micro-batch at most (train.micro_batch_sequences), 0: as many as the tokens hold
   double steps = 1;             // optimizer steps of an iteration
-  double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
-  bool prefetch = true;         // sharded units: the next is gathered while one computes
-  double cpu_optimizer = 0;     // optimizer.cpu_fraction
+  /// Where micro-batches are padded to their longest sample: its mean tokens, of 1, 2, … samples; of more as of the
+  /// last. Empty: samples are packed.
+  std::vector<double> longest_of{};
+  bool padded() const { return !longest_of.empty(); }
+  double load_tokens = 0;    // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
+  bool prefetch = true;      // sharded units: the next is gathered while one computes
+  double cpu_optimizer = 0;  // optimizer.cpu_fraction
   ContextExchange context_exchange = ContextExchange::automatic;
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };

@@ -390,15 +390,16 @@ TEST_CASE("OpenRLHF: a critic has nodes of its own unless all models are colocat
 
 TEST_CASE("what a launch says and a scenario does not: padding, expandable segments") {
   const std::string plain = verl + dynamic;
-  CHECK(import_of("verl", words(plain)).padded.empty());
+  const auto padding = [](const ImportedScenario& i) { return i.scenario.train.padding; };
+  CHECK(padding(import_of("verl", words(plain))) == Padding::none);
   const ImportedScenario padded = import_of("verl", words(plain + "actor_rollout_ref.model.use_remove_padding=False"));
-  CHECK(padded.padded == "actor_rollout_ref.model.use_remove_padding=false");
+  CHECK(padding(padded) == Padding::micro_batch);
   CHECK(padded.expandable.empty());
   const std::string openrlhf =
       "train_ppo_ray.py --pretrain Qwen/Qwen2.5-7B --actor_num_gpus_per_node 8 --colocate_all_models "
       "--vllm_num_engines 8 --advantage_estimator group_norm --max_len 2048 ";
-  CHECK(import_of("openrlhf", words(openrlhf)).padded == "OpenRLHF's default: ds.packing_samples=false");
-  CHECK(import_of("openrlhf", words(openrlhf + "--packing_samples")).padded.empty());
+  CHECK(padding(import_of("openrlhf", words(openrlhf))) == Padding::micro_batch);
+  CHECK(padding(import_of("openrlhf", words(openrlhf + "--packing_samples"))) == Padding::none);
   // A variable of the script, one in front of the command, a key of the workers' environment.
   const auto of_script = [&](const std::string& before, const std::string& after) {
     return import_of("verl", {.file = launch_file("run.sh", "set -x\n" + before + plain + after + "\n"),

@@ -303,10 +303,11 @@ TEST_CASE("lint finds by rule what its rules are for") {
   CHECK(has("L11", {"rollout.memory_fraction=0.35", "rollout.layout={tp: 1, dp: 8}"}));
   CHECK(has("L12", {"algorithm.max_staleness=1"}));
   CHECK(has("L13", {"rollout.memory_fraction=0.99"}));
+  CHECK(has("L14", {"train.padding=micro-batch"}));
   for (const LintRule& rule : lint_rules()) CHECK(std::string(rule.source) != "");
 }
 
-TEST_CASE("lint of a launch: padded micro-batches with how much more they are, expandable segments beside sleep") {
+TEST_CASE("lint of a launch: expandable segments beside sleep") {
   const auto found = [](const std::vector<std::string>& sets, const LaunchHabits& habits) {
     const auto pricer = pricer_of_text(
         "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1}\n"
@@ -317,19 +318,7 @@ TEST_CASE("lint of a launch: padded micro-batches with how much more they are, e
     return lint_launch(*pricer, habits);
   };
   CHECK(found({}, {}).empty());
-  // Quantile 4/5 of the responses beside a prompt of 512; of one sample there is no other.
-  const std::vector<Finding> padded = found({}, {.padded = "use_remove_padding=false", .expandable = ""});
-  REQUIRE(padded.size() == 1);
-  CHECK(padded[0].code == "L14");
-  CHECK_THAT(padded[0].what,
-             Catch::Contains("use_remove_padding=false: every sample is computed with the tokens of the "
-                             "longest of its 4, ") &&
-                 Catch::Contains("where they have 1536 on average"));
-  CHECK(found({"train.micro_batch_sequences=1"}, {.padded = "use_remove_padding=false", .expandable = ""}).empty());
-  CHECK(found({"workload.prompt_tokens.distribution=fixed", "workload.response_tokens.distribution=fixed"},
-              {.padded = "use_remove_padding=false", .expandable = ""})
-            .empty());
-  const LaunchHabits expandable{.padded = "", .expandable = "expandable_segments:True (run.sh:3)"};
+  const LaunchHabits expandable{.expandable = "expandable_segments:True (run.sh:3)"};
   const std::vector<Finding> sleeps = found({}, expandable);
   REQUIRE(sleeps.size() == 1);
   CHECK(sleeps[0].code == "L15");
