@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -105,7 +107,8 @@ int run(const ImportArguments& o) {
     return report_errors(pricer.error());
   }
   const Explanation e = explain(**pricer);
-  const std::vector<Finding> findings = lint_beside(**pricer, e);
+  std::vector<Finding> findings = lint_beside(**pricer, e);
+  std::ranges::move(lint_launch(**pricer, {imported->expandable}), std::back_inserter(findings));
   if (o.json) {
     Json doc = {{"schema", "hotbunk.import/1"},
                 {"system", imported->system},

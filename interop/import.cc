@@ -39,7 +39,7 @@ class Importer {
       if (const auto equals = text.find('='); equals != std::string::npos)
         in_.chosen[text.substr(0, equals)] = text.substr(equals + 1);
     out_.system = table_.system, out_.release = table_.release, out_.name = name;
-    out_.notes = launch_.notes;
+    out_.notes = launch_.notes, out_.expandable = launch_.expandable;
     for (const auto& [key, value] : table_.scenario) in_.set(key, value, fmt::format("what {} is", table_.title));
     for (const LaunchKey& row : table_.keys) take(row);
     for (const Setting& setting : launch_.settings) leave(setting);

@@ -24,6 +24,7 @@ struct LaunchSource {
 struct LaunchSettings {
   Settings settings;
   std::vector<std::string> notes;  // of the script: what was taken for granted
+  std::string expandable;          // what asks PyTorch's allocator for expandable segments, "" = nothing
 };
 /// E101, E102, E150 (no launch of this system in the script), E155, E201.
 Result<LaunchSettings> read_launch(const LaunchTable&, const LaunchSource&);
@@ -45,7 +46,8 @@ struct ImportedScenario {
   std::vector<ScenarioLine> lines;  // "model" first, then in the order of the scenario's keys
   std::vector<ImportedKey> keys;    // given ones as they were given, then defaults
   std::vector<std::string> notes, undefined;
-  std::string text;  // the scenario file, commented
+  std::string expandable;  // of the launch, what no scenario key says; "" = nothing asks for expandable segments
+  std::string text;        // the scenario file, commented
   Scenario scenario;
 };
 

@@ -46,6 +46,19 @@ fs::path found_config(const std::string& name, const fs::path& beside) {
   return name;
 }
 
+/// What of the words asks for expandable segments: a variable, or a key or a JSON of the environment of workers.
+std::string expandable_of(const std::vector<ShellWord>& words) {
+  for (const ShellWord& word : words) {
+    const auto at = word.text.find("expandable_segments:True");
+    if (at == std::string::npos) continue;
+    const std::string file = fs::path(word.where.file).filename().string();
+    return word.where.line > 0 && word.where.file != "command line"
+               ? fmt::format("expandable_segments:True ({}:{})", file, word.where.line)
+               : "expandable_segments:True";
+  }
+  return "";
+}
+
 /// Settings of a command's words, with those of a configuration file that they name.
 Result<LaunchSettings> of_command(const LaunchTable& table, const ShellCommand& command, const fs::path& beside) {
   const std::size_t entry = entry_of(table, command);
@@ -68,6 +81,7 @@ Result<LaunchSettings> of_command(const LaunchTable& table, const ShellCommand& 
   }
   if (table.form == LaunchForm::hydra) own = hydra_settings(words);
   override_settings(out.settings, own);
+  out.expandable = expandable_of(command);
   for (const ShellWord& word : words)
     if (is_unset_array(word))
       out.notes.push_back(fmt::format("{} is nowhere set: the words that it may hold are not read", word.text));
@@ -105,7 +119,9 @@ Result<LaunchSettings> of_script(const LaunchTable& table, const LaunchSource& s
                                      fmt::format("{} commands were read", script->commands.size())},
                            .help = fmt::format("hotbunk import {} -- WORDS, as the shell expands them", table.system)});
   auto out = of_command(table, *command, fs::path(source.file).parent_path());
-  if (out) out->notes.insert(out->notes.begin(), script->notes.begin(), script->notes.end());
+  if (!out) return out;
+  out->notes.insert(out->notes.begin(), script->notes.begin(), script->notes.end());
+  if (out->expandable.empty()) out->expandable = expandable_of(script->assignments);
   return out;
 }
 
@@ -132,6 +148,7 @@ Result<LaunchSettings> read_launch(const LaunchTable& table, const LaunchSource&
     auto launch = of_command(table, command, ".");
     if (!launch) return launch;
     override_settings(out.settings, launch->settings);
+    if (!launch->expandable.empty()) out.expandable = launch->expandable;
   }
   resolve_interpolations(out.settings);
   return out;

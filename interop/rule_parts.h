@@ -33,6 +33,10 @@ void read_cpu_optimizer(RuleInput&);
 void write_cpu_optimizer(RuleOutput&);
 void read_loss(RuleInput&);
 void write_loss(RuleOutput&);
+void read_critic(RuleInput&);
+void write_critic(RuleOutput&);
+void read_padding(RuleInput&);
+void write_padding(RuleOutput&);
 void read_staleness(RuleInput&);
 void write_staleness(RuleOutput&);
 

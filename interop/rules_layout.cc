@@ -30,7 +30,11 @@ void read_cluster(RuleInput& in) {
   const bool total = in.find("cluster_nodes") != nullptr;
   const std::string nodes_role = total ? "cluster_nodes" : "train_nodes";
   const double nodes = in.number(nodes_role).value_or(1);
-  const bool disaggregated = in.find("colocated") != nullptr && !in.is_true("colocated") && !in.trains_only();
+  // OpenRLHF's engines stay out of the colocated placement group where it trains asynchronously (train_ppo_ray.py).
+  const bool engines_apart =
+      in.scenario_text("profile") == "openrlhf" && in.is_true("asynchronous") && in.find("rollout_engines") != nullptr;
+  const bool disaggregated =
+      in.find("colocated") != nullptr && (!in.is_true("colocated") || engines_apart) && !in.trains_only();
   in.set("cluster.gpus_per_node", per_node, in.said("train_gpus_per_node"), in.where("train_gpus_per_node"));
   if (!disaggregated) {
     in.set("cluster.nodes", nodes, in.said(nodes_role), in.where(nodes_role));

@@ -316,6 +316,38 @@ void write_loss(RuleOutput& out) {
   out.give("kl_loss_coef", a.kl_coef);
 }
 
+// ---- the critic
+
+/// OpenRLHF's has nodes of its own unless all models are colocated (train_ppo_ray.py: RayActorGroup of the critic). It
+/// is taken in the actor's layout and on as many GPUs.
+void read_critic(RuleInput& in) {
+  const auto nodes = in.number("critic_nodes");
+  if (!nodes || in.scenario_text("algorithm.name") != "ppo" || in.is_true("colocated")) return;
+  const double own = *nodes * in.number("critic_gpus_per_node").value_or(8),
+               actor = in.number("train_nodes").value_or(1) * in.number("train_gpus_per_node").value_or(8);
+  std::string said = in.said("critic_nodes");
+  if (own != actor) said += fmt::format(": {} GPUs, taken as {}, the actor's number", own, actor);
+  in.set("algorithm.critic_placement", "disaggregated", std::move(said), in.where("critic_nodes"));
+}
+
+void write_critic(RuleOutput& out) {
+  const Scenario& s = out.scenario;
+  if (s.algorithm.name != AlgorithmName::ppo || s.algorithm.critic_placement != PlacementMode::disaggregated) return;
+  const auto per_node = static_cast<double>(s.cluster.gpus_per_node);
+  out.give("critic_nodes", static_cast<double>(s.train.layout.ranks()) / per_node);
+  out.give("critic_gpus_per_node", per_node);
+}
+
+// ---- padding
+
+/// verl (its engines of 2026: to_padded_tensor up to a micro-batch's longest) and OpenRLHF.
+void read_padding(RuleInput& in) {
+  if (in.find("padding_removed") == nullptr) return;
+  in.set("train.padding", in.is_true("padding_removed") ? "none" : "micro-batch", in.said("padding_removed"),
+         in.where("padding_removed"));
+}
+void write_padding(RuleOutput& out) { out.give("padding_removed", out.scenario.train.padding == Padding::none); }
+
 // ---- one step off
 
 void read_staleness(RuleInput& in) {

@@ -264,6 +264,8 @@ class Interpreter {
     return true;
   }
 
+  void noted(const ShellToken& assignment) { script.assignments.push_back({assignment.text, assignment.where, {}}); }
+
   Known simple(Walk& w, bool active) {
     std::vector<ShellToken> words;
     bool in_test = is_word(w, "[[");
@@ -298,12 +300,13 @@ class Interpreter {
       for (++first; first < tokens.size(); ++first)
         if (tokens[first].kind == Kind::array)
           assign(tokens[first].text, tokens[first].appends, array_of(tokens[first]));
-        else assigns(tokens[first].text);
+        else if (assigns(tokens[first].text)) noted(tokens[first]);
       return true;
     }
     for (; first < tokens.size(); ++first)
       if (tokens[first].kind == Kind::array) assign(tokens[first].text, tokens[first].appends, array_of(tokens[first]));
-      else if (!assigns(tokens[first].text)) break;
+      else if (assigns(tokens[first].text)) noted(tokens[first]);
+      else break;
     if (first == tokens.size()) return true;
     tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(first));
     const std::string& name = tokens[0].text;

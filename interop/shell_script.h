@@ -21,6 +21,7 @@ using ShellCommand = std::vector<ShellWord>;
 
 struct ShellScript {
   std::vector<ShellCommand> commands;  // in the order in which they would run
+  std::vector<ShellWord> assignments;  // NAME=value, as written
   std::vector<std::string> notes;      // what was taken for granted: files not found, conditions not decided
 };
 

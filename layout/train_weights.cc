@@ -160,11 +160,13 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
   const Mesh tensor({{"tp", tp}});
   // Adapters have units of their own, behind the others.
   std::vector<ParamSpec> parameters;
-  for (std::vector<ParamSpec> all : {parameters_of(model), adapters_of(model)}) {
+  const LayerFilter of_stage = [&](int layer) { return stage.has_layer(layer); };
+  const auto take = [&](std::vector<ParamSpec> all) {
     std::erase_if(all, [&](const ParamSpec& p) { return !has(stage, p, model); });
     std::ranges::stable_sort(all, stands_before);
     std::ranges::move(all, std::back_inserter(parameters));
-  }
+  };
+  take(parameters_of(model, of_stage)), take(adapters_of(model, of_stage));
 
   std::vector<ShardedUnit> units;
   for (const ParamSpec& parameter : parameters) {

@@ -28,4 +28,12 @@ ModelShapes::Weights ModelShapes::weights(const EngineCut& cut) {
   return known;
 }
 
+std::shared_ptr<const std::vector<StageRoom>> ModelShapes::rooms(const Pipeline& p, std::int64_t micro_batches,
+                                                                 PipelinePasses which) {
+  const std::scoped_lock lock(mutex_);
+  auto& known = rooms_[{p.stages, p.chunks, p.schedule, micro_batches, which}];
+  if (!known) known = std::make_shared<const std::vector<StageRoom>>(pipeline_room(p, micro_batches, which));
+  return known;
+}
+
 }  // namespace hotbunk

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "layout/flat_units.h"
+#include "layout/pipeline_turns.h"
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
 
@@ -28,6 +29,8 @@ class ModelShapes {
   Units flat_units(const WrapSpec&, const StagePart&, std::int64_t tp, std::int64_t world, const ExpertMesh&);
   /// Of the first tensor-parallel rank (layout/rollout_weights.h).
   Weights weights(const EngineCut&);
+  /// Of every stage (layout/pipeline_turns.h); no matter of the model, but each stage's lowering asks for its own.
+  std::shared_ptr<const std::vector<StageRoom>> rooms(const Pipeline&, std::int64_t micro_batches, PipelinePasses);
 
  private:
   const ModelSpec& model_;
@@ -35,6 +38,9 @@ class ModelShapes {
   std::map<std::tuple<StagePart, std::int64_t, std::int64_t, ExpertMesh>, Units> units_;
   std::map<std::tuple<WrapSpec, StagePart, std::int64_t, std::int64_t, ExpertMesh>, Units> flat_units_;
   std::map<EngineCut, Weights> weights_;
+  std::map<std::tuple<std::int64_t, std::int64_t, PipelineSchedule, std::int64_t, PipelinePasses>,
+           std::shared_ptr<const std::vector<StageRoom>>>
+      rooms_;
 };
 
 }  // namespace hotbunk

@@ -29,7 +29,7 @@ StageMessages::StageMessages(const Scenario& s, ProgramBuilder& b, const TrainSt
       prefix_(std::move(prefix)),
       pipeline_(pipeline_of(s)),
       stage_(state.stage()),
-      room_(pipeline_room(pipeline_, most_micro_batches(s), which)[static_cast<std::size_t>(stage_)]) {
+      room_((*state.shapes().rooms(pipeline_, most_micro_batches(s), which))[static_cast<std::size_t>(stage_)]) {
   const Dim rows = sharding.stream_tokens(), width = fixed(s.model.hidden);
   const bool several = pipeline_.chunks > 1, trains = which == PipelinePasses::both_ways;
   const auto made = [&](const char* name) { return make(name, rows, width, sharding.compute); };

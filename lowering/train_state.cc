@@ -185,7 +185,7 @@ std::vector<Input> WholeUnit::inputs(std::vector<Input> first) const {
 
 TrainState::TrainState(const Scenario& s, ProgramBuilder& b, const ShardMesh& mesh, ModelShapes& shapes,
                        std::int64_t stage, bool trains)
-    : scenario_(s), mesh_(mesh), stage_(stage), parts_(stage_parts(s)) {
+    : scenario_(s), mesh_(mesh), stage_(stage), parts_(stage_parts(s)), shapes_(&shapes) {
   const Precision& precision = s.train.precision;
   const TrainEngine engine = s.train.engine;
   const SleepParts sleepers = JobPhases(s).sleepers();

@@ -111,6 +111,7 @@ class TrainState {
   /// Of a pipeline stage of a model with these shapes, which outlive it. `trains`: with gradients and optimizer state;
   /// else only the parameters, sharded.
   TrainState(const Scenario&, ProgramBuilder&, const ShardMesh&, ModelShapes&, std::int64_t stage, bool trains);
+  ModelShapes& shapes() const { return *shapes_; }
 
   /// Of this stage: the root, if it has one, then its layers.
   const std::vector<UnitState>& units() const { return units_; }
@@ -291,6 +292,7 @@ class TrainState {
   std::array<BufferId, 2> come_down_ = {-1, -1}, cast_below_ = {-1, -1};
   BufferId host_sums_ = -1, host_step_ = -1;
   // Of each stage: cut into as many shards as the mesh has; into one, where parameters are whole.
+  ModelShapes* shapes_;  // outlives it
   std::vector<ModelShapes::Units> cut_, uncut_;
   std::vector<UnitState> units_;
   std::vector<std::size_t> outer_, loss_;  // units of no layer; of these those that nothing but the loss reads

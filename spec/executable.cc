@@ -190,6 +190,9 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        t.tp);
   need(sft || !s.train.scores_apart(), "log-prob passes in micro-batches of their own (train.logprob_micro_batch_*)");
   need(s.optimizer.name == OptimizerName::adamw, "optimizer {}: adamw is executed", name_of(s.optimizer.name));
+  need(s.train.padding == Padding::none, "padded micro-batches (train.padding)");
+  need(s.optimizer.cpu_fraction == 0 || (e != TrainEngine::fsdp1 && e != TrainEngine::fsdp2),
+       "optimizer.cpu_fraction beside the shards of {}: train.offload layerwise is executed there", name_of(e));
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");

@@ -66,6 +66,11 @@ void visit_layer(const ModelSpec& m, std::int64_t layer, std::int64_t experts, c
   family.layer({m, static_cast<int>(layer), experts, fmt::format("{}.{}.", family.names.layers, layer), emit});
 }
 
+void visit_layers(const ModelSpec& m, const LayerFilter& wanted, const Emit& emit) {
+  for (int layer = 0; layer < m.layers; ++layer)
+    if (!wanted || wanted(layer)) visit_layer(m, layer, m.moe ? m.moe->experts : 0, emit);
+}
+
 void visit_front(const ModelSpec& m, const Emit& emit) {
   const FamilySpec::Names& names = family_of(m.family).names;
   emit({fmt::format("{}.weight", names.embedding), {m.vocab, m.hidden}, R::embedding, -1, -1});
@@ -117,11 +122,11 @@ long double count(const ModelSpec& m, std::int64_t experts) {
 
 }  // namespace
 
-std::vector<ParamSpec> parameters_of(const ModelSpec& model) {
+std::vector<ParamSpec> parameters_of(const ModelSpec& model, const LayerFilter& wanted) {
   std::vector<ParamSpec> all;
   const Emit add = [&](ParamSpec p) { all.push_back(std::move(p)); };
   visit_front(model, add);
-  for (int layer = 0; layer < model.layers; ++layer) visit_layer(model, layer, model.moe ? model.moe->experts : 0, add);
+  visit_layers(model, wanted, add);
   visit_back(model, add);
   if (const auto patterns = frozen_patterns(model); !patterns.empty())
     for (ParamSpec& p : all) p.frozen = is_frozen(patterns, p.name);
@@ -139,7 +144,7 @@ std::vector<LoraTarget> lora_targets_of(const ModelSpec& model) {
   return out;
 }
 
-std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
+std::vector<ParamSpec> adapters_of(const ModelSpec& model, const LayerFilter& wanted) {
   std::vector<ParamSpec> all;
   if (!model.lora.on()) return all;
   const std::int64_t rank = model.lora.rank;
@@ -155,7 +160,7 @@ std::vector<ParamSpec> adapters_of(const ModelSpec& model) {
     if (!shared) all.push_back({module + "lora_A.weight", {rank, p.shape[1]}, target.a, p.layer, p.expert});
     all.push_back({matrix + "lora_B.weight", {p.shape[0], rank}, target.b, p.layer, p.expert});
   };
-  for (int layer = 0; layer < model.layers; ++layer) visit_layer(model, layer, model.moe ? model.moe->experts : 0, add);
+  visit_layers(model, wanted, add);
   return all;
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -315,13 +316,17 @@ std::vector<LoraTarget> lora_targets_of(const ModelSpec&);
 const LoraTarget* lora_target(const ModelSpec&, ParamRole base);
 /// Whether q, k and v are one module, whose adapter has one A (GPT-2's c_attn).
 bool one_adapter_of_qkv(const ModelSpec&);
+/// Which layers of a model are asked for; empty: all. A pipeline stage has few, and a mixture of experts some thousand
+/// parameters in each.
+using LayerFilter = std::function<bool(int layer)>;
+
 /// Its adapters' parameters, layer by layer in the order of their matrices: NAME.lora_A.weight, NAME.lora_B.weight;
 /// where matrices are one module, its A, and B by matrix.
-std::vector<ParamSpec> adapters_of(const ModelSpec&);
+std::vector<ParamSpec> adapters_of(const ModelSpec&, const LayerFilter& wanted = {});
 
 /// Every parameter but adapters' in Hugging Face order (embedding, layers, final norm, head). Tied heads have no entry
 /// of their own.
-std::vector<ParamSpec> parameters_of(const ModelSpec&);
+std::vector<ParamSpec> parameters_of(const ModelSpec&, const LayerFilter& wanted = {});
 
 /// Sum over parameters_of, without building the list (any size of model).
 std::int64_t parameter_count(const ModelSpec&);

@@ -28,6 +28,10 @@ struct EnumNames<Offload> {
   static constexpr std::array<std::string_view, 3> names{"none", "sleep", "layerwise"};
 };
 template <>
+struct EnumNames<Padding> {
+  static constexpr std::array<std::string_view, 2> names{"none", "micro-batch"};
+};
+template <>
 struct EnumNames<WrapPolicy> {
   static constexpr std::array<std::string_view, 3> names{"layer", "size", "names"};
 };

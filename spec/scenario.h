@@ -20,6 +20,8 @@ enum class Recompute : std::uint8_t { none, selective, full };
 enum class Offload : std::uint8_t { none, sleep, layerwise };
 /// Which modules have a flat parameter of their own: decoder layers, modules of so many parameters, or named ones.
 enum class WrapPolicy : std::uint8_t { layer, size, names };
+/// What samples of a micro-batch are filled up to: nothing, they are packed; or the longest of them.
+enum class Padding : std::uint8_t { none, micro_batch };
 enum class RolloutEngine : std::uint8_t { hotbunk, sglang, vllm };
 enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
@@ -93,6 +95,7 @@ struct TrainSpec {
   ContextExchange context_exchange = ContextExchange::automatic;
   std::int64_t micro_batch_tokens = 4096;  // tokens of one micro-batch on one rank (after cp/ulysses, before SP)
   std::int64_t micro_batch_sequences = 0;  // of one micro-batch at most, beside its tokens; 0 = no such limit
+  Padding padding = Padding::none;  // of every pass; micro_batch_tokens counts a sample's own tokens all the same
   // The same of the passes that only score (old log-probs, the reference's, a critic's values); both 0 = as training's.
   std::int64_t logprob_micro_batch_tokens = 0, logprob_micro_batch_sequences = 0;
   Recompute recompute = Recompute::none;
@@ -175,6 +178,8 @@ struct AlgorithmSpec {
   std::int64_t mini_batches = 1;                       // optimizer steps per iteration
   bool reference = false;                              // reference log-probs by a frozen copy of the initial weights
   bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
+  /// Of ppo: its critic beside the actor, by turns; or on as many GPUs of its own, which the cluster does not count.
+  PlacementMode critic_placement = PlacementMode::colocated;
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
   std::int64_t max_staleness =
       0;                      // iterations that the sampling weights may lag; > 0 lets rollout and training overlap

@@ -58,6 +58,10 @@ void add_train(std::vector<ScenarioKey>& keys) {
                       {"tokens", "of one micro-batch on one rank, after the cp and ulysses split and before sp"}));
   keys.push_back(integer("train.micro_batch_sequences", HB_FIELD(train.micro_batch_sequences), 0, max_tokens,
                          {"sequences", "of one micro-batch at most, beside its tokens; 0 = as many as these hold"}));
+  keys.push_back(choice("train.padding", HB_FIELD(train.padding),
+                        {"",
+                         "none: samples are packed; micro-batch: each is computed with the tokens of the longest of "
+                         "its micro-batch, while micro_batch_tokens counts their own"}));
   keys.push_back(integer("train.logprob_micro_batch_tokens", HB_FIELD(train.logprob_micro_batch_tokens), 0, max_tokens,
                          {"tokens",
                           "of a micro-batch of passes that only score (old log-probs, reference, values); 0 = room for "
@@ -195,7 +199,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(real("optimizer.cpu_fraction", HB_FIELD(optimizer.cpu_fraction), 0, 1,
                       {"",
                        "of the elements, those whose master copy and moments stay in host memory, with a copy of "
-                       "the gradient, and are stepped by the CPUs; of megatron, zero1, zero2 and ddp"}));
+                       "the gradient, and are stepped by the CPUs; of megatron, zero1, zero2 and ddp, and of sharded "
+                       "parameters under profile openrlhf (ZeRO-3)"}));
   keys.push_back(real("optimizer.momentum", HB_FIELD(optimizer.momentum), 0, 1,
                       {"", "of sgd and adafactor; 0 = none, and no state for it"}));
 }
@@ -292,6 +297,10 @@ void add_rest(std::vector<ScenarioKey>& keys) {
                          {"", "log-probs of a frozen copy of the initial weights"}));
   keys.push_back(boolean("algorithm.old_logprobs", HB_FIELD(algorithm.old_logprobs),
                          {"", "recompute the sampling policy's log-probs with the training engine"}));
+  keys.push_back(choice("algorithm.critic_placement", HB_FIELD(algorithm.critic_placement),
+                        {"",
+                         "of ppo: the critic shares the actor's GPUs, or has as many of its own beside the "
+                         "cluster's, and works at the same time"}));
   keys.push_back(real("algorithm.clip_low", HB_FIELD(algorithm.clip_low), 0, 1,
                       {"", "the ratio is clipped to at least 1 - clip_low"}));
   keys.push_back(real("algorithm.clip_high", HB_FIELD(algorithm.clip_high), 0, 1e3,

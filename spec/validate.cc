@@ -397,11 +397,6 @@ class Validator {
       report("E227", "optimizer.momentum",
              fmt::format("optimizer.momentum is of sgd and adafactor, not of {}", name_of(o.name)), {},
              o.name == OptimizerName::muon ? "Muon always keeps one" : "its decay is optimizer.beta1");
-    if (o.cpu_fraction > 0 && fsdp)
-      report("E214", "optimizer.cpu_fraction",
-             fmt::format("{} keeps its optimizer where its shards are", name_of(t.engine)),
-             {fmt::format("cpu_fraction {}", o.cpu_fraction)},
-             "set train.offload to layerwise for FSDP's own, or train.engine to megatron");
     if (o.cpu_fraction > 0 && o.name == OptimizerName::muon)
       report("E214", "optimizer.cpu_fraction", "Muon's matrix products need the GPU", {},
              "set optimizer.name to adamw");

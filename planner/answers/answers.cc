@@ -31,6 +31,15 @@ Result<std::unique_ptr<ScenarioPricer>> ScenarioPricer::make(const Scenario& s,
   if (!hardware) return fail(hardware.error());
   auto frame = framework_named(s.profile, catalogue);
   if (!frame) return fail(frame.error());
+  if (s.optimizer.cpu_fraction > 0 && !frame->separate_master &&
+      (s.train.engine == TrainEngine::fsdp1 || s.train.engine == TrainEngine::fsdp2))
+    return fail({.code = "E214",
+                 .message = fmt::format("optimizer.cpu_fraction: {} under profile {} keeps its optimizer where its "
+                                        "shards are",
+                                        name_of(s.train.engine), s.profile),
+                 .where = {},
+                 .notes = {fmt::format("cpu_fraction {}", s.optimizer.cpu_fraction)},
+                 .help = "set train.offload to layerwise for FSDP's own, or train.engine to megatron or zero1"});
   frame->recompute_modules = recompute_modules(s.train.recompute_modules, frame->recompute_modules);
   // A process on a CPU has no device context and no graphs, and its communicators are its own threads.
   if (s.cluster.gpu.is_cpu)
@@ -226,6 +235,9 @@ Explanation explain(const ScenarioPricer& s) {
       plan ? plan_link_bytes(s.scenario(), *plan, expected_runs(s.scenario(), out.point), s.train().cost())
            : link_bytes(s.rl(), out.point, train, sampled ? s.rl().price_rollout(out.point) : RolloutPrice{}, sampled);
   out.notes = without_effect(s.scenario(), plan.has_value());
+  if (s.rl().setting().critic_apart)
+    out.notes.push_back(fmt::format("the critic has {} GPUs of its own beside these {}, and works while the actor does",
+                                    out.point.train.ranks(), out.point.gpus()));
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
   if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
   for (const auto& [name, point] : neighbours(s, out.point)) {

@@ -17,6 +17,7 @@
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/promising.h"
 #include "planner/answers/stated_error.h"
+#include "spec/catalog.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
 #include "spec/scenario_keys.h"
@@ -86,7 +87,8 @@ ChoiceRow row_of(const ScenarioPricer& s, const RlPoint& own, const RlPoint& poi
   r.point = point;
   r.price = price;
   r.own = point == own;
-  const double gpus = static_cast<double>(point.gpus()), seconds = std::max(price.iteration_seconds, 1e-300);
+  r.gpus = s.rl().gpus(point);
+  const double gpus = static_cast<double>(r.gpus), seconds = std::max(price.iteration_seconds, 1e-300);
   r.tokens_per_gpu = s.tokens() / seconds / gpus;
   r.gpu_hours = objective_of(Objective::gpu_hours, s.rl(), point, price);
   r.money = r.gpu_hours * set.price_per_gpu_hour;
@@ -112,7 +114,7 @@ nlohmann::ordered_json row_json(const ChoiceRow& r) {
                                 {"own", r.own},
                                 {"fits", r.price.fits},
                                 {"verdict", name_of(r.verdict)},
-                                {"gpus", r.point.gpus()},
+                                {"gpus", r.gpus},
                                 {"iteration_seconds", r.price.iteration_seconds},
                                 {"tokens_per_second_per_gpu", r.tokens_per_gpu},
                                 {"gpu_hours_per_million_samples", r.gpu_hours},
@@ -188,8 +190,12 @@ Scenario with_point(Scenario s, const RlPoint& own, const RlPoint& p) {
   // "interleaved" and "1f1b" are one schedule, told apart by vpp.
   if (p.train.pp > 1 && schedule_named(s.train.pipeline_schedule) != p.train.schedule)
     s.train.pipeline_schedule = name_of(p.train.schedule);
-  // FSDP keeps its optimizer where its shards are, and is priced so.
-  if (p.train.gathers_units()) s.optimizer.cpu_fraction = 0;
+  // FSDP keeps its optimizer where its shards are, and is priced so; where the master copy lies beside them the
+  // scenario's own stays.
+  if (s.optimizer.cpu_fraction > 0 && p.train.gathers_units() && !own.train.gathers_units()) {
+    const auto frame = framework_named(s.profile, catalog_root());
+    if (!frame || !frame->separate_master) s.optimizer.cpu_fraction = 0;
+  }
   s.train.recompute = p.train.recompute;
   if (p.train.recompute != Recompute::selective) s.train.recompute_modules.clear();
   s.optimizer.name = p.train.optimizer;

@@ -34,6 +34,7 @@ struct ChoiceRow {
   RlPoint point;
   RlPrice price;
   bool own = false;                 // the scenario's layout
+  std::int64_t gpus = 0;            // a critic's own among them
   double tokens_per_gpu = 0;        // per second
   double gpu_hours = 0, money = 0;  // per million samples; money 0: no price is known
   std::vector<std::string> flags;

@@ -132,8 +132,10 @@ std::string headline(const ScenarioPricer& s, const Choices& c, const std::vecto
   std::vector<std::string> lines;
   if (own != nullptr) {
     named = describe(own->point);
-    lines = {cut_off(fmt::format("{} on {} {}: {}", scenario.name, scenario.cluster.ranks(), scenario.cluster.gpu.name,
-                                 named)),
+    const std::string apart =
+        s.rl().setting().critic_apart ? fmt::format(" and {} more of the critic", own->point.train.ranks()) : "";
+    lines = {cut_off(fmt::format("{} on {} {}{}: {}", scenario.name, scenario.cluster.ranks(),
+                                 scenario.cluster.gpu.name, apart, named)),
              verdict_line(s, *own, colour), seconds_line(s, c, *own)};
   } else {
     lines = {fmt::format("{} on {} {}", scenario.name, scenario.cluster.ranks(), scenario.cluster.gpu.name),

@@ -160,7 +160,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
   const TrainModel::Layers l = model.train().layers(p.train);
   if (iterate && s.reference) add_scoring(model, p.train, l, train, RlPhase::reference, out);
   if (iterate && s.old_logprobs) add_scoring(model, p.train, l, train, RlPhase::old_logprobs, out);
-  if (iterate && s.critic) {
+  if (iterate && s.critic && !s.critic_apart) {
     const TrainModel::Layers critic = model.critic_layers(p.train, l);
     const TrainPrice price = model.train().price(p.train, critic);
     add_scoring(model, p.train, l, price, RlPhase::values, out);

@@ -41,6 +41,10 @@ constexpr std::array all_lint_rules = {
              "preempted sequences are computed again: seconds are those without preemption"},
     LintRule{"L12", "keys that change nothing", "a setting of another engine"},
     LintRule{"L13", "a layout that does not fit", "device or host, with what does"},
+    LintRule{"L14", "micro-batches that are padded",
+             "verl issue 7203: log-probs three times as slow by padded micro-batches"},
+    LintRule{"L15", "expandable segments beside an engine that sleeps (of a launch)",
+             "vLLM pull requests 14189 and 40812, torch_memory_saver issue 24, OpenRLHF issue 1011"},
 };
 
 class Linter {
@@ -54,6 +58,7 @@ class Linter {
       add("L01", LintLevel::note, note, "");
     wake_order();
     tensor_parallel();
+    padding();
     for (const std::string& what : without_effect(scenario_, e_.mapped_bytes > 0.0))
       add("L12", LintLevel::note, what, "");
     if (e_.unpriced) {
@@ -110,6 +115,20 @@ class Linter {
         add("L03", LintLevel::warning, "the KV cache wakes before the weight update, which it does not serve",
             "wake_kv behind sync");
     }
+  }
+
+  void padding() {
+    const TrainModel& model = s_.train();
+    const auto count = static_cast<double>(e_.point.train.micro_batch);
+    const double own = static_cast<double>(model.setting().sequence),
+                 computed = own + model.padding_tokens(e_.point.train) / count;
+    if (model.setting().padded() && computed > 1.05 * own)
+      add("L14", LintLevel::warning,
+          fmt::format(
+              "every sample is computed with the tokens of the longest of its {:.0f}, {:.0f} where they have {:.0f} "
+              "on average: {:.1f} times the work",
+              count, computed, own, computed / own),
+          "train.padding: none");
   }
 
   void tensor_parallel() {
@@ -263,6 +282,23 @@ std::span<const LintRule> lint_rules() { return all_lint_rules; }
 
 std::vector<Finding> lint(const ScenarioPricer& s, const Explanation& e) { return Linter(s, e).run(); }
 std::vector<Finding> lint(const ScenarioPricer& s) { return lint(s, explain(s)); }
+
+std::vector<Finding> lint_launch(const ScenarioPricer& s, const LaunchHabits& habits) {
+  std::vector<Finding> out;
+  const Scenario& scenario = s.scenario();
+  const bool sleeps = scenario.algorithm.name != AlgorithmName::sft && scenario.placement == PlacementMode::colocated &&
+                      scenario.rollout.sleep;
+  if (!habits.expandable.empty() && sleeps)
+    out.push_back(
+        {"L15", LintLevel::warning,
+         fmt::format("{}: {}", habits.expandable,
+                     scenario.rollout.engine == RolloutEngine::vllm
+                         ? "vLLM that sleeps ends at its start before April 2026, and switches it off for its "
+                           "own pool since"
+                         : "torch_memory_saver cannot put such memory to sleep"),
+         "leave it out of the engine's environment"});
+  return out;
+}
 
 std::vector<Finding> lint_beside(const ScenarioPricer& s, const Explanation& e) {
   std::vector<Finding> out = lint(s, e);

@@ -32,6 +32,13 @@ std::vector<Finding> lint(const ScenarioPricer&);
 /// Of a scenario that was explained already.
 std::vector<Finding> lint(const ScenarioPricer&, const Explanation&);
 
+/// What a launch of another system says and a scenario does not. "": it does not say so.
+struct LaunchHabits {
+  std::string expandable;  // PyTorch's allocator has expandable segments
+};
+/// Their rule, L15.
+std::vector<Finding> lint_launch(const ScenarioPricer&, const LaunchHabits&);
+
 /// What stands beside another answer: no notes, and not whether it fits, which that answer says itself.
 std::vector<Finding> lint_beside(const ScenarioPricer&, const Explanation&);
 

@@ -261,8 +261,11 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   old.push_back(seconds_of("driver", rl.driver_seconds(),
                            "the process that drives the workers, for every token of the batch padded to the longest"));
   add(RlPhase::old_logprobs, "", std::move(old));
-  add(RlPhase::values, "", forward_parts(rl, rl.scoring(p.train, l, true), true));
-  if (rl.setting().critic) add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
+  const char* const beside = "on GPUs of its own, beyond what the actor does meanwhile";
+  if (rl.setting().critic_apart) add(RlPhase::values, beside, {}), add(RlPhase::critic, beside, {});
+  else add(RlPhase::values, "", forward_parts(rl, rl.scoring(p.train, l, true), true));
+  if (rl.setting().critic && !rl.setting().critic_apart)
+    add(RlPhase::critic, schedule, train_parts(s.train().price(p.train, critic), passes));
   add(RlPhase::train, schedule, train_parts(train, passes));
   const double each = s.train().framework().iteration_seconds.value;
   add(RlPhase::framework, "",

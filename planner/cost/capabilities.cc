@@ -36,6 +36,8 @@ std::vector<CapabilityFlag> capability_flags(Capabilities& c) {
           {"zero_bubble", &c.zero_bubble},
           {"shard_groups", &c.shard_groups},
           {"layerwise_offload", &c.layerwise_offload},
+          {"critic_apart", &c.critic_apart},
+          {"padding", &c.padding},
           {"strided_engines", &c.strided_engines},
           {"rollout_pipeline", &c.rollout_pipeline},
           {"rollout_context", &c.rollout_context},

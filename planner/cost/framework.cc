@@ -44,6 +44,7 @@ std::vector<Flag> flags_of(FrameworkProfile& f) {
           {"selective_products", &f.selective_products},
           {"dummy_weight_grads", &f.dummy_weight_grads},
           {"sleeps_gradients", &f.sleeps_gradients},
+          {"separate_master", &f.separate_master},
           {"own_reference", &f.own_reference},
           {"rebuilds_communicators", &f.rebuilds_communicators},
           {"sleeps_graphs", &f.sleeps_graphs},

@@ -25,6 +25,8 @@ struct Capabilities {
   bool gpipe = false, zero_bubble = false;
   bool shard_groups = true;       // a replica's shards over fewer than all data ranks
   bool layerwise_offload = true;  // of FSDP
+  bool padding = false;           // micro-batches may be padded to their longest sample (train.padding)
+  bool critic_apart = false;      // PPO's critic on GPUs of its own
   bool strided_engines = true;    // an engine's ranks need not be neighbours
   bool rollout_pipeline = true, rollout_context = true, rollout_experts = true, attention_dp = true;
   bool apart = true;         // training and rollout on GPUs of their own
@@ -74,6 +76,9 @@ struct FrameworkProfile {
   bool lowered_ops = false;  // the ops are those of lowering/, byte by byte: residuals inside norms, units staged
   // What memory holds beyond parameters, gradients, optimizer and what backward needs.
   bool flat_units = false;  // sharded units move through flat buffers beside their tensors (PyTorch's FSDP2)
+  // Sharded units keep shards in the dtype that is computed with beside the fp32 master copy (DeepSpeed's ZeRO-3);
+  // FSDP's one shard is the master copy.
+  bool separate_master = false;
   // Modules run op by op: a norm keeps its fp32 input and the normalised copy beside its output, a gated activation
   // silu(gate) beside gate and up.
   bool eager_activations = false;

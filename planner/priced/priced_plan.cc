@@ -126,8 +126,10 @@ void PricedPlanWriter::add_phases() {
     if (p.phase == PlanPhase::checkpoint || p.phase == PlanPhase::export_) continue;
     if (p.phase == PlanPhase::exchange && !setting().own_engine) continue;
     if (p.phase == PlanPhase::train && setting().critic)
-      for (const PlanPhase of_critic : {PlanPhase::values, PlanPhase::critic})
+      for (const PlanPhase of_critic : {PlanPhase::values, PlanPhase::critic}) {
         plan_.phases.push_back(JobPhase{of_critic}.info());
+        if (setting().critic_apart) plan_.phases.back().driven = false;  // one wait, whatever is trained meanwhile
+      }
     plan_.phases.push_back(p.info());
   }
   if (framework_seconds() > 0.0) plan_.phases.push_back(JobPhase{PlanPhase::framework}.info());
@@ -156,7 +158,11 @@ void PricedPlanWriter::add_phases_apart() {
   if (setting().overlaps) sync();
   if (setting().reference) add(PlanPhase::reference, trainer);
   if (setting().old_logprobs) add(PlanPhase::old_logprobs, trainer);
-  if (setting().critic) add(PlanPhase::values, trainer), add(PlanPhase::critic, trainer);
+  if (setting().critic)
+    for (const PlanPhase of_critic : {PlanPhase::values, PlanPhase::critic}) {
+      add(of_critic, trainer);
+      if (setting().critic_apart) plan_.phases.back().driven = false;
+    }
   add(PlanPhase::train, trainer);
   if (framework_seconds() > 0.0) add(PlanPhase::framework, both);
 }

@@ -210,6 +210,13 @@ void PricedPlanWriter::train_phase(PlanPhase name, std::int32_t phase) {
   if (name == PlanPhase::old_logprobs) return passes(phase, "old", step_, true);
   if (name == PlanPhase::train) return optimizer_steps(phase, "train", step_, layers_, working);
   if (name != PlanPhase::values && name != PlanPhase::critic) return;
+  if (setting().critic_apart) {  // it works beside the actor, on ranks that are not this plan's
+    b().begin_block(phase, std::string(name_of(name)));
+    priced(OpKind::priced, streams::compute, fmt::format("{}.beside", name_of(name)), {},
+           always(name == PlanPhase::values ? train_.values_seconds : train_.critic_seconds))
+        .outputs = state();
+    return;
+  }
   const TrainModel::Layers layers = rl_.critic_layers(point_.train, layers_);
   const TrainPrice t = model_.price(point_.train, layers);
   if (name == PlanPhase::values) passes(phase, "values", t, true);

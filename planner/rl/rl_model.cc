@@ -78,7 +78,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   const TrainModel::Layers critic = critic_layers(p, l);
   TrainSide out = train_side(p, t, l, train_.price(p, critic));
   // Actor and critic may be the fullest on different stages.
-  if (p.pp > 1) out.total_bytes = train_.peak_of_both(p, l, critic) + t.overhead_bytes + out.reference;
+  if (p.pp > 1 && !setting_.critic_apart)
+    out.total_bytes = train_.peak_of_both(p, l, critic) + t.overhead_bytes + out.reference;
   return out;
 }
 
@@ -113,7 +114,7 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.optimizer = std::max(0.0, t.state_bytes - t.grad_bytes - t.source_bytes);
   out.total_bytes = t.total_bytes();
   if (setting_.critic) add_critic(p, l, critic, out);
-  const double reference = t.source_bytes * (p.sharding == Sharding::fsdp ? b.params / std::max(b.master, 1e-9) : 1.0);
+  const double reference = t.source_bytes * (b.shard_is_master(p.sharding) ? b.params / std::max(b.master, 1e-9) : 1.0);
   const FrameworkProfile& frame = train_.framework();
   out.host_copies = frame.host_weight_copies.value * reference;
   out.host_bytes += out.host_copies + frame.host_process_bytes.value;
@@ -130,7 +131,8 @@ void RlModel::add_scoring(const Scoring& by, TrainSide& out) const {
   const double actor = by.model->scoring_bytes(by.point, by.layers).total();
   if (setting_.reference) out.reference_work = actor + out.swapped_reference;
   if (setting_.old_logprobs) out.old_work = actor;
-  if (setting_.critic) out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
+  if (setting_.critic && !setting_.critic_apart)
+    out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
 }
 
 TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel::Layers& actor) const {
@@ -141,11 +143,18 @@ TrainModel::Layers RlModel::critic_layers(const TrainPoint& p, const TrainModel:
 }
 
 /// The critic is sharded and trained as the actor is. Both models' states stay side by side while either trains;
-/// gradients and activations are of one at a time.
+/// gradients and activations are of one at a time. On GPUs of its own it works while the actor does: of its seconds
+/// those count by which it takes longer, and the fuller of both kinds of GPUs is what has to fit.
 void RlModel::add_critic(const TrainPoint& p, const TrainModel::Layers& actor, const TrainPrice& t,
                          TrainSide& out) const {
   out.values_seconds = setting_.mini_batches * forward_seconds(scoring(p, actor, true), true).total();
   out.critic_seconds = setting_.mini_batches * t.step_seconds;
+  if (setting_.critic_apart) {
+    out.values_seconds = std::max(0.0, out.values_seconds - out.old_seconds - out.reference_seconds);
+    out.critic_seconds = std::max(0.0, out.critic_seconds - out.train_seconds);
+    out.total_bytes = std::max(out.total_bytes, t.total_bytes());
+    return;
+  }
   out.critic = t.state_bytes - t.grad_bytes;
   out.total_bytes = std::max(out.total_bytes + out.critic, t.total_bytes() + out.params + out.optimizer);
   out.host_bytes += t.host_bytes;
@@ -382,6 +391,9 @@ RolloutPoint rollout_point_of(const Scenario& s) {
           .pp = l.pp};
 }
 
+/// Samples of a micro-batch beyond which its longest is taken to be that of so many.
+constexpr int most_padded = 64;
+
 TrainSetting train_setting_of(const Scenario& s) {
   // A sample is a prompt and its response, sampled or, in SFT, read (lowering/sample_rows.h).
   const LengthSpec &prompt = s.workload.prompt_tokens, &response = s.workload.response_tokens;
@@ -397,6 +409,9 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.mean_keys = mean > 0.0 ? 0.5 * (square / mean + 1.0) : 0.0;
   t.longest = static_cast<double>(max_sample_tokens(s));
   t.length_variance = std::max(0.0, square - mean * mean);
+  if (s.train.padding == Padding::micro_batch)
+    for (int n = 1; n <= most_padded; ++n)
+      t.longest_of.push_back(n == 1 ? mean : prompt.mean + longest_of(response, static_cast<double>(n)));
   t.budget_sequences = static_cast<double>(s.train.micro_batch_sequences);
   t.steps = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   t.precision =
@@ -432,6 +447,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;
   out.critic = s.algorithm.name == AlgorithmName::ppo;
+  out.critic_apart = out.critic && s.algorithm.critic_placement == PlacementMode::disaggregated;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
   out.engine = s.rollout.engine;
   out.eager = s.rollout.eager;

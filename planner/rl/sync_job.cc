@@ -169,7 +169,7 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
               .takes_own = from.whole && from.ranks > 1 && !train_.frozen(),  // each merges the rows that it owns
               .gathers = setting_.sync_gathers,
               .verifies = setting_.sync_verifies,
-              .source_element_bytes = !from.shards_of_master                              ? state.params
+              .source_element_bytes = !from.shards_of_master || state.separate_master     ? state.params
                                       : train_.frozen() && train_.framework().lowered_ops ? state.params
                                                                                           : state.master,
               .target_element_bytes = setting_.rollout_element_bytes,

@@ -44,13 +44,14 @@ Judged judge(const RlModel& model, const SearchOptions& options, const RlPoint& 
   Judged out{.value = {}, .bytes = price.peak_bytes()};
   out.over = std::max(0.0, out.bytes - options.limit_bytes()) + std::max(0.0, price.host_bytes - options.host_bytes);
   price.fits = out.over <= 0.0;
-  out.value =
-      value_of(options.objective, model.setting(), static_cast<double>(p.gpus()), price.iteration_seconds, out.bytes);
+  out.value = value_of(options.objective, model.setting(), static_cast<double>(model.gpus(p)), price.iteration_seconds,
+                       out.bytes);
   return out;
 }
 
 double objective_of(Objective o, const RlModel& model, const RlPoint& p, const RlPrice& price) {
-  return value_of(o, model.setting(), static_cast<double>(p.gpus()), price.iteration_seconds, price.peak_bytes()).first;
+  return value_of(o, model.setting(), static_cast<double>(model.gpus(p)), price.iteration_seconds, price.peak_bytes())
+      .first;
 }
 
 void Found::offer(const RlCandidate& c, const Judged& is) {

@@ -34,6 +34,8 @@ void add_training(const Scenario& s, const TrainPoint& t, const Capabilities& ca
                      t.data_ranks(), fmt::join(can.shards_over, " and "), own.shard_ranks())});
   if (!can.shard_groups && can.shards_over.empty() && t.fsdp > 0)
     out.push_back({"train.layout.fsdp", fmt::format("shards over {} of {} data ranks", t.fsdp, t.data_ranks())});
+  if (!can.padding && s.train.padding != Padding::none)
+    out.push_back({"train.padding", "micro-batches padded to their longest sample"});
   if (!can.layerwise_offload && t.optimizer_on_host) out.push_back({"train.offload", "layer-wise offload"});
   if (!can.reshard_choice && t.sharding == Sharding::fsdp && !t.reshard_after_forward)
     out.push_back({"train.reshard_after_forward", "units that stay gathered"});
@@ -79,6 +81,9 @@ std::vector<Lack> lacking(const Scenario& s, const RlPoint& p, const Capabilitie
   add_training(s, p.train, can, out);
   if (!p.samples()) return out;
   add_rollout(p.rollout, can, out);
+  if (!can.critic_apart && s.algorithm.name == AlgorithmName::ppo &&
+      s.algorithm.critic_placement == PlacementMode::disaggregated)
+    out.push_back({"algorithm.critic_placement", "critics on GPUs of their own"});
   const bool shared = p.placement == PlacementMode::colocated;
   if (!can.apart && !shared) out.push_back({"placement", "training and rollout apart"});
   const std::string_view sync = name_of(mode_of(p.sync));

@@ -31,6 +31,9 @@ double TrainModel::host_step_seconds(const TrainPoint& p, double own, double mom
   // Where the low-precision parameters stay on the device, gradients go down and parameters come up around the step.
   if (!p.streams_from_host())
     seconds += cost_.node_copy_seconds(own * b.grads) + cost_.node_copy_seconds(own * b.params);
+  // Sums that lie on the host come up for every later micro-batch to be added to, and go down again.
+  if (sums_on_host(p))
+    seconds += 2.0 * static_cast<double>(p.micro_batches - 1) * cost_.node_copy_seconds(own * b.grads);
   return seconds;
 }
 

@@ -37,9 +37,11 @@ States states_of(const TrainPoint& p, const StateBytes& b, const TrainModel::Sta
     s.gathered = unit.parameters * 2.0 * b.params + unit.trained * b.grads;
   }
   if (p.sharding == Sharding::fsdp) {
-    // One persistent shard in the master dtype, frozen ones as they are kept; units gathered at once, and the gradient
-    // of one.
-    s.params = still * frozen;
+    // One persistent shard in the master dtype, or a low-precision one beside it, frozen ones as they are kept; units
+    // gathered at once, and the gradient of one.
+    s.params = (b.separate_master ? own * b.params : 0.0) + still * frozen;
+    // What is stepped on the host has its gradients there (TrainModel::sums_on_host).
+    if (b.separate_master) s.grads *= 1.0 - on_host;
     s.gathered = (unit.parameters * (copies - 1.0) + unit.trained) * b.params;
     if (!p.reshard_after_forward) s.gathered = all * b.params + unit.trained * b.params;
     else if (p.reshard_ranks > 0) s.gathered += all * b.params / static_cast<double>(p.reshard_ranks);
@@ -223,9 +225,8 @@ double TrainModel::stage_bytes(const TrainPoint& p, const Layers& l, std::int64_
     const double own = held.own_trained(p);
     out->source_bytes = p.gathers_units() ? shard_bytes(p, own, held.own_frozen(p)) : s.params;
     out->activation_bytes = out->bytes[static_cast<std::size_t>(Category::activations)];
-    out->host_bytes =
-        host_fraction(p) * (own * (setting_.state.master + setting_.state.shard_grads(p.sharding)) + moments) +
-        (p.streams_from_host() ? held.own_frozen(p) * frozen_bytes(p) : 0.0);
+    out->host_bytes = host_fraction(p) * (own * (setting_.state.master + host_grads(p)) + moments) +
+                      (p.streams_from_host() ? held.own_frozen(p) * frozen_bytes(p) : 0.0);
   }
   return total;
 }
@@ -328,7 +329,8 @@ std::vector<PeakPart> TrainModel::peak_parts(const TrainPoint& p, const Layers& 
       case PeakTensor::params:
         return frozen() ? fmt::format("{}, frozen: {} B each{}", layers, frozen_bytes(p),
                                       p.gathers_units() ? ", " + over : std::string())
-                        : fmt::format("{} x {} B each", layers, setting_.state.params);
+                        : fmt::format("{} x {} B each{}", layers, setting_.state.params,
+                                      p.gathers_units() ? ", " + over : std::string());
       case PeakTensor::gathered:
         return p.sharding == Sharding::zero2 ? "one unit's gradients before they are reduced"
                : p.streams_from_host() ? "units around the peak, and their shards on the way from the host and back"

@@ -21,6 +21,7 @@ std::string_view name_of(Term t) {
 TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostModel& cost,
                        const FrameworkProfile& framework)
     : model_(model), setting_(std::move(setting)), cost_(cost), framework_(framework) {
+  setting_.state.separate_master = framework_.separate_master;
   peak_ = cost_.peak_flops(setting_.precision);
   wide_peak_ = quantization_of(setting_.precision).stored_bytes > 0 ? cost_.peak_flops("bf16") : peak_;
   quantized_bytes_ = quantization_of(setting_.precision).moved_bytes;
@@ -81,6 +82,14 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
   if (setting_.load_tokens > 0.0) return std::max(mean, setting_.load_tokens);
   if (!setting_.ragged) return mean;
   const TokenLoad load = load_of(p);
+  if (setting_.padded()) {
+    // As many samples as there are, or beside the longest as many as the budget has room for, each as long as that.
+    const double longest = std::max(setting_.longest, 1.0),
+                 budget = setting_.budget_tokens * static_cast<double>(p.cp * p.ulysses),
+                 beside = std::floor(std::max(0.0, budget - longest) / static_cast<double>(setting_.sequence));
+    const double count = setting_.budget_sequences > 0.0 ? static_cast<double>(p.micro_batch) : 1.0 + beside;
+    return std::max(mean, longest * std::min(count, static_cast<double>(p.sequences())));
+  }
   // Cut by sequences, a framework that sizes nothing beforehand has no budget of tokens.
   const double buffer = setting_.budget_sequences > 0.0 && !framework_.lowered_ops ? load.most() : buffer_tokens(p);
   if (framework_.lowered_ops) return buffer;
@@ -90,7 +99,7 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
 }
 
 double TrainModel::overflow_chance(const TrainPoint& p, double tokens) const {
-  if (!setting_.ragged || framework_.lowered_ops) return 0.0;
+  if (!setting_.ragged || framework_.lowered_ops || setting_.padded()) return 0.0;
   if (setting_.budget_sequences <= 0.0 && tokens >= buffer_tokens(p)) return 0.0;  // no micro-batch is cut so large
   return -std::expm1(loads(p) * std::log1p(-std::min(load_of(p).exceeds(tokens), 1.0 - 1e-15)));
 }
@@ -128,6 +137,12 @@ double TrainModel::micro_batch_multiple(const TrainPoint& p) const {
 
 double TrainModel::padding_tokens(const TrainPoint& p) const {
   if (!setting_.ragged) return 0.0;
+  if (setting_.padded()) {
+    const auto known = static_cast<std::int64_t>(setting_.longest_of.size());
+    const double each =
+        setting_.longest_of[static_cast<std::size_t>(std::clamp<std::int64_t>(p.micro_batch, 1, known) - 1)];
+    return static_cast<double>(p.micro_batch) * std::max(0.0, each - static_cast<double>(setting_.sequence));
+  }
   const auto count = static_cast<double>(p.micro_batch), chunks = static_cast<double>(p.cp > 1 ? 2 * p.cp : 1);
   const double each = chunks * (framework_.pads_sequences ? static_cast<double>(p.tp) : 1.0);
   const double all = micro_batch_multiple(p);
@@ -404,8 +419,9 @@ void TrainModel::data_traffic(const TrainPoint& p, const StageShare& held, Train
   if (const double on_host = host_fraction(p); on_host > 0.0) {
     const double own = on_host * held.own_trained(p);
     out.host_down_bytes = (streams ? every : 1.0) * own * b.grads;
-    // What is stepped there comes up; where shards stream, frozen ones too.
-    out.host_up_bytes = streams ? p.gathers_of_step() * shard_bytes(p, own, held.own_frozen(p)) : own * b.params;
+    // What is stepped there comes up; where shards stream, frozen ones too; sums of gradients, to be added to.
+    if (p.streams_from_host()) out.host_up_bytes = p.gathers_of_step() * shard_bytes(p, own, held.own_frozen(p));
+    else out.host_up_bytes = own * b.params + (sums_on_host(p) ? (every - 1.0) * own * b.grads : 0.0);
   }
   if (p.data_ranks() <= 1) return;
   const double reductions = streams || p.sharding == Sharding::zero2 ? every : 1.0;

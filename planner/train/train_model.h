@@ -294,10 +294,13 @@ struct PeakPart {
 /// Sizes in bytes of one element of each kind of state.
 struct StateBytes {
   double params = 2, grads = 4, master = 4;
-  double moments = 8;  // AdamW's two; the momentum of another optimizer is half of it
+  double moments = 8;            // AdamW's two; the momentum of another optimizer is half of it
+  bool separate_master = false;  // of sharded units (FrameworkProfile::separate_master)
 
+  /// Whether a sharded unit's one persistent shard is the master copy.
+  bool shard_is_master(Sharding s) const { return s == Sharding::fsdp && !separate_master; }
   /// Of a shard in which micro-batches add up: FSDP's has the shard's own dtype, whatever gradients are reduced in.
-  double shard_grads(Sharding s) const { return s == Sharding::fsdp ? master : grads; }
+  double shard_grads(Sharding s) const { return shard_is_master(s) ? master : grads; }
 };
 
 struct TrainSetting {
@@ -316,9 +319,13 @@ struct TrainSetting {
   double length_variance = 0;   // of ragged sequences, tokens^2
   double budget_sequences = 0;  // of a micro-batch at most (train.micro_batch_sequences), 0: as many as the tokens hold
   double steps = 1;             // optimizer steps of an iteration
-  double load_tokens = 0;       // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
-  bool prefetch = true;         // sharded units: the next is gathered while one computes
-  double cpu_optimizer = 0;     // optimizer.cpu_fraction
+  /// Where micro-batches are padded to their longest sample: its mean tokens, of 1, 2, … samples; of more as of the
+  /// last. Empty: samples are packed.
+  std::vector<double> longest_of{};
+  bool padded() const { return !longest_of.empty(); }
+  double load_tokens = 0;    // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
+  bool prefetch = true;      // sharded units: the next is gathered while one computes
+  double cpu_optimizer = 0;  // optimizer.cpu_fraction
   ContextExchange context_exchange = ContextExchange::automatic;
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
@@ -453,7 +460,8 @@ class TrainModel {
   /// Bytes of an element of a shard that nothing steps. PyTorch's FSDP has all shards in the dtype that the model was
   /// made in, trained or not; we keep frozen ones as they are computed with.
   double frozen_bytes(const TrainPoint& p) const {
-    return p.sharding == Sharding::fsdp && !framework_.lowered_ops ? setting_.state.master : setting_.state.params;
+    return setting_.state.shard_is_master(p.sharding) && !framework_.lowered_ops ? setting_.state.master
+                                                                                 : setting_.state.params;
   }
   /// Bytes of all of a stage's shards that stream from the host: parameters up, reduced gradients down.
   struct StagedShards {
@@ -517,7 +525,7 @@ class TrainModel {
   HostPass host_pass(const TrainPoint&, double trained, double frozen, double tensors) const;
   /// Bytes of a rank's shards of parameters as they lie there, for gathers and weight updates to read.
   double shard_bytes(const TrainPoint& p, double trained, double frozen) const {
-    return trained * (p.sharding == Sharding::fsdp ? setting_.state.master : setting_.state.params) +
+    return trained * (setting_.state.shard_is_master(p.sharding) ? setting_.state.master : setting_.state.params) +
            frozen * frozen_bytes(p);
   }
   HostPass host_pass(const TrainPoint& p, const StageShare& held) const;
@@ -528,7 +536,19 @@ class TrainModel {
   /// Of a rank's optimizer state, what lives in host memory for good: all of it under layer-wise offload, else the
   /// scenario's fraction where states lie beside parameters that stay.
   double host_fraction(const TrainPoint& p) const {
-    return p.optimizer_on_host ? 1.0 : p.gathers_units() ? 0.0 : setting_.cpu_optimizer;
+    if (p.optimizer_on_host) return 1.0;
+    return p.gathers_units() && !setting_.state.separate_master ? 0.0 : setting_.cpu_optimizer;
+  }
+  /// Whether gradients of sharded units add up in host memory, beside shards that stay on the device: DeepSpeed's
+  /// ZeRO-3 with its optimizer on the CPUs (runtime/zero/stage3.py: grad_partitions_flat_buffer lies on the device that
+  /// the optimizer has, and each group's fp32 gradient beside it).
+  bool sums_on_host(const TrainPoint& p) const {
+    return p.gathers_units() && !p.streams_from_host() && host_fraction(p) > 0.0;
+  }
+  /// Bytes of gradients in host memory, of an element whose optimizer state is there.
+  double host_grads(const TrainPoint& p) const {
+    const StateBytes& b = setting_.state;
+    return sums_on_host(p) ? b.grads + b.master : b.shard_grads(p.sharding);
   }
   StepEnd step_end(const TrainPoint&, const StageShare&, double backward, double forward) const;
   StepEnd stage_end(const TrainPoint&, const Layers&, const StageShare&, const StageTime&) const;

@@ -32,7 +32,7 @@ TrainModel::UnitSeconds TrainModel::unit_seconds(const TrainPoint& p, const Elem
   UnitSeconds out;
   // FSDP's one shard is the master copy; the reference is kept as it computes.
   const bool trained = of != UnitPass::reference;
-  if (trained && unit.trained > 0.0 && p.sharding == Sharding::fsdp && b.master != b.params)
+  if (trained && unit.trained > 0.0 && b.shard_is_master(p.sharding) && b.master != b.params)
     out.gather_kernels += pass(own * (b.master + b.params));
   // Hybrid shards are summed over their replicas behind the scatter.
   const bool reduces = of == UnitPass::step && unit.trained > 0.0;

@@ -345,7 +345,7 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
   CHECK(capped.workload.response_tokens.max == 7168);
   const Scenario dynamic = import_of("openrlhf", words(now + " --train.dynamic_batch_enable")).scenario;
   CHECK(dynamic.train.logprob_micro_batch_sequences == 0);
-  // ZeRO's optimizer on the host, of the stages whose parameters are whole.
+  // ZeRO's optimizer on the host, whatever its stage.
   CHECK(a.optimizer.cpu_fraction == 0);
   for (const std::string flag : {"ds.adam_offload", "adam_offload"}) {
     INFO(flag);
@@ -353,18 +353,66 @@ TEST_CASE("OpenRLHF: dotted flags and the names before them are one") {
       const auto key = std::ranges::find(i.keys, flag, &ImportedKey::key);
       return key == i.keys.end() ? std::string("not given") : key->why;
     };
-    const ImportedScenario second = import_of("openrlhf", words(now + " --ds.zero_stage 2 --" + flag));
-    CHECK(second.scenario.optimizer.cpu_fraction == 1);
-    CHECK(why(second).empty());
-    // Beside stage 3's shards it has no key, and the scenario's comment says so.
-    const ImportedScenario third = import_of("openrlhf", words(now + " --" + flag));
-    CHECK(third.scenario.optimizer.cpu_fraction == 0);
-    CHECK(why(third) == "read only where ds.zero_stage is 1 or 2");
-    CHECK_THAT(third.text, Catch::Contains("#   " + flag + ": " + why(third)));
+    for (const char* stage : {"1", "2", "3"}) {
+      const ImportedScenario i = import_of("openrlhf", words(now + " --ds.zero_stage " + stage + " --" + flag));
+      CHECK(i.scenario.optimizer.cpu_fraction == 1);
+      CHECK(why(i).empty());
+    }
   }
   const auto uncovered = imported("openrlhf", words(now + " --vllm.num_engines 3"));
   REQUIRE(!uncovered);
   CHECK(uncovered.error()[0].code == "E151");
+}
+
+TEST_CASE("OpenRLHF: a critic has nodes of its own unless all models are colocated; asynchronous engines have, too") {
+  const std::string ppo =
+      "python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --vllm.num_engines 4 "
+      "--vllm.tensor_parallel_size 2 --actor.model_name_or_path Qwen/Qwen2.5-7B --critic.model_name_or_path "
+      "Qwen/Qwen2.5-7B --train.batch_size 128 --rollout.batch_size 128 --data.max_len 2048 ";
+  const Scenario apart = import_of("openrlhf", words(ppo)).scenario;
+  CHECK(apart.algorithm.name == AlgorithmName::ppo);
+  CHECK(apart.placement == PlacementMode::disaggregated);
+  CHECK(apart.algorithm.critic_placement == PlacementMode::disaggregated);
+  CHECK(apart.cluster.nodes == 2);  // of actor and engines
+  const ImportedScenario fewer = import_of("openrlhf", words(ppo + "--critic_num_gpus_per_node 4"));
+  CHECK_THAT(fewer.text, Catch::Contains("4 GPUs, taken as 8, the actor's number"));
+  const Scenario all = import_of("openrlhf", words(ppo + "--train.colocate_all")).scenario;
+  CHECK(all.placement == PlacementMode::colocated);
+  CHECK(all.algorithm.critic_placement == PlacementMode::colocated);
+  const Scenario grpo = import_of("openrlhf", words(ppo + "--algo.advantage.estimator group_norm")).scenario;
+  CHECK(grpo.algorithm.critic_placement == PlacementMode::colocated);
+  const Scenario steps_off = import_of("openrlhf", words(ppo + "--train.colocate_all --train.async_enable")).scenario;
+  CHECK(steps_off.placement == PlacementMode::disaggregated);
+  CHECK(steps_off.algorithm.max_staleness == 1);
+  CHECK(steps_off.algorithm.critic_placement == PlacementMode::colocated);
+  CHECK(steps_off.cluster.nodes == 2);
+}
+
+TEST_CASE("what a launch says and a scenario does not: padding, expandable segments") {
+  const std::string plain = verl + dynamic;
+  const auto padding = [](const ImportedScenario& i) { return i.scenario.train.padding; };
+  CHECK(padding(import_of("verl", words(plain))) == Padding::none);
+  const ImportedScenario padded = import_of("verl", words(plain + "actor_rollout_ref.model.use_remove_padding=False"));
+  CHECK(padding(padded) == Padding::micro_batch);
+  CHECK(padded.expandable.empty());
+  const std::string openrlhf =
+      "train_ppo_ray.py --pretrain Qwen/Qwen2.5-7B --actor_num_gpus_per_node 8 --colocate_all_models "
+      "--vllm_num_engines 8 --advantage_estimator group_norm --max_len 2048 ";
+  CHECK(padding(import_of("openrlhf", words(openrlhf))) == Padding::micro_batch);
+  CHECK(padding(import_of("openrlhf", words(openrlhf + "--packing_samples"))) == Padding::none);
+  // A variable of the script, one in front of the command, a key of the workers' environment.
+  const auto of_script = [&](const std::string& before, const std::string& after) {
+    return import_of("verl", {.file = launch_file("run.sh", "set -x\n" + before + plain + after + "\n"),
+                              .words = {},
+                              .variables = {}})
+        .expandable;
+  };
+  CHECK(of_script("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n", "") ==
+        "expandable_segments:True (run.sh:2)");
+  CHECK(of_script("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ", "") == "expandable_segments:True (run.sh:2)");
+  CHECK(of_script("", "+ray_kwargs.ray_init.runtime_env.env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") ==
+        "expandable_segments:True (run.sh:2)");
+  CHECK(of_script("export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128\n", "").empty());
 }
 
 TEST_CASE("Megatron and torchtitan: every sample is a sequence of the same length") {

@@ -212,13 +212,12 @@ TEST_CASE("the whole optimizer on the CPUs keeps the bytes of gradients and para
   CHECK(host.state_bytes == Approx(host.source_bytes + host.grad_bytes));
 }
 
-TEST_CASE("FSDP has its own way of it, and Muon none") {
+TEST_CASE("Muon has no way of it") {
   const auto code = [](std::vector<std::string> sets) {
     const auto s = load_scenario_text(megatron_7b, "t.yaml", sets);
     return s ? std::string() : s.error()[0].code;
   };
   CHECK(code({"optimizer.cpu_fraction=0.5"}).empty());
-  CHECK(code({"optimizer.cpu_fraction=0.5", "train.engine=fsdp2", "train.layout.tp=1", "train.layout.dp=8"}) == "E214");
   CHECK(code({"optimizer.cpu_fraction=0.5", "optimizer.name=muon"}) == "E214");
   CHECK(code({"optimizer.cpu_fraction=1.5"}) == "E206");
 }

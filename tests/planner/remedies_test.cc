@@ -303,7 +303,27 @@ TEST_CASE("lint finds by rule what its rules are for") {
   CHECK(has("L11", {"rollout.memory_fraction=0.35", "rollout.layout={tp: 1, dp: 8}"}));
   CHECK(has("L12", {"algorithm.max_staleness=1"}));
   CHECK(has("L13", {"rollout.memory_fraction=0.99"}));
+  CHECK(has("L14", {"train.padding=micro-batch"}));
   for (const LintRule& rule : lint_rules()) CHECK(std::string(rule.source) != "");
+}
+
+TEST_CASE("lint of a launch: expandable segments beside sleep") {
+  const auto found = [](const std::vector<std::string>& sets, const LaunchHabits& habits) {
+    const auto pricer = pricer_of_text(
+        "model: qwen2.5-7b\nprofile: verl-fsdp\ncluster: {gpu: h100-sxm-80gb, nodes: 1}\n"
+        "train: {engine: fsdp2, layout: {dp: 8}, micro_batch_sequences: 4, micro_batch_tokens: 16384}\n"
+        "rollout: {engine: vllm, layout: {tp: 1, dp: 8}}\nworkload: {prompt_tokens: {mean: 512, max: 1024}, "
+        "response_tokens: {mean: 1024, max: 3072, cv: 0.5}}\n",
+        sets);
+    return lint_launch(*pricer, habits);
+  };
+  CHECK(found({}, {}).empty());
+  const LaunchHabits expandable{.expandable = "expandable_segments:True (run.sh:3)"};
+  const std::vector<Finding> sleeps = found({}, expandable);
+  REQUIRE(sleeps.size() == 1);
+  CHECK(sleeps[0].code == "L15");
+  CHECK_THAT(sleeps[0].what, Catch::Contains("(run.sh:3)"));
+  CHECK(found({"rollout.sleep=false"}, expandable).empty());
 }
 
 TEST_CASE("Megatron's own arguments pad a vocabulary, and nobody else's do") {

@@ -119,6 +119,23 @@ TEST_CASE("the closed count equals the sum over the list of parameters, and name
   }
 }
 
+TEST_CASE("parameters and adapters of some layers are those of all, with the others left out") {
+  for (const char* name : {"qwen2.5-7b", "mixtral-8x7b", "deepseek-v2"}) {
+    INFO(name);
+    ModelSpec model = catalogued(name);
+    model.lora.rank = 8, model.lora.targets = "all-linear";
+    const LayerFilter wanted = [](int layer) { return layer == 0 || layer == 5; };
+    const auto names = [&](std::vector<ParamSpec> all, bool filters) {
+      if (filters) std::erase_if(all, [&](const ParamSpec& p) { return p.layer >= 0 && !wanted(p.layer); });
+      std::vector<std::string> out;
+      for (const ParamSpec& p : all) out.push_back(p.name);
+      return out;
+    };
+    CHECK(names(parameters_of(model, wanted), false) == names(parameters_of(model), true));
+    CHECK(names(adapters_of(model, wanted), false) == names(adapters_of(model), true));
+  }
+}
+
 TEST_CASE("a GPT-2 config in its own spelling gives the published 124,439,808 parameters") {
   const auto model = model_from_text(R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     "vocab_size": 50257, "n_positions": 1024})",
