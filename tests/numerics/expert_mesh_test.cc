@@ -47,6 +47,18 @@ TEST_CASE("any mesh of experts beside the dense one computes the same, as the pl
             TrainEngine::ddp,
             Recompute::none,
             0.4},
+           // Data ranks share each expert: pairs, of which others have others; beside blocks that have a part of each,
+           // with biases, and rows in rounds; and neighbours in one block that have other parts.
+           {"mixtral-tiny", {1, 1, 1, 4, 2}, {.dp = 4, .ep = 2, .etp = 2}},
+           {"qwen3-moe-tiny", {1, 1, 1, 2, 2}, {.dp = 2, .etp = 2}, TrainEngine::ddp, Recompute::none},
+           {"gpt-oss-tiny", {1, 2, 1, 2, 2}, {.dp = 2, .tp = 2, .etp = 4}, TrainEngine::zero1, Recompute::full},
+           {"aux-deepseek-v3-tiny", {1, 2, 1, 2, 2}, {.dp = 2, .tp = 2, .etp = 4, .sp = true}, TrainEngine::zero2},
+           {"deepseek-v2-tiny",
+            {1, 4, 2, 3, 3},
+            {.dp = 3, .tp = 4, .ep = 2, .etp = 6, .sp = true},
+            TrainEngine::fsdp2,
+            Recompute::selective,
+            0.4},
        }) {
     const TrainLayout& l = way.layout;
     CAPTURE(way.model, l.dp, l.tp, l.pp, l.ep, l.etp, static_cast<int>(way.engine));
