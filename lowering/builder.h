@@ -50,7 +50,8 @@ namespace hotbunk {
 ///   engine_stages    the ranks of one place in all stages of an engine, stage by stage
 ///   engines          all ranks of an engine, stage by stage; with context parallelism too
 /// and where units are resharded to a smaller mesh after forward:
-///   reshard          neighbours among the ranks of fsdp that keep a unit among them until its backward
+///   reshard          neighbours among the ranks of fsdp, with the same experts, that keep a unit among them until its
+///                    backward
 /// and where engines have context parallelism:
 ///   engine_context   the ranks of one tensor-parallel place of a stage, of which each holds its part of every sequence
 /// and with several blocks:

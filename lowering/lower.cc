@@ -119,9 +119,11 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   for (std::int64_t t = 0; t < mesh.tensor; ++t) {
     for (std::int64_t g = 0; g < mesh.replicas; ++g)
       add(Family::fsdp, mesh.shards, [&](auto i) { return rank(t, g * mesh.shards + i); });
-    if (const std::int64_t few = s.train.reshard_ranks; few > 0)
-      for (std::int64_t d = 0; d < mesh.data(); d += few)
-        add(Family::reshard, few, [&](auto i) { return rank(t, d + i); });
+    // Of neighbours that have other experts each, those with the same: a unit is the same on all of a group.
+    if (const std::int64_t few = s.train.reshard_ranks, apart = mesh.experts.spread; few > 0)
+      for (std::int64_t d = 0; d < mesh.data(); d += few * apart)
+        for (std::int64_t h = 0; h < apart; ++h)
+          add(Family::reshard, few, [&](auto i) { return rank(t, d + h + i * apart); });
     for (std::int64_t i = 0; i < mesh.shards; ++i)
       add(Family::replicas, mesh.replicas, [&](auto g) { return rank(t, g * mesh.shards + i); });
     add(Family::data, mesh.data(), [&](auto d) { return rank(t, d); });

@@ -154,11 +154,12 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
   need(std::ranges::count(split_layers(s), 0) == 0, "a pipeline stage without layers");
-  need(
-      s.train.reshard_ranks == 0 || expert_mesh(s).spread == 1,
-      "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
-      "no part of one another's",
-      s.train.reshard_ranks, t.ep);
+  if (const std::int64_t few = s.train.reshard_ranks, apart = expert_mesh(s).spread; few > 0 && apart > 1)
+    need(t.shard_ranks() % (few * apart) == 0,
+         "train.reshard_after_forward {} with train.layout.ep {}: of {} ranks that share a copy, {} have the same "
+         "experts, {} % {} = {}; those that keep a unit among them have to",
+         few, t.ep, t.shard_ranks(), t.shard_ranks() / apart, t.shard_ranks() / apart, few,
+         t.shard_ranks() / apart % few);
   executable_experts(s, need);
   const bool copies = s.train.expert_dispatch == ExpertDispatch::per_rank;
   need(!copies || expert_rounds(s).rounds == 1,

@@ -124,8 +124,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   const std::int64_t shared = l.shard_ranks();
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)
-    if (shared % k == 0) few.push_back(k);
-  if (s.train.engine == TrainEngine::fsdp2 && expert_mesh(s).spread == 1 && !few.empty() && one_of({0, 1}) == 0)
+    if (shared % (k * expert_mesh(s).spread) == 0) few.push_back(k);
+  if (s.train.engine == TrainEngine::fsdp2 && !few.empty() && one_of({0, 1}) == 0)
     s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});
