@@ -255,8 +255,8 @@ std::int64_t shown_micro_batches(const Scenario& s) { return std::min(most_micro
 Json dispatch_of(const Scenario& s) {
   const DispatchSeconds cost = dispatch_seconds(s);
   return {{"chosen", name_of(chosen_dispatch(s))},
-          {"rows_of_token", s.model.moe->experts_per_token},
-          {"copies_of_token", expected_parts(*s.model.moe, expert_mesh(s).spread)},
+          {"rows_of_token", rows_sent_of_token(s)},
+          {"copies_of_token", expected_copies(*s.model.moe, expert_mesh(s))},
           {"per_expert_s", cost.per_expert},
           {"per_rank_s", cost.per_rank}};
 }

@@ -145,8 +145,8 @@ std::int64_t IterationDriver::place_of(Rank r) const {
 }
 
 std::int64_t IterationDriver::group_of(Rank r) const {
-  const RolloutLayout& l = scenario_.rollout.layout;
-  return engine_of(r) * groups_ + place_of(r) * groups_ / (l.tp * l.cp * l.pp);
+  const std::int64_t tp = scenario_.rollout.layout.tp;
+  return engine_of(r) * groups_ + place_of(r) % tp * groups_ / tp;
 }
 
 IterationDriver::Iteration& IterationDriver::iteration(std::int32_t step) {

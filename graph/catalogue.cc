@@ -314,6 +314,13 @@ std::string check_routed(const Op& op) {
            choices.shape[1] == routed.shape[1];
   };
   const auto row = [](const Tensor& t) { return t.shape[static_cast<std::size_t>(t.rank) - 1]; };
+  const auto parts_of = [](const Tensor& rows, const Tensor& choices) {
+    return rows.shape[1].size / choices.shape[1].size;
+  };
+  const auto in_parts = [](const Tensor& rows, const Tensor& choices) {  // a row for each part of a choice
+    return rows.rank == 2 && choices.rank == 2 && rows.shape[0] == choices.shape[0] && choices.shape[1].size > 0 &&
+           rows.shape[1].size % choices.shape[1].size == 0;
+  };
   bool fits = true;
   switch (op.kind) {
     case OpKind::route:
@@ -324,10 +331,10 @@ std::string check_routed(const Op& op) {
       fits = same(op.inputs[0], op.inputs[2]) && same(op.inputs[1], op.outputs[0]) && op.inputs[1].rank == 2;
       break;
     case OpKind::expert_sort:
-      fits = same(op.inputs[0], op.outputs[0]) && op.inputs[0].rank == 2 && op.outputs[1].rank == 1 &&
-             op.outputs[1].shape[0].size > 1 && (!op.has(Attr::tp) || op.group >= 0) &&
-             op.integer(Attr::groups, 1) > 0 && op.integer(Attr::ranks, 1) > 0 &&
-             (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0;
+      fits = in_parts(op.outputs[0], op.inputs[0]) && op.outputs[1].rank == 1 && op.outputs[1].shape[0].size > 1 &&
+             (!op.has(Attr::tp) || op.group >= 0) && op.integer(Attr::groups, 1) > 0 &&
+             op.integer(Attr::ranks, 1) > 0 && (op.outputs[1].shape[0].size - 1) % op.integer(Attr::groups, 1) == 0 &&
+             op.integer(Attr::groups, 1) * op.integer(Attr::tp, 1) % parts_of(op.outputs[0], op.inputs[0]) == 0;
       break;
     case OpKind::all_to_all:
       fits = !is_routed(op) || check_routed_exchange(op);
@@ -360,12 +367,12 @@ std::string check_routed(const Op& op) {
              op.inputs[1].shape[0] == op.outputs[0].shape[0] && row(op.inputs[0]) == row(op.outputs[0]);
       break;
     case OpKind::combine:
-      fits = leading(op.inputs[1], op.inputs[0]) && same(op.inputs[1], op.inputs[2]) &&
+      fits = leading(op.inputs[1], op.inputs[0]) && in_parts(op.inputs[1], op.inputs[2]) &&
              row(op.inputs[0]) == row(op.outputs[0]) && (op.num_operands() < 4 || same(op.inputs[3], op.outputs[0]));
       break;
     case OpKind::combine_backward:
-      fits = leading(op.inputs[2], op.inputs[1]) && same(op.inputs[2], op.inputs[3]) &&
-             same(op.inputs[1], op.outputs[0]) && same(op.inputs[2], op.outputs[1]) &&
+      fits = leading(op.inputs[2], op.inputs[1]) && in_parts(op.inputs[2], op.inputs[3]) &&
+             same(op.inputs[1], op.outputs[0]) && same(op.inputs[3], op.outputs[1]) &&
              row(op.inputs[0]) == row(op.inputs[1]);
       break;
     default:

@@ -60,10 +60,12 @@
 //                                                groups, taken_groups: only of the best of so many equal groups, by their best expert, with a
 //                                                bias by their two best ones. bias: of scores, for the choice alone. factor: of weights
 //   route_backward     dweights[T,c], logits[T,E], experts[T,c] -> dlogits[T,E]                  renormalise
-//   expert_sort        experts[T,c] -> rows[T,c], offsets[E+1]   the row of each choice by expert, then token, then choice;
+//   expert_sort        experts[T,c] -> rows[T,c n], offsets[E n+1]   the row of each choice by expert, then token, then choice;
 //                                                where each expert's rows begin   tp: ranks of the group share the
 //                                                experts, E each, by place; choices of others have row -1. groups: they
 //                                                share each of so many equal groups. ranks: so many neighbours have the same
+//                                                Where n > 1, each expert is in n parts and a choice has a row for each: parts
+//                                                count as E n experts, those of one rank's next to each other, part by part
 //   dispatch           x[T,H], rows[T,c] -> y[T,c,H]     row rows[t,j] of T c is x[t]; behind a rank's own rows zeros, here
 //                                                and in what follows
 //   dispatch_backward  dy[T,c,H] or [R,H], rows[T,c] -> dx[T,H]   sums over j                   accumulate
@@ -74,8 +76,8 @@
 //                                                rows came from (expert_arrivals): offsets[W E + 1]; here and in what follows
 //   grouped_linear_dgrad  dy[T,c,N], w[E N,K], offsets[E+1] -> dx[T,c,K]                        accumulate: dx +=
 //   grouped_linear_wgrad  dy[T,c,N], x[T,c,K], offsets[E+1] -> dw[E N,K], (db[E n])             accumulate
-//   combine            y[T,c,H], rows[T,c], weights[T,c], (base[T,H]) -> z[T,H]   base and the sum over j, in order, of weights[t,j] y[rows[t,j]]
-//   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c] -> dy[T,c,H], dweights[T,c]
+//   combine            y[T,c,H], rows[T,c], weights[T,c / n], (base[T,H]) -> z[T,H]   base and the sum over j, in order, of weights[t,j / n] y[rows[t,j]]
+//   combine_backward   dz[T,H], y[T,c,H], rows[T,c], weights[T,c / n] -> dy[T,c,H], dweights[T,c / n]
 //   add                x, y -> z                 z may be x
 //   gather_rows        x[T,H], rows[S] -> y[S,H]
 //   log_prob           logits[T,V], targets[T] -> logp[T], lse[T], entropy[T]             vocab, temperature

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "layout/train_mesh.h"
-#include "spec/expert_mesh.h"
 #include "spec/expert_rounds.h"
 
 namespace hotbunk {
@@ -51,6 +50,10 @@ double expected_parts(const MoeSpec& m, std::int64_t parts) {
   return n * touched;
 }
 
+double expected_copies(const MoeSpec& m, const ExpertMesh& mesh) {
+  return static_cast<double>(mesh.parts) * expected_parts(m, mesh.spread / mesh.parts);
+}
+
 DispatchSeconds dispatch_seconds(const Scenario& s) {
   const ClusterSpec& c = s.cluster;
   const ExpertMesh mesh = expert_mesh(s);
@@ -63,12 +66,12 @@ DispatchSeconds dispatch_seconds(const Scenario& s) {
                latency = near ? c.nvlink_latency.value : c.network_latency.value;
   if (bandwidth <= 0.0) return {};
   const auto tokens = static_cast<double>(s.train.micro_batch_tokens / mesh.blocks), w = static_cast<double>(ranks),
-             choices = static_cast<double>(s.model.moe->experts_per_token);
+             choices = static_cast<double>(s.model.moe->experts_per_token * mesh.parts);
   const double row = static_cast<double>(s.model.hidden) * static_cast<double>(size_of(s.train.precision.params)),
                number = static_cast<double>(size_of(DType::i32));
   const auto seconds = [&](double bytes) { return latency + bytes * (w - 1.0) / w / bandwidth; };
   return {.per_expert = 2.0 * seconds(row * tokens * choices),
-          .per_rank = 2.0 * seconds(row * tokens * expected_parts(*s.model.moe, ranks)) +
+          .per_rank = 2.0 * seconds(row * tokens * expected_copies(*s.model.moe, mesh)) +
                       seconds(number * tokens * choices) + seconds(number * w * (w + 1.0))};
 }
 
@@ -84,8 +87,8 @@ ExpertCopies expert_copies(const Scenario& s) {
   if (expert_rounds(s).most == 0 || chosen_dispatch(s) != ExpertDispatch::per_rank) return {};
   const ExpertMesh mesh = expert_mesh(s);
   const std::int64_t ranks = mesh.spread, tokens = s.train.micro_batch_tokens / mesh.blocks;
-  return {tokens * std::min(ranks, s.model.moe->experts_per_token), ranks * tokens,
-          expected_parts(*s.model.moe, ranks)};
+  return {tokens * std::min(ranks, s.model.moe->experts_per_token * mesh.parts), ranks * tokens,
+          expected_copies(*s.model.moe, mesh)};
 }
 
 }  // namespace hotbunk

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "spec/expert_mesh.h"
 #include "spec/model.h"
 #include "spec/scenario.h"
 
@@ -12,6 +13,9 @@ namespace hotbunk {
 /// taken to be chosen evenly, without repetition, among those of topk_groups of the groups, themselves chosen evenly;
 /// parts divide groups or hold whole ones.
 double expected_parts(const MoeSpec&, std::int64_t parts);
+
+/// The same of the ranks that a token's experts are on, of which `parts` share each (ExpertMesh).
+double expected_copies(const MoeSpec&, const ExpertMesh&);
 
 /// What the two ways of dispatch cost in a layer: seconds of what goes to experts in forward and of its gradients that
 /// come back, of a full micro-batch on one rank, over the slowest link of the groups that spread them, by the cluster's

@@ -26,15 +26,17 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
     std::vector<MeshAxis> axes;
     const MeshAxis ep{"ep", l.ep}, copies{"dp", dense.size() / (l.etp * l.ep * l.pp)};
     const bool over_data = l.etp == l.tp;  // neighbours among the data ranks (train_mesh.h)
+    const bool all_over_data = l.tp == 1;
     // Copies lie where the data ranks do, from the first of their axes on.
     const bool one_rank = l.dp * l.cp * l.ulysses == 1;
     bool has_copies = false;
     for (const MeshAxis& axis : dense.axes())
-      if (axis.name == "tp" && over_data) axes.push_back({"etp", l.etp});
+      if (axis.name == "tp" && (over_data || all_over_data)) axes.push_back({over_data ? "etp" : "tp", l.tp});
       else if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back(ep);
       else if (axis.name == "pp") axes.push_back(axis);
       else if (!has_copies && (one_rank ? axis.name == "dp" : axis.size > 1)) {
-        if (over_data) axes.push_back(ep);
+        if (!over_data && all_over_data) axes.push_back({"etp", l.etp});
+        if (over_data || all_over_data) axes.push_back(ep);
         axes.push_back(copies), has_copies = true;
       }
     expert = Mesh(std::move(axes));
@@ -159,7 +161,8 @@ std::vector<EngineCut> engine_cuts(const Scenario& s) {
   for (const StageChunk& c : *stages)
     out.push_back({.tp = l.tp,
                    .experts = l.ep,
-                   .stage = {.layers = {c.layers}, .first = c.stage == 0, .last = c.stage + 1 == l.pp}});
+                   .stage = {.layers = {c.layers}, .first = c.stage == 0, .last = c.stage + 1 == l.pp},
+                   .attention = l.attention_dp});
   return out;
 }
 

@@ -26,7 +26,8 @@ ShardMesh shard_mesh(const Scenario& s) {
 }
 
 std::int64_t rows_sent_of_token(const Scenario& s) {
-  return s.model.moe && expert_mesh(s).spread > 1 ? s.model.moe->experts_per_token : 0;
+  const ExpertMesh mesh = expert_mesh(s);
+  return s.model.moe && mesh.spread > 1 ? s.model.moe->experts_per_token * mesh.parts : 0;
 }
 
 std::int64_t most_rows_received(const Scenario& s) { return expert_rounds(s).most; }

@@ -17,9 +17,9 @@ Mesh train_mesh(const TrainLayout&);
 
 /// How the data ranks share what the engine shards: groups of neighbours (data_ranks()) hold one copy together, one
 /// shard each (HSDP where there is more than one group). DDP shards nothing. Each of them may be `tensor` ranks that
-/// have a part of every layer; of experts, places of blocks do (spec/expert_mesh.h), and place p of the k-th of
-/// `experts.spread` blocks that follow one another has part p % columns of the experts from (k wholes + p / columns) E
-/// / ep on. Blocks are numbered by data rank, and there by tensor-parallel place. What is cut into shards has of an
+/// have a part of every layer; of experts, places of blocks do (spec/expert_mesh.h): i = k places + p of place p of the
+/// k-th of `experts.spread` blocks that follow one another, it has part i % etp of the experts from (i / etp) E / ep
+/// on. Blocks are numbered by data rank, and there by tensor-parallel place. What is cut into shards has of an
 /// expert as many as it has blocks with the same experts among its ranks; where nothing is sharded, each of them has a
 /// copy.
 struct ShardMesh {
@@ -40,7 +40,8 @@ struct ShardMesh {
 /// Of a layout whose fsdp divides its data ranks.
 ShardMesh shard_mesh(const Scenario&);
 
-/// Rows that a token of a micro-batch sends to the data ranks that have its experts; 0: they are where it is.
+/// Rows that a token of a micro-batch sends to the data ranks that have its experts, one for each part of each; 0: they
+/// are where it is.
 std::int64_t rows_sent_of_token(const Scenario&);
 
 /// The most rows that may come to a rank's experts in a micro-batch: all ranks that spread experts send theirs, as many

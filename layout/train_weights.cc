@@ -39,9 +39,11 @@ void lay_expert(UnitParam& param, const ParamSpec& spec, const ModelSpec& model,
   const Rectangle all = whole(spec), first = place(all, tensor_cut(spec, model), Mesh({{"etp", mesh.columns()}}), 0);
   param.rows = first.rows.size(), param.cols = first.cols.size();
   param.apart = mesh.lies_apart();
-  param.spread = mesh.wholes * mesh.spread;
-  HB_CHECK(mesh.columns() == 1 || !(first == all), "experts over {} ranks that share each have {} whole",
-           mesh.columns(), spec.name);
+  param.spread = mesh.groups();
+  const bool is_whole = mesh.columns() > 1 && first == all;  // on all that share the expert
+  HB_CHECK(!is_whole || is_adapter(spec.role), "experts over {} ranks that share each have {} whole", mesh.columns(),
+           spec.name);
+  if (is_whole) param.step.repeat = mesh.columns();
   const std::int64_t holder = spec.expert / (model.moe->experts / param.spread);
   if (param.cols < param.whole_cols) param.step.cols = param.cols, param.base.col = holder * param.whole_cols;
   else if (param.spread * mesh.columns() > 1) param.step.rows = param.rows, param.base.row = holder * param.whole_rows;
@@ -135,7 +137,7 @@ void number_kinds(std::vector<ShardedUnit>& units) {
 }
 
 std::string why_not_train_tp(const ModelSpec& model, std::int64_t tp, std::int64_t expert_columns) {
-  if (tp == 1) return "";
+  if (tp == 1 && expert_columns <= 1) return "";
   return why_not_tensor_parallel(model, tp, expert_columns > 0 ? expert_columns : tp);
 }
 
@@ -151,7 +153,7 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
   const ExpertMesh mesh = of_experts.value_or(ExpertMesh{.places = tp});
   const std::string why_not = why_not_train_tp(model, tp, mesh.columns());
   HB_CHECK(why_not.empty(), "{}", why_not);
-  const std::int64_t holders = mesh.wholes * mesh.spread;  // of other experts
+  const std::int64_t holders = mesh.groups();  // of other experts
   HB_CHECK(mesh.places * mesh.blocks == tp && mesh.places % mesh.wholes == 0 &&
                (world == 1 || world * mesh.blocks % mesh.spread == 0),
            "experts over {} of {} places of {} blocks of {} tensor-parallel ranks, and {} of those of {} data ranks",

@@ -50,7 +50,8 @@ namespace hotbunk {
 ///   engine_stages    the ranks of one place in all stages of an engine, stage by stage
 ///   engines          all ranks of an engine, stage by stage; with context parallelism too
 /// and where units are resharded to a smaller mesh after forward:
-///   reshard          neighbours among the ranks of fsdp that keep a unit among them until its backward
+///   reshard          neighbours among the ranks of fsdp, with the same experts, that keep a unit among them until its
+///                    backward
 /// and where engines have context parallelism:
 ///   engine_context   the ranks of one tensor-parallel place of a stage, of which each holds its part of every sequence
 /// and with several blocks:
@@ -60,6 +61,9 @@ namespace hotbunk {
 /// and where several groups of an engine's ranks attend to sequences of their own (rollout.layout.attention_dp):
 ///   engine_attention  the ranks of one group
 ///   engine_peers      of those of tp one of each group, at the same place
+/// and where experts have adapters and ranks share their columns:
+///   expert_sharers    the ranks that share an expert
+///   expert_columns    those with the same columns of some expert, of the ranks that hold one copy of everything
 enum class Family : GroupId {
   fsdp = 0,
   tp = 1,
@@ -87,9 +91,11 @@ enum class Family : GroupId {
   expert_holders = 23,
   expert_peers = 24,
   engine_attention = 25,
-  engine_peers = 26
+  engine_peers = 26,
+  expert_sharers = 27,
+  expert_columns = 28
 };
-inline constexpr std::size_t num_families = 27;
+inline constexpr std::size_t num_families = 29;
 
 inline Dim fixed(std::int64_t size) { return {size, fixed_extent, 0}; }
 inline Dim tokens(std::int64_t capacity, std::int64_t begin = 0) { return {capacity, tokens_extent, begin}; }

@@ -49,7 +49,7 @@ void TrainState::make_host_buffers(ProgramBuilder& b) {
     if (apart > 0 && precision.params != precision.master)
       cast_below_[i] = make("cast." + std::to_string(i), precision.params, apart, Category::communication);
   }
-  if (reduced > 0) host_sums_ = make("grad_squares", DType::f32, 4, Category::workspace);
+  if (reduced > 0) host_sums_ = make("grad_squares", DType::f32, repeats_adapters() ? 5 : 4, Category::workspace);
   if (steps) host_step_ = make("step", DType::f32, 3, Category::workspace);
 }
 

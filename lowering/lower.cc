@@ -92,6 +92,22 @@ void add_expert_groups(Families& all, const std::vector<std::vector<std::int64_t
       add(Family::expert_peers, blocks, [&](auto b) { return in_block(p, first + b); });
 }
 
+/// Where adapters of experts lie on ranks that share each; of a stage's ranks by place and block.
+void add_expert_sharers(Families& all, const std::vector<std::vector<std::int64_t>>& ranks, const ShardMesh& mesh) {
+  const std::int64_t places = mesh.experts.places, columns = mesh.experts.columns(),
+                     of_stage = mesh.data() * mesh.tensor,
+                     of_copy = mesh.shards > 1 ? mesh.shards * mesh.tensor : places * mesh.experts.spread;
+  const auto add = [&](Family f, std::int64_t count, std::int64_t first, std::int64_t step) {
+    at(all, f).groups.push_back(members(count, [&](auto i) {
+      const std::int64_t n = first + i * step;
+      return static_cast<Rank>(ranks[static_cast<std::size_t>(n % places)][static_cast<std::size_t>(n / places)]);
+    }));
+  };
+  for (std::int64_t first = 0; first < of_stage; first += columns) add(Family::expert_sharers, columns, first, 1);
+  for (std::int64_t copy = 0; copy < of_stage; copy += of_copy)
+    for (std::int64_t c = 0; c < columns; ++c) add(Family::expert_columns, of_copy / columns, copy + c, columns);
+}
+
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {
   const std::vector<std::vector<std::int64_t>> data = data_ranks(s.train.layout, stage);  // by tensor-parallel place
   const auto rank = [&](std::int64_t place, std::int64_t d) {
@@ -103,9 +119,11 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
   for (std::int64_t t = 0; t < mesh.tensor; ++t) {
     for (std::int64_t g = 0; g < mesh.replicas; ++g)
       add(Family::fsdp, mesh.shards, [&](auto i) { return rank(t, g * mesh.shards + i); });
-    if (const std::int64_t few = s.train.reshard_ranks; few > 0)
-      for (std::int64_t d = 0; d < mesh.data(); d += few)
-        add(Family::reshard, few, [&](auto i) { return rank(t, d + i); });
+    // Of neighbours that have other experts each, those with the same: a unit is the same on all of a group.
+    if (const std::int64_t few = s.train.reshard_ranks, apart = mesh.experts.spread; few > 0)
+      for (std::int64_t d = 0; d < mesh.data(); d += few * apart)
+        for (std::int64_t h = 0; h < apart; ++h)
+          add(Family::reshard, few, [&](auto i) { return rank(t, d + h + i * apart); });
     for (std::int64_t i = 0; i < mesh.shards; ++i)
       add(Family::replicas, mesh.replicas, [&](auto g) { return rank(t, g * mesh.shards + i); });
     add(Family::data, mesh.data(), [&](auto d) { return rank(t, d); });
@@ -115,6 +133,8 @@ void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int
     add(Family::holders, mesh.shards * mesh.tensor,
         [&](auto m) { return rank(m % mesh.tensor, g * mesh.shards + m / mesh.tensor); });
   if (mesh.experts.lies_apart()) add_expert_groups(all, block_ranks(s.train.layout, mesh.experts, stage), mesh);
+  if (mesh.experts.columns() > 1 && s.model.adapts_experts())
+    add_expert_sharers(all, block_ranks(s.train.layout, mesh.experts, stage), mesh);
   const std::int64_t heads = s.model.kv_heads;
   if (heads >= mesh.tensor) return;
   const std::int64_t repeat = mesh.tensor / heads;
@@ -142,9 +162,11 @@ void add_engines(Families& all, const RolloutLayout& l) {
       for (std::int64_t t = 0; t < l.tp; ++t) add(Family::engine_context, l.cp, stage * of_stage + t, l.tp);
     if (!has_attention_groups(l)) continue;
     const std::int64_t sharers = l.tp / l.attention_dp;
-    for (std::int64_t group = 0; group < l.attention_dp; ++group)
-      add(Family::engine_attention, sharers, group * sharers, 1);
-    for (std::int64_t place = 0; place < sharers; ++place) add(Family::engine_peers, l.attention_dp, place, sharers);
+    for (std::int64_t first = 0; first < of_stage * l.pp; first += sharers)
+      add(Family::engine_attention, sharers, first, 1);
+    for (std::int64_t first = 0; first < of_stage * l.pp; first += l.tp)
+      for (std::int64_t place = 0; place < sharers; ++place)
+        add(Family::engine_peers, l.attention_dp, first + place, sharers);
   }
 }
 
@@ -176,7 +198,9 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
                                 "expert_holders",
                                 "expert_peers",
                                 "engine_attention",
-                                "engine_peers"};
+                                "engine_peers",
+                                "expert_sharers",
+                                "expert_columns"};
   static_assert(names.size() == std::tuple_size_v<Families>);
   for (std::size_t f = 0; f < all.size(); ++f) all[f].name = names[f];
   for (std::int64_t stage = 0; stage < mesh.stages; ++stage) add_stage(all, s, mesh, stage);
@@ -198,20 +222,21 @@ std::vector<GroupFamily> group_families(const Scenario& s, const ShardMesh& mesh
   }
   // A plan has all families up to the last that it may use.
   const RolloutLayout& r = s.rollout.layout;
-  const Family last = engines && has_attention_groups(r) ? Family::engine_peers
-                      : mesh.experts.blocks > 1          ? Family::expert_peers
-                      : copies                           ? Family::expert_copies
-                      : engines && r.cp > 1              ? Family::engine_context
-                      : s.train.reshard_ranks > 0        ? Family::reshard
-                      : engines && r.pp > 1              ? Family::engines
-                      : mesh.experts.spread > 1          ? Family::expert_replicas
-                      : s.train.layout.cp > 1            ? Family::context
-                      : s.train.layout.ulysses > 1       ? Family::ulysses
-                      : mesh.stages > 1                  ? Family::tied
-                      : mesh.tensor > s.model.kv_heads   ? Family::kv_parts
-                      : mesh.tensor > 1                  ? Family::data
-                      : mesh.replicas > 1                ? Family::replicas
-                                                         : Family::world;
+  const Family last = mesh.experts.columns() > 1 && s.model.adapts_experts() ? Family::expert_columns
+                      : engines && has_attention_groups(r)                   ? Family::engine_peers
+                      : mesh.experts.blocks > 1                              ? Family::expert_peers
+                      : copies                                               ? Family::expert_copies
+                      : engines && r.cp > 1                                  ? Family::engine_context
+                      : s.train.reshard_ranks > 0                            ? Family::reshard
+                      : engines && r.pp > 1                                  ? Family::engines
+                      : mesh.experts.spread > 1                              ? Family::expert_replicas
+                      : s.train.layout.cp > 1                                ? Family::context
+                      : s.train.layout.ulysses > 1                           ? Family::ulysses
+                      : mesh.stages > 1                                      ? Family::tied
+                      : mesh.tensor > s.model.kv_heads                       ? Family::kv_parts
+                      : mesh.tensor > 1                                      ? Family::data
+                      : mesh.replicas > 1                                    ? Family::replicas
+                                                                             : Family::world;
   return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(last) + 1};
 }
 

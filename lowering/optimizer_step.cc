@@ -31,11 +31,16 @@ std::vector<Range> stepped(const ShardedUnit& unit) {
   return out;
 }
 
+/// Of an expert's adapters what all ranks have that share its columns.
+bool repeats_of_expert(const UnitParam& p) { return p.expert >= 0 && p.step.repeat > 1; }
+
 /// Of what every tensor-parallel rank has, the gradients of which each has found only what its heads, or its tokens,
 /// add (RoleGradient): they are summed before anybody steps. Ranks that share a KV head have each what its own query
-/// heads add. No family: nothing is missing.
+/// heads add; ranks that share an expert's columns of each of its adapters' two matrices what their columns add. No
+/// family: nothing is missing.
 std::optional<Family> found_in_parts(const UnitParam& p, std::int64_t tensor, bool cuts_tokens) {
   if (p.step.repeat == 1) return std::nullopt;
+  if (repeats_of_expert(p)) return Family::expert_sharers;
   if (p.step.repeat < tensor) return Family::kv_sharers;
   const RoleGradient found = rule_of(p.role).gradient;
   if (found == RoleGradient::whole || (found == RoleGradient::by_tokens && !cuts_tokens)) return std::nullopt;
@@ -74,24 +79,25 @@ void sum_tied(ProgramBuilder& b, const TrainState& state, const std::vector<Buff
 }
 
 void sum_parts(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads) {
-  if (state.mesh().tensor == 1) return;
   const std::vector<std::size_t> trained = state.trained();
   for (std::size_t u = 0; u < grads.size(); ++u) {
     const ShardedUnit& unit = state.units()[trained[u]].unit;
     if (unit.flat) continue;  // sum_flat_squares
+    if (state.mesh().tensor == 1 && std::ranges::none_of(unit.params, repeats_of_expert)) continue;
     b.call("train.sum_parts", unit.kind, "train.sum_parts." + unit.name + ".", {grads[u]}, [&] {
       for (const UnitParam& p : unit.params) {
         const std::optional<Family> among = found_in_parts(p, state.mesh().tensor, s.train.layout.sp);
-        if (among) sum_part(b, grads[u], p, *among, fmt::format("train.sum_parts.{}.{}", unit.name, p.shard_offset));
+        if (among && p.has_place())
+          sum_part(b, grads[u], p, *among, fmt::format("train.sum_parts.{}.{}", unit.name, p.shard_offset));
       }
     });
   }
 }
 
-/// Where squares of gradients are added up: of what a rank has alone, of what all tensor-parallel ranks have, and of KV
-/// heads that some of them share.
+/// Where squares of gradients are added up: of what a rank has alone, of what all tensor-parallel ranks have, of KV
+/// heads that some of them share, and of what all have that share an expert.
 struct SquareSums {
-  Tensor own, common, shared;
+  Tensor own, common, shared, of_sharers;
   StreamId stream = streams::compute;
   bool counts = true;  // the gradients are this stage's to count
 };
@@ -103,19 +109,20 @@ struct SquareSums {
 void sum_flat_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, const ShardedUnit& unit,
                       BufferId grad, const SquareSums& sums, const std::string& name) {
   const std::int64_t tensor = state.mesh().tensor;
-  // Those whose gradients are summed over all, those that have been found whole, and those over neighbours.
-  std::array<std::vector<const UnitParam*>, 3> kinds;
+  // Those whose gradients are summed over all, those that have been found whole, and those over neighbours: that share
+  // a KV head, or an expert.
+  std::array<std::vector<const UnitParam*>, 4> kinds;
   for (const UnitParam& p : unit.params) {
     if (p.step.repeat == 1 || !p.has_place()) continue;
     const std::optional<Family> among = found_in_parts(p, tensor, s.train.layout.sp);
-    kinds[!among ? 1 : *among == Family::train_tp ? 0 : 2].push_back(&p);
+    kinds[!among ? 1 : *among == Family::train_tp ? 0 : *among == Family::kv_sharers ? 2 : 3].push_back(&p);
   }
   const DType dtype = b.buffer(grad).dtype;
   const auto add = [&](const char* of, const Tensor& squared, const Tensor& to, StreamId at) {
     if (sums.counts)
       with(b.emit(OpKind::sum_squares, at, name + of, {squared}, {to}), Attr::accumulate, std::int64_t{1});
   };
-  std::array<std::int64_t, 4> begin{};  // of each kind
+  std::array<std::int64_t, 5> begin{};  // of each kind
   std::vector<Move> out, back;
   for (std::size_t k = 0; k < kinds.size(); ++k) {
     begin[k + 1] = begin[k];
@@ -136,8 +143,8 @@ void sum_flat_squares(const Scenario& s, ProgramBuilder& b, const TrainState& st
   const auto down = [&](const char* why) {
     if (below) b.emit(OpKind::copy, streams::d2h, name + why, {shard}, {b.whole(grad)});
   };
-  const Tensor taken = b.transient(name + ".taken", dtype, {fixed(begin[3])}, Category::workspace),
-               zeros = b.transient(name + ".zeros", dtype, {fixed(begin[3])}, Category::workspace);
+  const Tensor taken = b.transient(name + ".taken", dtype, {fixed(begin[4])}, Category::workspace),
+               zeros = b.transient(name + ".zeros", dtype, {fixed(begin[4])}, Category::workspace);
   for (const Tensor& t : {taken, zeros})
     b.emit(OpKind::zero, streams::compute, b.buffer(t.buffer).name + ".zero", {}, {t});
   b.emit(OpKind::copy_boxes, streams::compute, name + ".take", {shard}, {taken}).moves = out;
@@ -153,20 +160,23 @@ void sum_flat_squares(const Scenario& s, ProgramBuilder& b, const TrainState& st
   };
   sum(0, Family::train_tp, ".sum_parts");
   sum(2, Family::kv_sharers, ".sum_shared");
+  sum(3, Family::expert_sharers, ".sum_of_sharers");
   const auto add_taken = [&](const char* what, std::size_t first, std::size_t last, const Tensor& to) {
     if (begin[last] > begin[first]) add(what, of(first, last), to, streams::compute);
   };
   add_taken(".common", 0, 2, sums.common);
   add_taken(".shared", 2, 3, sums.shared);
+  add_taken(".of_sharers", 3, 4, sums.of_sharers);
   b.emit(OpKind::copy_boxes, streams::compute, name + ".put", {taken}, {shard}).moves = back;
   down(".down");
 }
 
 /// Adds up the squares of all gradients that this rank has, in one sum; of what tensor-parallel ranks have each a part
 /// of, the parts of all of them.
-/// Gradients on the host are summed there, and the sums come up.
-void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, const std::vector<BufferId>& grads,
-                 const Tensor& total) {
+/// Gradients on the host are summed there, and the sums come up. Returns the sum of what all have that share an expert,
+/// where there is such: it counts once of as many ranks.
+std::optional<Tensor> sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state,
+                                  const std::vector<BufferId>& grads, const Tensor& total) {
   const std::int64_t tensor = state.mesh().tensor;
   const bool below = state.streams_from_host();
   const StreamId at = below ? streams::host : streams::compute;
@@ -191,6 +201,17 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
     if (!below) b.emit(OpKind::zero, at, "train.grad_squares_of_experts.zero", {}, {spread});
     if (tensor == 1 && !below) b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
   }
+  const bool repeats = state.repeats_adapters();
+  Tensor of_sharers = sum;
+  if (repeats) {
+    b.begin_call("train.sum_squares.zero_sharers", "train.");
+    of_sharers = below && !flat
+                     ? host_sum(4)
+                     : b.transient("train.grad_squares_of_sharers", DType::f32, {fixed(1)}, Category::workspace);
+    if (!b.is_on_host(of_sharers.buffer))
+      b.emit(OpKind::zero, streams::compute, "train.grad_squares_of_sharers.zero", {}, {of_sharers});
+    if (tensor == 1 && !spreads && !below) b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
+  }
   if (tensor > 1) {
     b.begin_call("train.sum_squares.zero", "train.");
     const auto make = [&](std::int64_t i, const char* name) {
@@ -204,6 +225,7 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   // Where the squares of a parameter's gradients go; nowhere, of what is another stage's to count.
   const auto sum_for = [&](const UnitParam& p) -> const Tensor* {
     if (is_tied_copy(p, state)) return nullptr;
+    if (repeats_of_expert(p)) return &of_sharers;
     if (spreads && p.apart) return &spread;
     return p.step.repeat == 1 || tensor == 1 ? &sum : p.step.repeat == tensor ? &common : &shared;
   };
@@ -212,7 +234,7 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
   const bool begins_empty =
       trained.empty() ||
       std::ranges::all_of(state.units()[trained[0]].unit.params, [&](const auto& p) { return is_tied_copy(p, state); });
-  if (begins_empty && tensor == 1 && !spreads && !below) {
+  if (begins_empty && tensor == 1 && !spreads && !repeats && !below) {
     b.begin_call("train.sum_squares.zero", "train.");
     b.emit(OpKind::zero, at, "train.grad_squares.zero", {}, {sum});
   }
@@ -223,16 +245,18 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
     const auto add = [&](const std::string& op, const Tensor& of, const Tensor& to, bool accumulate) {
       with(b.emit(OpKind::sum_squares, at, op, {of}, {to}), Attr::accumulate, std::int64_t{accumulate ? 1 : 0});
     };
-    if (tensor == 1 && !spreads &&
-        std::ranges::none_of(unit.params, [&](const auto& p) { return is_tied_copy(p, state); })) {
-      const bool adds = begins_empty || u > 0;
+    if (tensor == 1 && !spreads && std::ranges::none_of(unit.params, [&](const auto& p) {
+          return is_tied_copy(p, state) || repeats_of_expert(p);
+        })) {
+      const bool adds = begins_empty || repeats || u > 0;
       b.call("train.sum_squares", adds ? 1 : 0, name, {grad}, [&] { add(name, b.whole(grad), sum, adds); });
       continue;
     }
-    shares |= std::ranges::any_of(unit.params,
-                                  [&](const UnitParam& p) { return p.step.repeat > 1 && p.step.repeat < tensor; });
+    shares |= std::ranges::any_of(unit.params, [&](const UnitParam& p) {
+      return p.step.repeat > 1 && p.step.repeat < tensor && !repeats_of_expert(p);
+    });
     if (unit.flat) {
-      const SquareSums sums{sum, common, shared, at, !is_tied_copy(unit.params.front(), state)};
+      const SquareSums sums{sum, common, shared, of_sharers, at, !is_tied_copy(unit.params.front(), state)};
       if (sums.counts || std::ranges::any_of(unit.params, [](const UnitParam& p) { return p.step.repeat > 1; }))
         b.call("train.sum_squares.flat", 2 * unit.kind + (sums.counts ? 1 : 0), name + ".", {grad},
                [&] { sum_flat_squares(s, b, state, unit, grad, sums, name); });
@@ -247,7 +271,7 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
           elements += unit.params[i].has_place() ? unit.params[i].padded_elements() : 0;
         if (to != nullptr)
           add(name + "." + std::to_string(i), b.view(grad, b.buffer(grad).dtype, {fixed(elements)}, first.shard_offset),
-              *to, spreads || tensor > 1 || begins_empty || u > 0);
+              *to, spreads || repeats || tensor > 1 || begins_empty || u > 0);
       }
     });
   }
@@ -261,9 +285,11 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
     if (spreads) up(spread, "train.grad_squares_of_experts");
     if (tensor > 1 && !flat) up(common, "train.grad_squares_in_common");
     if (shares && !flat) up(shared, "train.grad_squares_shared");
+    if (repeats && !flat) up(of_sharers, "train.grad_squares_of_sharers");
     up(sum, "train.grad_squares");
   }
-  if (tensor == 1 && !spreads) return;
+  const std::optional<Tensor> counts_once = repeats ? std::optional(of_sharers) : std::nullopt;
+  if (tensor == 1 && !spreads) return counts_once;
   b.begin_call("train.sum_squares.all", "train.");
   const auto add_all = [&](const Tensor& t, std::optional<Family> among) {
     const std::string& name = b.buffer(t.buffer).name;
@@ -271,13 +297,14 @@ void sum_squares(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
     if (t.buffer != sum.buffer) b.emit(OpKind::add, streams::compute, name + ".add", {sum, t}, {sum});
   };
   if (spreads && experts.blocks == 1) add_all(spread, Family::experts);
-  if (tensor == 1) return;
+  if (tensor == 1) return counts_once;
   add_all(sum, Family::train_tp);
   if (shares) add_all(shared, Family::kv_parts);
   add_all(common, std::nullopt);
   // Several blocks of these ranks have copies of the same experts: each counts once.
   const bool several = experts.places * experts.spread > 1;  // have parts of them
   if (spreads && experts.blocks > 1) add_all(spread, several ? std::optional(Family::expert_places) : std::nullopt);
+  return counts_once;
 }
 
 /// The largest gaps are maxima, the other metrics are sums.
@@ -375,7 +402,7 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   sum_parts(s, b, state, grads);
   sum_tied(b, state, grads);
   copy_down(b, state, grads);
-  sum_squares(s, b, state, grads, sum);
+  const std::optional<Tensor> of_sharers = sum_squares(s, b, state, grads, sum);
   b.begin_call("train.norm", "train.");
   // As late as can be, and still in what all ranks add up: a request ends the run after the step it came in.
   b.feed(b.view(metrics.buffer, DType::f32, {fixed(1)}, static_cast<std::int64_t>(Metric::stop_requests)),
@@ -385,6 +412,11 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
   if (state.shards() > 1)
     b.communicate(OpKind::all_reduce, streams::control, mesh.ranks() == mesh.shards ? Family::world : Family::fsdp,
                   "train.grad_squares.all_reduce", {sum}, {sum});
+  if (of_sharers) {
+    b.communicate(OpKind::all_reduce, streams::control, Family::expert_columns,
+                  "train.grad_squares_of_sharers.all_reduce", {*of_sharers}, {*of_sharers});
+    b.emit(OpKind::add, streams::compute, "train.grad_squares_of_sharers.add", {sum, *of_sharers}, {sum});
+  }
   if (mesh.stages > 1)
     b.communicate(OpKind::all_reduce, streams::control, Family::train_pp, "train.grad_squares.all_stages", {sum},
                   {sum});

@@ -98,11 +98,11 @@ class PackedModel::Emits : public BackwardEmitter {
 namespace {
 
 ExpertParallel expert_parallel(const Scenario& s) {
-  const std::int64_t ranks = expert_mesh(s).spread;
-  if (ranks == 1) return {};
+  const ExpertMesh mesh = expert_mesh(s);
+  if (mesh.spread == 1) return {};
   const ExpertRounds r = expert_rounds(s);
   const ExpertCopies copies = expert_copies(s);
-  return {ranks,
+  return {mesh.spread,
           static_cast<GroupId>(Family::experts),
           streams::tensor,
           routed_extent,
@@ -110,7 +110,9 @@ ExpertParallel expert_parallel(const Scenario& s) {
           r.capacity,
           {copies.sent_most, copies_sent_extent, 0},
           {copies.came_most, copies_came_extent, 0},
-          static_cast<GroupId>(copies.sent_most > 0 ? Family::expert_copies : Family::experts)};
+          static_cast<GroupId>(copies.sent_most > 0 ? Family::expert_copies : Family::experts),
+          mesh.parts,
+          static_cast<GroupId>(Family::expert_places)};
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ namespace {
 /// The same of an expert that lies apart: of its pieces, those of all places of one block follow one another, and then
 /// come the next block's.
 Parts parts_of_expert(const UnitParam& p, std::int64_t shards, const ShardMesh& mesh, Holds who, std::int64_t pitch) {
-  const auto pieces = static_cast<std::int32_t>(mesh.experts.spread * mesh.experts.places);
+  const auto pieces = static_cast<std::int32_t>(mesh.experts.spread * mesh.experts.places),
+             repeat = static_cast<std::int32_t>(p.step.repeat);
   Parts parts{.who = who,
               .family = static_cast<GroupId>(who != Holds::mine ? holders_of(shards, mesh)
                                              : shards == 1      ? Family::expert_places
@@ -89,7 +90,8 @@ Parts parts_of_expert(const UnitParam& p, std::int64_t shards, const ShardMesh& 
               .pitch = pitch,
               .last_row = p.rows,
               .within = {.family = static_cast<GroupId>(Family::expert_places),
-                         .count = pieces,
+                         .count = pieces / repeat,
+                         .repeat = repeat,
                          .rows = p.step.rows,
                          .cols = p.step.cols,
                          .last_row = p.rows_of_all()}};

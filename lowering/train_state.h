@@ -145,6 +145,8 @@ class TrainState {
   /// On the host: what gradients' squares are summed in, sums of four kinds; and what a step needs to know, learning
   /// rate, number and clip coefficient. -1: it does not step there.
   BufferId host_sums() const { return host_sums_; }
+  /// Whether ranks that share an expert's columns each have all of one of its adapters' two matrices.
+  bool repeats_adapters() const { return mesh_.experts.columns() > 1 && model().adapts_experts(); }
   BufferId host_step() const { return host_step_; }
   bool trains(const ShardedUnit& u) const { return scenario_.model.lora.on() ? u.adapters : !u.frozen; }
   /// As its state is cut: what is frozen is whole where parameters are.

@@ -141,7 +141,7 @@ ValueId Forward::activation(OpKind kind, std::string op, ValueId x, std::string 
 Forward::Routed Forward::route(std::string op, ValueId logits, std::optional<Weight> bias) {
   const ValueId weights = make(op + ".weights", Width::choices, Content::statistic),
                 experts = make(op + ".experts", Width::choices, Content::index),
-                rows = make(op + ".rows", Width::choices, Content::index),
+                rows = make(op + ".rows", Width::choice_rows, Content::index),
                 offsets = make(op + ".offsets", Width::expert_offsets, Content::index);
   ForwardOp route{OpKind::route, op, {logits}, {}, {weights, experts}};
   if (bias) route.weights.push_back(*bias);

@@ -33,6 +33,7 @@ enum class Width : std::uint8_t {
   // of a mixture of experts, of which each token chooses some
   experts,         // a number for each expert
   choices,         // a number for each expert chosen
+  choice_rows,     // and for each part of one, where other ranks have these
   routed,          // the residual stream, once for each of them
   expert_gate_up,  // each: twice the inner width of an expert
   expert_inner,

@@ -65,9 +65,12 @@ std::shared_ptr<Payload> RlDriver::exchange_payload(Iteration& it, Rank rank) {
   payload->logps.assign(rows * responses, 0.0f);
   const Scheduler& scheduler = it.engines[static_cast<std::size_t>(group_of(rank))].scheduler;
   const RolloutLayout& l = scenario().rollout.layout;
-  const auto ranks = static_cast<std::size_t>(l.tp * l.cp * l.pp / groups_per_engine());
+  // The group's ranks, on every stage and beside every part of its sequences.
+  const std::int64_t sharers = l.tp / groups_per_engine();
+  const auto ranks = static_cast<std::size_t>(sharers * l.cp * l.pp);
   std::size_t row = 0;
-  for (auto i = static_cast<std::size_t>(place_of(rank)) % ranks; i < scheduler.requests().size(); i += ranks, ++row) {
+  for (auto i = static_cast<std::size_t>(place_of(rank) / l.tp * sharers + place_of(rank) % l.tp % sharers);
+       i < scheduler.requests().size(); i += ranks, ++row) {
     HB_CHECK(row < rows, "rank {} has more than {} samples to exchange", rank, rows);
     const std::int64_t sample = scheduler.requests()[i].sample;
     write_row(rollout(it.step).sequences[static_cast<std::size_t>(sample)], sample,

@@ -64,9 +64,10 @@ NonFinite nonfinite_of(const std::byte* data, DType dtype, std::int64_t n) {
 std::string bad_output(const OpCall& call, const FindNonFinite& find) {
   const OpKind kind = call.op.kind;
   if (!makes_numbers(kind)) return "";
-  // Log-sum-exps of an engine's attention are -inf where a rank holds no key that the query sees; what was attended
-  // says whether they are sound.
-  const bool of_pool = kind == OpKind::paged_attention || kind == OpKind::latent_attention;
+  // Log-sum-exps of an engine's attention are -inf where a rank holds no key that the query sees, and of all ranks'
+  // together in a row of nobody (attention_dp); what was attended says whether they are sound.
+  const bool of_ranks = kind == OpKind::attention_sinks && call.op.inputs[2].rank == 3;
+  const bool of_pool = kind == OpKind::paged_attention || kind == OpKind::latent_attention || of_ranks;
   for (const Tensor& t : std::span(call.op.outputs).first(of_pool ? 1 : call.op.outputs.size()))
     if (std::string bad = bad_elements(call, t, find); !bad.empty()) return bad;
   return "";

@@ -71,7 +71,7 @@ void sort_of_copies(Emitter& to, const Forward& f, const TensorSharding& s, cons
   exchange(to, f, s, op.name + ".copies.all_to_all", slots, came, sent_by_all(f, op), values);
   const Tensor sources = make(ids.sources, ".sources", DType::i32, {s.ep.rows(0)}),
                rows_of = make(ids.rows, ".rows_of_copies", DType::i32,
-                              {of(s.ep.came.size), of(std::min(choices, s.model.moe->experts / ranks))}),
+                              {of(s.ep.came.size), of(std::min(choices, s.model.moe->experts * s.ep.parts / ranks))}),
                count_came = make(ids.came, ".copies_came", DType::i64, {of(1)});
   Op& arrivals = to.emit(OpKind::copy_arrivals, lead_stream, op.name + ".copies.arrivals",
                          {all, came, at(values, op.outputs[1])}, {sources, rows_of, count_came});
@@ -135,7 +135,8 @@ void sort_of_all_ranks(Emitter& to, const Forward& f, const TensorSharding& s, c
   Op& sort = to.emit(OpKind::expert_sort, lead_stream, op.name, {choices},
                      {set(op.outputs[0], make_value(to, s, rows, rows.name, DType::i32)), sent});
   // Each of the data ranks' experts are those of all its tensor-parallel places.
-  if (s.tp.expert_ranks > 1) with(with_own_experts(sort, s), Attr::groups, s.ep.ranks);
+  if (s.tp.expert_ranks > 1) with_own_experts(sort, s);
+  if (s.tp.expert_ranks * s.ep.parts > 1) with(sort, Attr::groups, s.ep.ranks);
   const Tensor all = to.make(offsets.name + ".sent_by_all", DType::i32, {{s.ep.ranks, fixed_extent, 0}, width});
   to.emit(OpKind::all_gather, s.ep.stream, op.name + ".all_gather", {sent}, {all}).group = s.ep.group;
   set(sent_by_all(f, op), all);

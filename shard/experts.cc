@@ -30,7 +30,8 @@ Op& with_share(Op& op, const TensorSharding& s) {
 }
 
 Op& with_bias_share(Op& op, const ForwardOp& forward, bool leaves, const TensorSharding& s) {
-  if (forward.weights.size() > 1 && leaves && s.tp.expert_columns() > 1) op.group = s.tp.group;
+  if (forward.weights.size() < 2 || !leaves || s.tp.expert_columns() * s.ep.parts == 1) return op;
+  op.group = s.ep.parts > 1 ? s.ep.places : s.tp.group;
   return op;
 }
 

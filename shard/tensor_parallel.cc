@@ -33,6 +33,7 @@ bool is_of_experts(Width w) {
   switch (w) {
     case Width::experts:
     case Width::choices:
+    case Width::choice_rows:
     case Width::routed:
     case Width::expert_gate_up:
     case Width::expert_inner:
@@ -83,14 +84,16 @@ std::int64_t TensorSharding::width_of(Width width) const {
       return model.moe->experts;
     case Width::choices:
       return model.moe->experts_per_token;
+    case Width::choice_rows:
+      return model.moe->experts_per_token * ep.parts;
     case Width::routed:
       return model.hidden;
     case Width::expert_gate_up:
-      return 2 * (model.moe->expert_intermediate * tp.expert_ranks / tp.ranks);
+      return 2 * width_of(Width::expert_inner);
     case Width::expert_inner:
-      return model.moe->expert_intermediate * tp.expert_ranks / tp.ranks;
+      return model.moe->expert_intermediate * tp.expert_ranks / (tp.ranks * ep.parts);
     case Width::expert_offsets:
-      return model.moe->experts / tp.expert_ranks + 1;
+      return model.moe->experts * ep.parts / tp.expert_ranks + 1;
   }
   HB_CHECK(false, "width {}", static_cast<int>(width));
   return 0;
@@ -98,9 +101,9 @@ std::int64_t TensorSharding::width_of(Width width) const {
 
 namespace {
 
-/// Rows of a rank's own tokens, one for each of their choices.
+/// Rows of a rank's own tokens, one for each of their choices, or for each part of these.
 Tensor make_choices(Emitter& to, const TensorSharding& s, const std::string& name, DType dtype, const Dim& width) {
-  return to.make(name, dtype, {s.tokens, {s.width_of(Width::choices), fixed_extent, 0}, width});
+  return to.make(name, dtype, {s.tokens, {s.width_of(Width::choice_rows), fixed_extent, 0}, width});
 }
 
 }  // namespace

@@ -79,6 +79,8 @@ struct ExpertParallel {
   std::int64_t most = 0, capacity = 0;
   Dim sent{0}, came{0};       // copies of tokens, to all ranks and from them; 0: a row for each expert goes
   GroupId copies_group = -1;  // of the same ranks, for what is as much as routers like
+  std::int64_t parts = 1;     // of each expert, on as many neighbours: a row of a choice goes to each
+  GroupId places = -1;        // who together have every expert; those that share one are neighbours in it
   bool copies() const { return sent.size > 0; }
   std::int64_t rounds() const { return most > capacity ? (most + capacity - 1) / capacity : 1; }
   /// Rows of what comes in a round.

@@ -69,20 +69,14 @@ void executable_experts(const Scenario& s, const Need& need) {
   const TrainLayout& t = s.train.layout;
   if (!s.model.moe) return;
   const MoeSpec& moe = *s.model.moe;
-  need(
-      t.tp % t.etp == 0,
-      "train.layout.etp {} with tp {}: {} % {} = {}; ranks that share an expert have to have the same tokens, those of "
-      "one tensor-parallel group: set train.layout.etp to a divisor of {}",
-      t.etp, t.tp, t.tp, t.etp, t.tp % t.etp, t.tp);
-  if (t.tp % t.etp != 0) return;
   need(!moe.biases || s.model.hidden % t.etp == 0,
        "train.layout.etp {} with biases behind experts: {} of hidden size % {} = {}", t.etp, s.model.hidden, t.etp,
        s.model.hidden % t.etp);
   const ExpertMesh mesh = expert_mesh(s);
   if (!mesh.lies_apart()) return;
   const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1 : t.shard_ranks();
-  const bool over_both = t.etp < t.tp;
-  const std::string where = !over_both ? ""
+  const bool over_both = mesh.blocks > 1 || mesh.wholes > 1;
+  const std::string where = !over_both ? (mesh.parts > 1 ? fmt::format(" x etp {}", t.etp) : "")
                             : mesh.blocks == 1
                                 ? fmt::format(" over tp {} and {} data ranks", t.tp, mesh.spread)
                                 : fmt::format(" x etp {} over blocks of {} of tp {}", t.etp, mesh.places, t.tp);
@@ -96,7 +90,7 @@ void executable_experts(const Scenario& s, const Need& need) {
        mesh.blocks == 1 ? fmt::format("its places share rows of tokens evenly, which have to divide by tp {}", t.tp)
                         : std::string("a block needs tokens of its own"));
   if (mesh.places * mesh.spread == 1) return;  // all experts on each rank: nothing of them is by a rank's place
-  need(!over_both || data == 1 || data_ranks_follow_tensor(t),
+  need(t.etp == t.tp || t.tp == 1 || data == 1 || data_ranks_follow_tensor(t),
        "train.layout.ep {}{} with order {}: the data ranks do not follow tp in it", t.ep, where, t.order);
   need(data_ranks_follow(t),
        "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
@@ -121,11 +115,6 @@ template <class Need>
 void executable_engines(const Scenario& s, const Need& need) {
   const RolloutLayout& r = s.rollout.layout;
   const ModelSpec& m = s.model;
-  need(
-      r.attention_dp == 1 || r.cp * r.pp == 1,
-      "rollout.layout.attention_dp {} with pp {} and cp {}: ranks that have sequences of their own are one stage's and "
-      "share none",
-      r.attention_dp, r.pp, r.cp);
   const bool has_mlp = !m.moe || m.moe->first_dense_layers > 0;
   need(r.attention_dp == 1 || !has_mlp || m.intermediate % r.tp == 0,
        "rollout.layout.tp {}: the {} columns of an MLP do not divide by it", r.tp, m.intermediate);
@@ -165,11 +154,12 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(e != TrainEngine::megatron, "train.engine {}: ddp, zero1, zero2, fsdp1 and fsdp2 are executed", name_of(e));
   if (e == TrainEngine::fsdp1) executable_flat(s, need);
   need(std::ranges::count(split_layers(s), 0) == 0, "a pipeline stage without layers");
-  need(
-      s.train.reshard_ranks == 0 || expert_mesh(s).spread == 1,
-      "train.reshard_after_forward {} with train.layout.ep {}: neighbours among the data ranks have other experts, and "
-      "no part of one another's",
-      s.train.reshard_ranks, t.ep);
+  if (const std::int64_t few = s.train.reshard_ranks, apart = expert_mesh(s).spread; few > 0 && apart > 1)
+    need(t.shard_ranks() % (few * apart) == 0,
+         "train.reshard_after_forward {} with train.layout.ep {}: of {} ranks that share a copy, {} have the same "
+         "experts, {} % {} = {}; those that keep a unit among them have to",
+         few, t.ep, t.shard_ranks(), t.shard_ranks() / apart, t.shard_ranks() / apart, few,
+         t.shard_ranks() / apart % few);
   executable_experts(s, need);
   const bool copies = s.train.expert_dispatch == ExpertDispatch::per_rank;
   need(!copies || expert_rounds(s).rounds == 1,
@@ -177,11 +167,6 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
        "tokens",
        s.train.expert_capacity);
   const ExpertMesh experts = expert_mesh(s);
-  need(
-      experts.columns() == 1 || !m.adapts_experts(),
-      "adapters of experts with train.layout.etp {}: {} ranks share each expert's columns, and each of them would hold "
-      "a whole copy of A or B, whose gradients nothing sums; with etp 1 a rank has whole experts",
-      t.etp, experts.columns());
   need(!copies || experts.may_send_copies(), "train.expert_dispatch per-rank with {} (etp {} of tp {})",
        experts.wholes > 1 ? "whole experts over tensor-parallel places" : "blocks of several tensor-parallel ranks",
        t.etp, t.tp);

@@ -30,7 +30,8 @@ struct DrawnModel {
   std::string text;
   std::int64_t heads = 0, kv_heads = 0, experts = 0;
 };
-inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t layers) {
+inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_ranks, std::int64_t expert_columns,
+                             std::int64_t layers) {
   const auto type =
       experts ? one_of<std::string>({"mixtral", "qwen3_moe"}) : one_of<std::string>({"llama", "qwen2", "qwen3"});
   const std::int64_t heads = tp * in(1, 4);
@@ -44,12 +45,14 @@ inline DrawnModel draw_model(std::int64_t tp, bool experts, std::int64_t expert_
     const std::int64_t each = number = expert_ranks * in(1, expert_ranks > 1 ? 3 : 6);
     routed = fmt::format(", num_local_experts: {}, num_experts_per_tok: {}", each, in(1, each));
     if (type == "qwen3_moe")
-      routed += fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", tp * in(1, 20), yaml_bool(coin()));
+      routed +=
+          fmt::format(", moe_intermediate_size: {}, norm_topk_prob: {}", expert_columns * in(1, 20), yaml_bool(coin()));
   }
   std::string text = fmt::format(
       "{{model_type: {}, hidden_size: {}, intermediate_size: {}, num_hidden_layers: {}, num_attention_heads: {}, "
       "num_key_value_heads: {}, head_dim: {}, vocab_size: {}, max_position_embeddings: 64, tie_word_embeddings: {}{}}}",
-      type, in(3, 40), tp * in(1, 40), layers, heads, kv_heads, 2 * in(1, 6), in(3, 150), yaml_bool(coin()), routed);
+      type, in(3, 40), (type == "mixtral" ? expert_columns : tp) * in(1, 40), layers, heads, kv_heads, 2 * in(1, 6),
+      in(3, 150), yaml_bool(coin()), routed);
   return {std::move(text), heads, kv_heads, number};
 }
 
@@ -115,7 +118,9 @@ inline std::string draw_scenario() {
     if (experts && data % k == 0 && std::gcd(k, blocks) == 1) holders.push_back(k);
   const std::int64_t spread = one_of(holders);
   const bool over_both = columns < train_tp && (blocks > 1 || spread > 1);
-  const DrawnModel model = draw_model(tp, experts, wholes * spread, layers);
+  const std::int64_t parts =
+      experts && coin() ? divisor_of(wholes * spread) : 1;  // of ranks with other experts some share each
+  const DrawnModel model = draw_model(tp, experts, wholes * spread / parts, tp * parts, layers);
   // An engine's stages, and experts on groups of its ranks.
   std::vector<std::int64_t> engine_stages{1, 1};
   for (std::int64_t p = 2; p <= engines; ++p)
@@ -166,8 +171,8 @@ inline std::string draw_scenario() {
   std::string some;  // of what trains: adapters only of what lowers, and where the model is awake for its reference
   const bool lowers = (grads == "fp32" || params == "bf16") && master + moments == "fp32fp32";
   if (in(0, 3) == 0 && transition == "hotbunk" && lowers)
-    some = fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9),
-                       (experts && columns > 1) || coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
+    some =
+        fmt::format(", lora: {{rank: {}, targets: {}}}", in(1, 9), coin() ? "[q_proj, v_proj, o_proj]" : "all-linear");
   // Parameters that do not train: whole layers, parts of each, the ends.
   else if (!flat && lowers && in(0, 3) == 0)
     some = fmt::format(", frozen: {}", one_of<std::string>({"[model.embed_tokens.*]", "['*.self_attn.*']",
@@ -187,8 +192,9 @@ inline std::string draw_scenario() {
       "reshard_after_forward: {}, prefetch: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
       "{}{}{}}}\n",
-      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread, experts ? columns : 1,
-      yaml_bool(sequence), group, over, one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
+      engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread / parts,
+      experts ? columns * parts : 1, yaml_bool(sequence), group, over,
+      one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
       one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
       offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some, padded);

@@ -527,7 +527,8 @@ void run_router_loss(const KernelCall& c) {
 void run_expert_sort(const KernelCall& c) {
   const OwnPart own = own_experts(c.op, c.places);
   expert_sort({data<const std::int32_t>(c, in(c, 0)), static_cast<std::size_t>(in(c, 0).elements(c.sizes))},
-              OwnExperts{own.first, own.count, own.count * c.op.integer(Attr::tp, 1), own.groups},
+              OwnExperts{own.first, own.count, own.count * c.op.integer(Attr::tp, 1), own.groups,
+                         extent(c, out(c, 0), 1) / extent(c, in(c, 0), 1)},
               data<std::int32_t>(c, out(c, 0)), data<std::int32_t>(c, out(c, 1)));
 }
 void run_expert_arrivals(const KernelCall& c) {
@@ -562,14 +563,15 @@ void run_dispatch_backward(const KernelCall& c) {
 void run_combine(const KernelCall& c) {
   const Tensor& choices = in(c, 1);
   const ConstMatrix base = c.op.num_operands() > 3 ? ConstMatrix(matrix(c, in(c, 3))) : ConstMatrix{};
-  combine(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), data<const float>(c, in(c, 2)), base,
-          matrix(c, out(c, 0)), extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
+  combine(c.context, matrix(c, in(c, 0)), data<const std::int32_t>(c, choices), data<const float>(c, in(c, 2)),
+          extent(c, choices, 1) / extent(c, in(c, 2), 1), base, matrix(c, out(c, 0)), extent(c, choices, 0),
+          extent(c, choices, 1), row_width(c, in(c, 0)));
 }
 void run_combine_backward(const KernelCall& c) {
   const Tensor& choices = in(c, 2);
   combine_backward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), data<const std::int32_t>(c, choices),
-                   data<const float>(c, in(c, 3)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)),
-                   extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
+                   data<const float>(c, in(c, 3)), extent(c, choices, 1) / extent(c, in(c, 3), 1), matrix(c, out(c, 0)),
+                   data<float>(c, out(c, 1)), extent(c, choices, 0), extent(c, choices, 1), row_width(c, in(c, 0)));
 }
 /// Where the segments of an op's rows begin; of the rows that came in a round, those of the segments that it has.
 std::vector<std::int32_t> segment_offsets(const KernelCall& c) {

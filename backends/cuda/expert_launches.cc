@@ -107,11 +107,11 @@ void run_expert_sort(const CudaCall& c) {
   const OwnPart own = own_experts(c.op, c.places);
   const int n = narrow(choices(c, in(c, 0)).all());
   const int each = narrow(own.count / own.groups), group = narrow(each * c.op.integer(Attr::tp, 1));
-  const int first = narrow(own.first);
+  const int first = narrow(own.first), parts = extent(c, out(c, 0), 1) / extent(c, in(c, 0), 1);
   c.launch.fill(at(c, out(c, 0)), 0xff, out(c, 0).bytes(c.sizes));  // -1: another rank's
-  c.launch("own_expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first);
+  c.launch("own_expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first, parts);
   c.launch("expert_rows", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), n,
-           each, group, first);
+           each, group, first, parts);
 }
 
 void run_expert_arrivals(const CudaCall& c) {
@@ -164,15 +164,15 @@ void run_combine(const CudaCall& c) {
   const Choices chosen = choices(c, in(c, 1));
   const int H = width(c, in(c, 0));
   c.launch(named("combine", in(c, 0).dtype), {chosen.tokens}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), or_none(c, 3), at(c, out(c, 0)), chosen.each, H);
+           at(c, in(c, 2)), or_none(c, 3), at(c, out(c, 0)), chosen.each, chosen.each / extent(c, in(c, 2), 1), H);
 }
 
 void run_combine_backward(const CudaCall& c) {
-  const Choices chosen = choices(c, in(c, 2));
-  const int H = width(c, in(c, 0));
+  const Choices chosen = choices(c, in(c, 3));
+  const int H = width(c, in(c, 0)), parts = extent(c, in(c, 2), 1) / chosen.each;
   count_own_rows(c, in(c, 2));
   c.launch(named("combine_backward", in(c, 0).dtype), {chosen.all()}, row_threads(H), at(c, in(c, 0)), at(c, in(c, 1)),
-           at(c, in(c, 2)), at(c, in(c, 3)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), chosen.each, H);
+           at(c, in(c, 2)), at(c, in(c, 3)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), chosen.each, parts, H);
 }
 
 void run_grouped_linear(const CudaCall& c) {

@@ -439,7 +439,7 @@ void keep_what_executes(RlSpace& space, const Scenario& s, SyncMechanism buckete
   std::erase_if(space.placement, [](const PlacementChoice& p) { return p.mode != PlacementMode::colocated; });
   space.rollout_pp = space.rollout_cp = {1};
   space.attention_dp = {1};
-  if (!s.model.moe) space.whole_experts = {false};
+  if (!s.model.moe) space.spreads_experts = false;
   space.sync = {bucketed};
   // Any legal order executes; tried are ours, in which each part sleeps as soon as the sync allows, and the scenario's.
   const TransitionOrder own = rl_point_of(s).transition;

@@ -145,9 +145,9 @@ class ResizedSearch {
   static bool holds(const ScenarioPricer& s, const RlSpace& space, RolloutPoint r) {
     r.engines = s.point().rollout.engines;
     for (const std::int64_t apart : space.attention_dp)
-      for (const bool whole : space.whole_experts)
+      for (const std::int64_t ep : space.expert_groups(s.scenario().rollout.engine, r.tp, r.cp))
         for (const double fraction : space.memory_fraction) {
-          r.attention_dp = apart, r.ep = whole ? r.tp * r.cp : 1, r.memory_fraction = fraction;
+          r.attention_dp = apart, r.ep = ep, r.memory_fraction = fraction;
           if (s.rl().divides(r) && s.rl().price_rollout(r).fits) return true;
         }
     return false;

@@ -50,8 +50,12 @@ double EngineStep::kernels(const RolloutStage& s) const {
   return (layer_kernels(model_, set_.weights) + reductions + parts) * s.layers + end_kernels(s);
 }
 
+/// Whether rows go to ranks that have whole experts. Where ranks share each of some experts (SGLang's ep_size below
+/// tp), all have all tokens and what they leave is summed, as of experts that all share.
+bool EngineStep::sends_rows() const { return r_.ep > 1 && r_.ep >= r_.tp; }
+
 /// Layers whose experts are split over the engine's tensor and context ranks alike, and summed over both.
-double EngineStep::experts_reduced(const RolloutStage& s) const { return r_.ep == 1 && ways_ > 1.0 ? s.moe : 0.0; }
+double EngineStep::experts_reduced(const RolloutStage& s) const { return !sends_rows() && ways_ > 1.0 ? s.moe : 0.0; }
 
 RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double local, double prompt) const {
   const double row = set_.rollout_element_bytes * static_cast<double>(model_.hidden);
@@ -61,7 +65,7 @@ RolloutPayload EngineStep::payload(const RolloutStage& s, double whole, double l
   // After attention within its group (its own tokens), after the MLP over the whole engine.
   if (r_.attention_tp() > 1) out.reduce += s.layers * row * local / groups;
   if (s.first && r_.tp > 1 && r_.attention_dp == 1) out.reduce += row * local;  // the embedding, split by vocabulary
-  if (r_.ep > 1 && model_.moe) {
+  if (sends_rows() && model_.moe) {
     out.dispatch = dispatch_bytes(s, whole);
     if (r_.tp > 1) out.reduce += s.dense() * row * local;
   } else if (r_.tp > 1) {
@@ -112,7 +116,7 @@ void EngineStep::exchange(const RolloutStage& s, const Tokens& t, Book& book) co
   };
   reduce(s.layers, group(r_.attention_tp()), mine * row, StepPart::reduce);
   const GroupShape engine = group(r_.tp);
-  const double moe = r_.ep > 1 ? s.moe : 0.0, summed = experts_reduced(s);
+  const double moe = sends_rows() ? s.moe : 0.0, summed = experts_reduced(s);
   if (moe > 0.0) {
     const double bytes = dispatch_bytes(s, t.whole);
     book.add(StepPart::dispatch,

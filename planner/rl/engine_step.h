@@ -56,6 +56,7 @@ class EngineStep {
   double lumped_seconds(double flops, double bytes) const;
   double product_seconds(double rows, double n, double k) const;
   double kernels(const RolloutStage&) const;
+  bool sends_rows() const;
   double experts_reduced(const RolloutStage&) const;
 
   const RlModel& rl_;

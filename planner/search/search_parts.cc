@@ -115,13 +115,12 @@ void add_training(const RlModel& model, TrainSpace space, const SearchOptions& o
 void add_engines(const RlModel& model, const RlSpace& space, const RolloutPoint& shape,
                  std::vector<RolloutPoint>& out) {
   for (std::int64_t groups : space.attention_dp)
-    for (bool whole : space.whole_experts)
+    for (std::int64_t ep : space.expert_groups(model.setting().engine, shape.tp, shape.cp))
       for (bool strided : space.strided)
         for (double fraction : space.memory_fraction) {
           RolloutPoint p = shape;
           p.strided = strided, p.memory_fraction = fraction, p.attention_dp = groups;
-          // Our context-parallel ranks have the same experts, other engines' spread them.
-          p.ep = !whole ? 1 : model.setting().engine == RolloutEngine::hotbunk ? p.tp : p.tp * p.cp;
+          p.ep = ep;
           if (model.divides(p)) out.push_back(p);
         }
 }

@@ -55,6 +55,16 @@ std::vector<std::int64_t> expert_tp(const TrainSpace& s, std::int64_t tp) {
 
 }  // namespace
 
+std::vector<std::int64_t> RlSpace::expert_groups(RolloutEngine engine, std::int64_t tp, std::int64_t cp) const {
+  std::vector<std::int64_t> out{1};
+  if (!spreads_experts) return out;
+  const std::int64_t whole = engine == RolloutEngine::hotbunk ? tp : tp * cp;
+  for (const std::int64_t ep : divisors(tp))
+    if (engine != RolloutEngine::vllm && ep < whole) include(out, ep);
+  include(out, whole);
+  return out;
+}
+
 std::vector<LayerKey> layer_keys(const TrainSpace& s) {
   std::vector<LayerKey> keys;
   for (auto tp : s.tp)
@@ -258,7 +268,7 @@ RlSpace default_rl_space(const Scenario& s, const FrameworkProfile& frame) {
     if (tp <= 4 * node) out.rollout_tp.push_back(tp);
   if (s.model.moe && s.model.moe->experts > 0) {
     if (frame.can.attention_dp) out.attention_dp = {1, 2, 4, 8};
-    if (frame.can.rollout_experts) out.whole_experts = {false, true};
+    if (frame.can.rollout_experts) out.spreads_experts = true;
   }
   include(out.rollout_tp, own.rollout.tp);
   add_stages(s, own.rollout, frame.can, out);

@@ -182,22 +182,23 @@ def experts_in_order(layout):
         sizes["cp"] *= sizes.pop("ulysses")
     axes = "".join({"tp": "t", "pp": "o"}.get(axis, "d") for axis in order if sizes.get(axis, 1) > 1)
     data = axes[axes.find("d"):axes.rfind("d") + 1]
-    return set(data) <= {"d"} and (etp == tp or not data or "td" in axes)
+    return set(data) <= {"d"} and (etp == tp or tp == 1 or not data or "td" in axes)
 
 
 def draw_experts_mesh(r, model, layout, data_ranks, shards):
-    """Any etp that divides tp, and any ep of those that divide the experts and the ranks; sequence parallelism where a
-    block of ranks needs tokens of its own (spec/expert_mesh.h)."""
+    """Any etp that divides the ranks and an expert's columns, and any ep of those that divide the experts and the ranks;
+    sequence parallelism where a block of ranks needs tokens of its own (spec/expert_mesh.h)."""
     tp, meshes = layout["tp"], []
-    for etp in divisors(tp):
+    columns = model.get("moe_intermediate_size", model["intermediate_size"])
+    for etp in divisors(math.gcd(columns, data_ranks * tp)):
         for ep in divisors(math.gcd(num_experts(model), data_ranks * tp // etp)):
             places = math.gcd(tp, etp * ep)
             spread = etp * ep // places
             if shards == 1 or shards % spread == 0:
-                meshes.append({"etp": etp, "ep": ep, "apart": places < tp or spread > 1})
+                apart = places < tp or spread > 1
+                meshes.append({"etp": etp, "ep": ep, "sp": apart and (places < tp or places > math.gcd(tp, etp))})
     mesh = r.choice(meshes)
-    needs_sp = mesh.pop("apart") and mesh["etp"] < tp
-    return mesh | ({"sp": True} if needs_sp else {})
+    return mesh if mesh.pop("sp") is False else mesh | {"sp": True}
 
 
 def draw_part_that_trains(r, model):
@@ -211,7 +212,7 @@ def draw_part_that_trains(r, model):
         elif whole:
             some = ["q_a_proj" if model["q_lora_rank"] else "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
         return {"lora": {"rank": r.randint(1, 9), "alpha": r.choice([1, 4, 16]),
-                         "targets": some if experts or r.random() < 0.5 else "all-linear"}}
+                         "targets": some if r.random() < 0.5 else "all-linear"}}
     if not whole and r.random() < 0.33:
         return {"frozen": r.choice([["model.embed_tokens.*"], ["*.self_attn.*"], ["model.layers.0.*", "model.norm.weight"],
                                     ["*experts*"] if experts else ["*.mlp.*"]])}
@@ -222,6 +223,9 @@ def draw_train(r, world, cuts, model, longest):
     data_ranks = world // cuts["tp"] // cuts["pp"]
     sp = cuts["tp"] > 1 and r.random() < 0.5
     engine = r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"])
+    has_router_bias = model["model_type"] == "deepseek_v3"  # which no optimizer steps
+    flat = not has_router_bias and r.random() < (0.35 if cuts["tp"] * cuts["pp"] == 1 else 0.2)  # units
+    engine = "fsdp1" if flat else engine
     micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
     layout = {"dp": data_ranks // cuts["ulysses"] // cuts["cp"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,
               "sp": sp}
@@ -235,10 +239,8 @@ def draw_train(r, world, cuts, model, longest):
              "loss_chunk_tokens": r.choice([0, 0, r.randint(1, micro + 3)])}
     if num_experts(model):
         train["router_aux_loss_coef"], train["router_z_loss_coef"] = r.choice([(0, 0), (0.1, 0), (0.3, 0.01)])
-    has_router_bias = model["model_type"] == "deepseek_v3"  # which no optimizer steps
-    if not has_router_bias and r.random() < (0.35 if cuts["tp"] * cuts["pp"] == 1 else 0.2):  # flat units
-        layout.update(ep=1, etp=cuts["tp"] if num_experts(model) else 1)  # with experts beside the rest of their layer
-        train.update(engine="fsdp1", wrap=r.choice([
+    if flat:
+        train.update(wrap=r.choice([
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
             {"policy": "names", "names": r.choice([["transformer.h.0*"], ["*.wte", "*.attn"]]) if model["model_type"] == "gpt2"
              else [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
@@ -262,14 +264,14 @@ def draw_train(r, world, cuts, model, longest):
 
 def draw_engine(r, world, tp, model):
     """How the ranks of an engine of so many tensor-parallel ones share a model: alone, in stages, each with its part of
-    every sequence, with whole experts, or with sequences of its own."""
+    every sequence, with whole experts or columns of some, or with groups that have sequences of their own."""
     layout = {"tp": tp, "order": r.choice(["contiguous", "strided", "auto"])}
     engines = world // tp
-    if tp > 1 and num_experts(model) > 0 and num_experts(model) % tp == 0 and r.random() < 0.5:
-        layout["ep"] = tp
+    if tp > 1 and num_experts(model) > 0 and r.random() < 0.5:
+        layout["ep"] = r.choice(divisors(math.gcd(tp, num_experts(model))))
     if tp > 1 and r.random() < 0.2:
-        layout["attention_dp"] = tp
-    elif r.random() < 0.5:
+        layout["attention_dp"] = r.choice(divisors(tp))
+    if r.random() < 0.5:
         layout["pp"] = r.choice([d for d in divisors(engines) if num_layers(model) % d == 0])
         layout["cp"] = r.choice(divisors(engines // layout["pp"]))
         engines //= layout["pp"] * layout["cp"]

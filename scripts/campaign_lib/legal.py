@@ -54,6 +54,8 @@ def tight_memory(outcome, place, r, scenario):
     pooled = "rollout" not in scenario or scenario["rollout"]["kv_cache_tokens"] > 0
     if not pooled or r.random() < 0.5:
         return
+    if scenario["train"].get("context_exchange") == "auto":  # with less memory the other one may fit
+        scenario["train"]["context_exchange"] = r.choice(["ring", "all-gather"])
     done = place.run("plan", write(place, r, scenario), "--json")
     if not outcome.expect(done.code == 0, f"plan: exit {done.code}: {done.said()}"):
         return

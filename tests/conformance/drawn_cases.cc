@@ -358,6 +358,8 @@ class Drawn {
           true);
     }
     add(OpKind::expert_sort, {listed({T, C}, chosen_)}, {made(i32, {T, C}), made(i32, {E + 1})});
+    add(OpKind::expert_sort, {listed({T, C}, chosen_)}, {made(i32, {T, 3 * C}), made(i32, {3 * E + 1})},
+        {{Attr::groups, std::int64_t{3}}});  // each expert in three parts
     add(OpKind::expert_arrivals, {listed({1, E + 1}, offsets_)}, {made(i32, {E + 1}), made(DType::i64, {1})});
     // Of one rank: a copy of each token, in order; and to each expert's rank.
     for (const std::int64_t W : {std::int64_t{1}, E})
@@ -377,6 +379,10 @@ class Drawn {
     add(OpKind::combine, {in({T, C, H}), rows(), in(f32, {T, C}), in({T, H})}, {made({T, H})});
     add(OpKind::combine_backward, {in({T, H}), in({T, C, H}), rows(), in(f32, {T, C})},
         {made({T, C, H}), made(f32, {T, C})});
+    // One choice of each token, in as many parts.
+    add(OpKind::combine, {in({T, C, H}), rows(), in(f32, {T, 1}), in({T, H})}, {made({T, H})});
+    add(OpKind::combine_backward, {in({T, H}), in({T, C, H}), rows(), in(f32, {T, 1})},
+        {made({T, C, H}), made(f32, {T, 1})});
     add(OpKind::grouped_linear, {in({T, C, K}), in({E * I, K}), offsets(), in({E * I})}, {made({T, C, I})});
     add(OpKind::grouped_linear_dgrad, {in({T, C, I}), in({E * I, K}), offsets()}, {made({T, C, K})});
     add(OpKind::grouped_linear_wgrad, {in({T, C, I}), in({T, C, K}), offsets()},

@@ -159,10 +159,12 @@ void router_loss_formula(OracleCall& c) {
 
 // --- who goes where -------------------------------------------------------------------------------------------------
 
-/// All experts are this rank's; or `tp` ranks share each group of them, by place, neighbours having the same.
+/// All experts are this rank's; or `tp` ranks share each group of them, by place, neighbours having the same. Where
+/// they are in parts, as many follow one another for each of a rank's experts.
 void expert_sort_formula(OracleCall& c) {
   const std::int64_t n = c.inputs[0].size(), E = std::ssize(c.outputs[1].wholes) - 1,
-                     sharers = c.op.integer(Attr::tp, 1), each = E / c.op.integer(Attr::groups, 1),
+                     parts = c.outputs[0].cols() / c.inputs[0].cols(), sharers = c.op.integer(Attr::tp, 1),
+                     each = E / c.op.integer(Attr::groups, 1),
                      place = c.op.has(Attr::tp) ? c.place / c.op.integer(Attr::ranks, 1) : 0;
   for (std::uint64_t& row : c.outputs[0].wholes) row = static_cast<std::uint64_t>(-1);
   std::int64_t row = 0;
@@ -170,7 +172,8 @@ void expert_sort_formula(OracleCall& c) {
     const std::int64_t e = (p / each * sharers + place) * each + p % each;
     c.outputs[1].put_whole(p, row);
     for (std::int64_t i = 0; i < n; ++i)
-      if (c.inputs[0].whole(i) == e) c.outputs[0].put_whole(i, row++);
+      if (c.inputs[0].whole(i) == e / (each * parts) * each + e % each)
+        c.outputs[0].put_whole(i * parts + e / each % parts, row++);
   }
   c.outputs[1].put_whole(E, row);
 }
@@ -271,21 +274,25 @@ void combine_formula(OracleCall& c) {
     for (std::int64_t h = 0; h < y.cols(); ++h) {
       Sum sum;
       sum += c.inputs.size() > 3 ? c.inputs[3](t, h) : 0.0;
-      for (std::int64_t j = 0; j < rows.cols(); ++j) sum += Bounded(weights(t, j)) * y(index_of_row(rows, t, j), h);
+      for (std::int64_t j = 0; j < rows.cols(); ++j)
+        sum += Bounded(weights(t, j * weights.cols() / rows.cols())) * y(index_of_row(rows, t, j), h);
       c.outputs[0].put(t, h, sum);
     }
 }
 void combine_backward_formula(OracleCall& c) {
   const Numbers &dz = c.inputs[0], &y = c.inputs[1], &rows = c.inputs[2], &weights = c.inputs[3];
   for (std::int64_t t = 0; t < rows.rows(); ++t)
-    for (std::int64_t j = 0; j < rows.cols(); ++j) {
-      const std::int64_t row = index_of_row(rows, t, j);
+    for (std::int64_t w = 0; w < weights.cols(); ++w) {  // of a choice, and of each part of it
+      const std::int64_t parts = rows.cols() / weights.cols();
       Sum sum;
-      for (std::int64_t h = 0; h < y.cols(); ++h) {
-        c.outputs[0].put(row, h, Bounded(weights(t, j)) * dz(t, h));
-        sum += Bounded(dz(t, h)) * y(row, h);
+      for (std::int64_t j = w * parts; j < (w + 1) * parts; ++j) {
+        const std::int64_t row = index_of_row(rows, t, j);
+        for (std::int64_t h = 0; h < y.cols(); ++h) {
+          c.outputs[0].put(row, h, Bounded(weights(t, w)) * dz(t, h));
+          sum += Bounded(dz(t, h)) * y(row, h);
+        }
       }
-      c.outputs[1].put(t, j, sum);
+      c.outputs[1].put(t, w, sum);
     }
 }
 

@@ -228,7 +228,7 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
             return sum;
           },
           kF32Tolerance);
-      combine(ctx, y.matrix(), d.rows.data(), d.weights.data(), {}, z.matrix(), T, c, N);
+      combine(ctx, y.matrix(), d.rows.data(), d.weights.data(), 1, {}, z.matrix(), T, c, N);
       const auto weight = [&](std::int64_t t, std::int64_t j) {
         return static_cast<double>(d.weights[static_cast<std::size_t>(t * c + j)]);
       };
@@ -244,8 +244,8 @@ TEST_CASE("dispatched, multiplied and combined, tokens meet their experts, forwa
       const Tensor dz = Tensor::random(dtype, T, N, N, rng);
       Tensor dy(dtype, R, N), d_weights(DType::f32, T, c), d_routed(dtype, R, H), dx(dtype, T, H),
           dw(DType::f32, routing.experts * N, H);
-      combine_backward(ctx, dz.matrix(), y.matrix(), d.rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T,
-                       c, N);
+      combine_backward(ctx, dz.matrix(), y.matrix(), d.rows.data(), d.weights.data(), 1, dy.matrix(), d_weights.f32(),
+                       T, c, N);
       for (std::int64_t t = 0; t < T; ++t)
         for (std::int64_t j = 0; j < c; ++j) {
           double sum = 0, size = 1e-3;
@@ -315,8 +315,8 @@ TEST_CASE("ranks that have some experts each make together what one makes that h
         d_weights(DType::f32, T, c), d_routed(DType::f32, R, H), dx(DType::f32, T, H), dw(DType::f32, count * N, H);
     dispatch(ctx, x.matrix(), rows.data(), routed.matrix(), T, c, H);
     grouped_linear(ctx, experts, routed.matrix(), own, y.matrix());
-    combine(ctx, y.matrix(), rows.data(), d.weights.data(), {}, z.matrix(), T, c, N);
-    combine_backward(ctx, dz.matrix(), y.matrix(), rows.data(), d.weights.data(), dy.matrix(), d_weights.f32(), T, c,
+    combine(ctx, y.matrix(), rows.data(), d.weights.data(), 1, {}, z.matrix(), T, c, N);
+    combine_backward(ctx, dz.matrix(), y.matrix(), rows.data(), d.weights.data(), 1, dy.matrix(), d_weights.f32(), T, c,
                      N);
     grouped_linear_dgrad(ctx, experts, dy.matrix(), own, d_routed.matrix());
     grouped_linear_wgrad(ctx, experts, dy.matrix(), routed.matrix(), dw.matrix(), Write::overwrite);

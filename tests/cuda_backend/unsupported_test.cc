@@ -60,12 +60,26 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
         Kinds{});
   CHECK(refused("deepseek-cpu.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"}) == Kinds{});
   CHECK(refused("moe-cpu.yaml", {"train.router_aux_loss_coef=0.1", "train.router_z_loss_coef=0.01"}) == Kinds{});
-  for (const char* file :
-       {"gemma2-cpu.yaml", "gemma3-cpu.yaml", "gpt2-cpu.yaml", "gpt-oss-cpu.yaml", "glm4-moe-cpu.yaml",
-        "deepseek-cpu.yaml", "lora-cpu.yaml", "frozen-cpu.yaml", "moe-cpu.yaml", "expert-parallel-cpu.yaml",
-        "expert-rounds-cpu.yaml", "expert-mesh-cpu.yaml", "expert-copies-cpu.yaml", "expert-columns-cpu.yaml",
-        "bf16-gradients-cpu.yaml", "engine-context-cpu.yaml", "router-losses-cpu.yaml", "offload-cpu.yaml",
-        "cpu-optimizer-cpu.yaml"}) {
+  for (const char* file : {"gemma2-cpu.yaml",
+                           "gemma3-cpu.yaml",
+                           "gpt2-cpu.yaml",
+                           "gpt-oss-cpu.yaml",
+                           "glm4-moe-cpu.yaml",
+                           "deepseek-cpu.yaml",
+                           "lora-cpu.yaml",
+                           "frozen-cpu.yaml",
+                           "moe-cpu.yaml",
+                           "expert-parallel-cpu.yaml",
+                           "expert-rounds-cpu.yaml",
+                           "expert-mesh-cpu.yaml",
+                           "expert-copies-cpu.yaml",
+                           "expert-columns-cpu.yaml",
+                           "expert-sharers-cpu.yaml",
+                           "bf16-gradients-cpu.yaml",
+                           "engine-context-cpu.yaml",
+                           "router-losses-cpu.yaml",
+                           "offload-cpu.yaml",
+                           "cpu-optimizer-cpu.yaml"}) {
     INFO(file);
     CHECK(refused(file, {}) == Kinds{});
   }

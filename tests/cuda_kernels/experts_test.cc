@@ -118,34 +118,43 @@ TEMPLATE_TEST_CASE("tokens take the best experts of the best groups, and weights
 TEST_CASE("choices are sorted by own expert, then in order", "[kernels][experts]") {
   Device d("experts");
   struct Own {
-    int all, groups, ranks, place, choices;
+    int all, groups, ranks, place, choices, parts = 1;  // all: parts of experts
   };
-  for (const Own& own : {Own{5, 1, 1, 0, 301}, {8, 1, 2, 1, 77}, {12, 3, 2, 1, 200}, {4, 1, 1, 0, 1}}) {
+  for (const Own& own : {Own{5, 1, 1, 0, 301},
+                         {8, 1, 2, 1, 77},
+                         {12, 3, 2, 1, 200},
+                         {4, 1, 1, 0, 1},
+                         {12, 2, 1, 0, 90, 2},
+                         {18, 3, 2, 1, 120, 3}}) {
     Draw draw(static_cast<std::uint64_t>(own.choices));
     std::vector<std::int32_t> choice;
-    for (int i = 0; i < own.choices; ++i) choice.push_back(draw.between(0, own.all - 1));
+    for (int i = 0; i < own.choices; ++i) choice.push_back(draw.between(0, own.all / own.parts - 1));
     const int group = own.all / own.groups, each = group / own.ranks, count = each * own.groups,
               first = own.place * each;
-    std::vector<std::int32_t> rows(choice.size(), -1), offsets;
+    const auto parts = static_cast<std::size_t>(own.parts);
+    std::vector<std::int32_t> rows(choice.size() * parts, -1), offsets;
     int next = 0;
     for (int e = 0; e < own.all; ++e) {
       if (e % group < first || e % group >= first + each) continue;
       offsets.push_back(next);
       for (std::size_t i = 0; i < choice.size(); ++i)
-        if (choice[i] == e) rows[i] = next++;
+        for (std::size_t p = 0; p < parts; ++p)
+          if ((choice[i] / each * own.parts + static_cast<int>(p)) * each + choice[i] % each == e)
+            rows[i * parts + p] = next++;
     }
     offsets.push_back(next);
     Array<std::int32_t> chosen(d.memory, "experts", choice),
         counts(d.memory, "counts", static_cast<std::size_t>(count)),
-        got(d.memory, "rows", std::vector<std::int32_t>(choice.size(), -1)),
-        begins(d.memory, "offsets", offsets.size()), here(d.memory, "own", 1);
+        got(d.memory, "rows", std::vector<std::int32_t>(rows.size(), -1)), begins(d.memory, "offsets", offsets.size()),
+        here(d.memory, "own", 1);
     const auto blocks = static_cast<std::uint32_t>(count);
-    d.run("own_expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first);
+    d.run("own_expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first,
+          own.parts);
     d.run("expert_rows", {blocks}, 64, chosen.begin(), counts.begin(), got.begin(), begins.begin(), own.choices, each,
-          group, first);
+          group, first, own.parts);
     CHECK(got.values() == rows);
     CHECK(begins.values() == offsets);
-    d.run("own_rows", {1}, 64, got.begin(), here.begin(), own.choices);
+    d.run("own_rows", {1}, 64, got.begin(), here.begin(), own.choices * own.parts);
     CHECK(here[0] == next);
   }
 }
@@ -185,10 +194,10 @@ TEMPLATE_TEST_CASE("rows go to their experts and come back, weighted", "[kernels
     }
   d.run("dispatch_backward_" + name, {T}, 64, y.begin(), rows.begin(), dx.begin(), c, H, 1);
   near(dx.values(), dx_wanted, 1e-6 + unit<E>, 1e-6);
-  d.run("combine_" + name, {T}, 64, y.begin(), rows.begin(), weights.begin(), x.begin(), z.begin(), c, H);
+  d.run("combine_" + name, {T}, 64, y.begin(), rows.begin(), weights.begin(), x.begin(), z.begin(), c, 1, H);
   near(z.values(), z_wanted, 1e-6 + unit<E>, 1e-6);
   d.run("combine_backward_" + name, {static_cast<std::uint32_t>(n)}, 64, x.begin(), y.begin(), rows.begin(),
-        weights.begin(), own.begin(), dy.begin(), d_weights.begin(), c, H);
+        weights.begin(), own.begin(), dy.begin(), d_weights.begin(), c, 1, H);
   near(dy.values(), dy_wanted, 1e-6 + unit<E>, 1e-7);
   near(d_weights.values(), dw, 1e-5, 1e-5);
 }

@@ -23,16 +23,21 @@ TEST_CASE("B9: TP8 CP4 PP4 are 128 GPUs with DP1, over which EP32 ETP1 lies with
 }
 
 TEST_CASE("blocks and places are Megatron's order of the experts' mesh: etp fastest, then ep, then copies") {
-  int several = 0;
+  int several = 0, split = 0, split_in_block = 0;
   for (const std::int64_t tp : {1, 2, 3, 4, 6, 8, 12})
     for (const std::int64_t dp : {1, 2, 3, 4, 6})
-      for (std::int64_t etp = 1; etp <= tp; ++etp)
-        for (std::int64_t ep = 1; tp % etp == 0 && ep * etp <= tp * dp; ++ep) {
+      for (std::int64_t etp = 1; etp <= tp * dp; ++etp)
+        for (std::int64_t ep = 1; ep * etp <= tp * dp; ++ep) {
           if (tp * dp % (etp * ep) != 0) continue;
           CAPTURE(tp, dp, etp, ep);
           const TrainLayout l{.dp = dp, .tp = tp, .ep = ep, .etp = etp, .sp = true};
           const ExpertMesh mesh = expert_mesh(l, true);
-          CHECK((mesh.columns() == etp && mesh.wholes * mesh.spread == ep && mesh.blocks * mesh.places == tp));
+          CHECK((mesh.columns() == etp && mesh.groups() == ep && mesh.blocks * mesh.places == tp));
+          CHECK((mesh.parts > 1) == (tp % etp != 0));
+          CHECK((mesh.places * mesh.spread == etp * ep && mesh.wholes * mesh.spread % mesh.parts == 0));
+          // A choice sends a row to each part: so many of a block's places have columns of one of them.
+          CHECK(etp == mesh.parts * mesh.columns_of_block());
+          split += mesh.parts > 1 ? 1 : 0, split_in_block += mesh.parts > 1 && mesh.wholes > 1 ? 1 : 0;
           // What shards by data ranks divides by the blocks that have other experts, or these by nothing.
           CHECK((std::gcd(mesh.blocks, mesh.spread) == 1 && dp % mesh.spread == 0));
           several += mesh.blocks > 1 && mesh.spread > 1 ? 1 : 0;
@@ -42,14 +47,14 @@ TEST_CASE("blocks and places are Megatron's order of the experts' mesh: etp fast
           for (std::int64_t p = 0; p < mesh.places; ++p)
             for (std::size_t b = 0; b < by_place[static_cast<std::size_t>(p)].size(); ++b) {
               const std::int64_t rank = by_place[static_cast<std::size_t>(p)][b];
-              const std::int64_t part = p % mesh.columns(),
-                                 holder = static_cast<std::int64_t>(b) % mesh.spread * mesh.wholes + p / mesh.columns();
+              const std::int64_t at = static_cast<std::int64_t>(b) % mesh.spread * mesh.places + p, part = at % etp,
+                                 holder = at / etp;
               CHECK((part == rank % etp && holder == rank / etp % ep));
               copies[{part, holder}].insert(rank / (etp * ep));
             }
           CHECK(std::ssize(copies) == etp * ep);
           for (const auto& [which, of] : copies) CHECK(std::ssize(of) == tp * dp / (etp * ep));
         }
-  CHECK(several > 10);
+  CHECK((several > 10 && split > 10 && split_in_block > 10));
   CHECK(expert_mesh({.tp = 4}, false) == ExpertMesh{.places = 4});  // a model without experts
 }

@@ -206,7 +206,8 @@ TEST_CASE(
                         {4, 2, 1},
                         {4, 2, 3},
                         {4, 2, 1, true, 2},
-                        {4, 1, 1, false, 4}})
+                        {4, 1, 1, false, 4},
+                        {4, 2, 3, true, 2}})
     for (const char* transport : {"ipc", "collective"})
       for (const char* order : {"contiguous", "strided"})
         for (const char* bucket : {"0.001", "1"}) {

@@ -27,21 +27,22 @@ namespace {
 void draw_experts(Scenario& s, std::mt19937_64& random) {
   TrainLayout& l = s.train.layout;
   const std::int64_t data = l.dp * l.cp * l.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1 : l.shard_ranks();
-  std::array<std::vector<std::pair<std::int64_t, std::int64_t>>, 3> ways;  // (etp, ep): of blocks, of rows, of neither
-  for (std::int64_t etp = 1; etp <= l.tp; ++etp)
+  // (etp, ep): of experts that data ranks share, of blocks, of rows, of neither.
+  std::array<std::vector<std::pair<std::int64_t, std::int64_t>>, 4> ways;
+  for (std::int64_t etp = 1; etp <= data * l.tp; ++etp)
     for (std::int64_t ep = 1; ep <= s.model.moe->experts; ++ep) {
-      if (l.tp % etp != 0 || s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
+      if (s.model.moe->experts % ep != 0 || data * l.tp % (etp * ep) != 0) continue;
+      if (!why_not_train_tp(s.model, l.tp, etp).empty()) continue;
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
       if (shards > 1 && (shards % mesh.spread != 0 ||
                          (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
         continue;
-      if (etp < l.tp && mesh.lies_apart() && !l.sp) continue;
-      if (mesh.columns() > 1 && s.model.adapts_experts()) continue;
-      ways[mesh.blocks > 1 ? 0 : mesh.spread > 1 ? 1 : 2].emplace_back(etp, ep);
+      if ((mesh.blocks > 1 || mesh.wholes > 1) && mesh.lies_apart() && !l.sp) continue;
+      ways[mesh.parts > 1 ? 0 : mesh.blocks > 1 ? 1 : mesh.spread > 1 ? 2 : 3].emplace_back(etp, ep);
     }
   std::vector<std::size_t> kinds;
-  for (std::size_t k = 0; k < ways.size(); ++k) kinds.insert(kinds.end(), ways[k].empty() ? 0 : 3 - k, k);
+  for (std::size_t k = 0; k < ways.size(); ++k) kinds.insert(kinds.end(), ways[k].empty() ? 0 : 4 - k, k);
   const auto& some = ways[kinds[random() % kinds.size()]];
   std::tie(l.etp, l.ep) = some[random() % some.size()];
   const ExpertMesh mesh = expert_mesh(s);
@@ -123,8 +124,8 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   const std::int64_t shared = l.shard_ranks();
   std::vector<std::int64_t> few;  // ranks that may keep a unit among them
   for (std::int64_t k = 2; k < shared; ++k)
-    if (shared % k == 0) few.push_back(k);
-  if (s.train.engine == TrainEngine::fsdp2 && expert_mesh(s).spread == 1 && !few.empty() && one_of({0, 1}) == 0)
+    if (shared % (k * expert_mesh(s).spread) == 0) few.push_back(k);
+  if (s.train.engine == TrainEngine::fsdp2 && !few.empty() && one_of({0, 1}) == 0)
     s.train.reshard_after_forward = true, s.train.reshard_ranks = few[random() % few.size()];
   s.train.prefetch = one_of({0, 1});
   s.train.loss_chunk_tokens = one_of({0, 0, 5, 17});

@@ -134,25 +134,28 @@ TEST_CASE("context parallelism of an engine generates the same, beside tensor pa
 
 TEST_CASE("ranks of an engine that attend to sequences of their own and share the MLP generate the same") {
   struct Way {
-    std::int64_t tp, groups;
+    std::int64_t tp, groups, pp = 1, cp = 1;
   };
-  // Groups of one rank, and of two that share attention.
-  const std::map<std::string, std::vector<Way>> cases = {{"llama-gqa", {{2, 2}, {4, 4}, {4, 2}}},
-                                                         {"gemma2-tiny", {{2, 2}, {4, 2}}},
-                                                         {"gpt2-tiny", {{2, 2}, {4, 2}}},
-                                                         {"mixtral-tiny", {{2, 2}}},
-                                                         {"mha-one-kv", {{4, 2}}},
-                                                         {"deepseek-v3-tiny", {{2, 2}, {4, 2}}},
-                                                         {"gpt-oss-tiny", {{2, 2}, {4, 2}}},
-                                                         {"glm4-moe-tiny", {{4, 2}}}};
+  // Groups of one rank, and of two that share attention; on each stage of a pipeline, and beside ranks that hold parts
+  // of the groups' sequences.
+  const std::map<std::string, std::vector<Way>> cases = {
+      {"llama-gqa", {{2, 2}, {4, 4}, {4, 2}, {2, 2, 2}, {2, 2, 1, 2}}},
+      {"gemma2-tiny", {{2, 2}, {4, 2}, {2, 2, 1, 2}}},
+      {"gpt2-tiny", {{2, 2}, {4, 2}, {2, 2, 3}}},
+      {"mixtral-tiny", {{2, 2}, {2, 2, 2, 2}}},
+      {"mha-one-kv", {{4, 2}}},
+      {"deepseek-v3-tiny", {{2, 2}, {4, 2}, {2, 2, 3}, {4, 2, 1, 2}}},
+      {"gpt-oss-tiny", {{2, 2}, {4, 2}, {4, 2, 2}, {2, 2, 1, 2}}},
+      {"glm4-moe-tiny", {{4, 2}}}};
   for (const auto& [name, ways] : cases) {
     const Golden g = Golden::load(name);
     const auto prompts = prompts_of(g.prompts);
     const std::vector<float> one = generate(greedy(g), prompts).logps();
-    for (const auto [tp, groups] : ways)
+    for (const auto [tp, groups, pp, cp] : ways)
       for (const bool tight : {false, true}) {
-        CAPTURE(name, tp, groups, tight);
-        Scenario s = greedy(g, tp);
+        CAPTURE(name, tp, groups, pp, cp, tight);
+        Scenario s = greedy(g, tp * pp * cp);
+        s.rollout.layout.tp = tp, s.rollout.layout.pp = pp, s.rollout.layout.cp = cp;
         s.rollout.layout.attention_dp = groups;
         if (g.model.moe && !tight) s.rollout.layout.ep = groups;
         if (tight) {  // few slots, chunks and preemptions, at other times in each group

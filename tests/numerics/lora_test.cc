@@ -150,6 +150,16 @@ TEST_CASE("adapters: every kind of layout computes what PEFT does") {
         {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .ep = 2}, "1f1b", 0, 0.0, ExpertDispatch::per_rank},
         {"lora-deepseek-v3-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .ep = 2}},
         {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .pp = 2, .ep = 2}, "zero-bubble", 0, 0.4},
+        // Ranks share each expert's columns, and have one of its adapters' two matrices whole: of a tensor-parallel
+        // group, in pairs of it, and among the data ranks.
+        {"lora-mixtral-tiny-experts", fsdp2, {.dp = 2, .tp = 2, .etp = 2}},
+        {"lora-mixtral-tiny-experts", TrainEngine::ddp, {.dp = 2, .tp = 2, .etp = 2, .sp = true}},
+        {"lora-mixtral-tiny-experts", TrainEngine::zero1, {.dp = 1, .tp = 4, .ep = 2, .etp = 2}},
+        {"lora-qwen3-moe-tiny", fsdp2, {.dp = 4, .ep = 2, .etp = 2}},
+        {"lora-qwen3-moe-tiny", TrainEngine::ddp, {.dp = 2, .etp = 2}},
+        {"lora-qwen3-moe-tiny", fsdp1, {.dp = 2, .tp = 2, .etp = 4, .sp = true}},
+        {"lora-deepseek-v3-tiny-experts", TrainEngine::zero2, {.dp = 2, .tp = 2, .ep = 2, .etp = 2}},
+        {"lora-glm4-moe-tiny", fsdp2, {.dp = 4, .fsdp = 2, .etp = 2}, "1f1b", 0, 0.4},
         {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .ep = 2}},
         {"lora-qwen3-moe-tiny", fsdp1, {.dp = 4, .fsdp = 2, .ep = 2}},
         {"lora-mixtral-tiny-experts", fsdp1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}},
@@ -178,6 +188,8 @@ TEST_CASE("adapters: a checkpoint of one layout goes on in another, and the mode
 
 TEST_CASE("adapters: where ranks have other experts each matrix gets its own expert's") {
   const Golden g = Golden::load("lora-qwen3-moe-tiny");
+  check_goes_on(g, lora_scenario(g, TrainEngine::fsdp2, {.dp = 2, .tp = 2, .etp = 4}),
+                lora_scenario(g, TrainEngine::zero1, {.dp = 4, .ep = 2, .etp = 2}));
   check_goes_on(g, lora_scenario(g, TrainEngine::fsdp2, {.dp = 4, .ep = 2}),
                 lora_scenario(g, TrainEngine::zero1, {.dp = 2, .tp = 2, .ep = 4, .sp = true}));
 }

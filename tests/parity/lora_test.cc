@@ -165,6 +165,11 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
              "transition=slime", "rollout.layout.ep=2"}},
         Way{mixture, all, 1, {"train.engine=fsdp1", "train.layout={dp: 2, tp: 2, ep: 4, sp: true}"}},
         Way{mixture, all, 2, {"train.engine=fsdp1", "train.layout={dp: 4, fsdp: 1, ep: 2}"}},
+        // Ranks share each expert's columns, and its adapters' other matrices are whole on them.
+        Way{mixture, all, 2, {"train.layout={dp: 4, ep: 2, etp: 2}", "train.expert_capacity=0.5"}},
+        Way{mixture, all, 4, {"train.engine=ddp", "train.layout={dp: 2, tp: 2, etp: 2, sp: true}"}},
+        Way{mixture, all, 1, {"train.engine=fsdp1", "train.layout={dp: 2, tp: 2, etp: 4}", "transition=slime"}},
+        Way{latent, all, 2, {"train.engine=zero1", "train.layout={dp: 1, tp: 4, ep: 2, etp: 2}"}},
         Way{packed, all, 2, {"train.layout={dp: 2, tp: 2, sp: true}", "transition=slime"}},
         Way{packed, all, 4, {"train.engine=fsdp1", "train.precision.params=bf16", "train.layout={dp: 2, cp: 2}"}},
         Way{packed, "targets: [c_attn]", 1, {"train.layout={dp: 2, pp: 2}", split, "train.recompute=full"}}}) {

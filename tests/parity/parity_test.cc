@@ -371,7 +371,13 @@ TEST_CASE("and so with experts") {
         {mixtral, "zero1", -1, 1, 4, 4, "full", "bf16", true, 2, 1, 2, "collective", 2},
         {mixtral, "ddp", -1, 2, 2, 4, "selective", "bf16", true, 4, 1, 1, "ipc", 2},
         {mixtral, "fsdp1", -1, 2, 2, 4, "none", "fp32", true, 1, 1, 2, "collective", 2},
-        {mixtral, "fsdp2", -1, 2, 1, 4, "full", "fp32", false, 1, 2, 1, "ipc", 2}}) {
+        {mixtral, "fsdp2", -1, 2, 1, 4, "full", "fp32", false, 1, 2, 1, "ipc", 2},
+        // Data ranks share each expert's columns: all of them, pairs, and pairs beside those of a tensor-parallel
+        // group.
+        {mixtral, "fsdp2", -1, 4, 1, 2, "none", "fp32", false, 1, 1, 4, "ipc", 2},
+        {mixtral, "zero1", -1, 4, 1, 1, "full", "bf16", false, 2, 1, 2, "collective"},
+        {mixtral, "ddp", -1, 2, 2, 4, "selective", "fp32", true, 1, 1, 4, "ipc", 2},
+        {mixtral, "fsdp1", -1, 2, 2, 2, "none", "bf16", false, 1, 1, 4, "collective"}}) {
     std::vector<std::string> sets = way.model;
     sets.insert(
         sets.end(),
@@ -454,7 +460,12 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
         {"tp: 4, attention_dp: 2, ep: 2, dp: 1", {latents, "train.precision.params=bf16", "rollout.sleep_level=1"}},
         {"tp: 4, attention_dp: 2, ep: 4, dp: 1", {sinks, "train.layout={dp: 4, ep: 2}", "train.engine=zero1"}},
         {"tp: 4, attention_dp: 4, dp: 1",
-         {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}}}) {
+         {sinks, "train.precision.params=bf16", "train.layout={dp: 1, pp: 2, tp: 2, etp: 2}"}},
+        // On each stage of a pipeline, and beside ranks that hold parts of the groups' sequences.
+        {"tp: 2, attention_dp: 2, pp: 2, dp: 1", {"model.num_hidden_layers=4", "rollout.max_prefill_tokens=10"}},
+        {"tp: 2, attention_dp: 2, cp: 2, dp: 1", {}},
+        {"tp: 2, attention_dp: 2, cp: 2, dp: 1", {latents, "sync.transport=collective"}},
+        {"tp: 2, attention_dp: 2, ep: 2, cp: 2, dp: 1", {sinks, "rollout.sleep_level=1"}}}) {
     std::vector<std::string> sets = {fmt::format("rollout.layout={{{}}}", way.engines), "sync.verify=true",
                                      "rollout.kv_cache_tokens=80", way.sets.empty() ? "steps=2" : "steps=1"};
     sets.insert(sets.end(), way.sets.begin(), way.sets.end());

@@ -366,6 +366,18 @@ TEST_CASE("where plans are lowered, what is spared changes no row, and training 
   }
 }
 
+TEST_CASE("an engine's experts are spread over the groups of ranks that the engine can have") {
+  RlSpace space;
+  using Groups = std::vector<std::int64_t>;
+  CHECK(space.expert_groups(RolloutEngine::hotbunk, 8, 1) == Groups{1});  // a dense model's
+  space.spreads_experts = true;
+  CHECK(space.expert_groups(RolloutEngine::hotbunk, 8, 2) == Groups{1, 2, 4, 8});
+  CHECK(space.expert_groups(RolloutEngine::sglang, 6, 1) == Groups{1, 2, 3, 6});
+  CHECK(space.expert_groups(RolloutEngine::sglang, 4, 2) == Groups{1, 2, 4, 8});
+  CHECK(space.expert_groups(RolloutEngine::vllm, 8, 1) == Groups{1, 8});  // whole ones, or none are spread
+  CHECK(space.expert_groups(RolloutEngine::vllm, 1, 1) == Groups{1});
+}
+
 TEST_CASE("the order in which knobs list their values changes nothing") {
   const auto pricer = pricer_for(searched());
   const RlSpace space = small_space(pricer->scenario());

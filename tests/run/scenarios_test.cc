@@ -92,6 +92,13 @@ TEST_CASE("layout names the groups of each rank, in training and in its engine")
   const json columns = rank("expert-columns-cpu.yaml", 3);
   CHECK(columns.at("training").at("groups") == json({{"tp", {0, 1, 2, 3}}, {"ep", {1, 3}}, {"etp", {2, 3}}}));
   CHECK(columns.at("training").at("experts") == json({4, 8}));
+  // Pairs of data ranks share each expert; an engine's group of one rank on the second of two stages.
+  const json sharers = rank("expert-sharers-cpu.yaml", 3);
+  CHECK(sharers.at("training").at("groups") ==
+        json({{"dp", {0, 1, 2, 3}}, {"ep", {1, 3}}, {"etp", {2, 3}}, {"shard", {0, 1, 2, 3}}}));
+  CHECK(sharers.at("training").at("experts") == json({4, 8}));
+  CHECK(sharers.at("engine").at("layers") == json({{1, 2}}));
+  CHECK(sharers.at("engine").at("attention_dp") == 1);
   // HSDP: 2 neighbours share the shards, rank 1 has the same ones. Nobody spreads experts.
   const json hybrid = rank("deepseek-v2-cpu.yaml", 3);
   CHECK(hybrid.at("training").at("groups") ==

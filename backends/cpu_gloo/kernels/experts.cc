@@ -232,13 +232,21 @@ void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts& own, st
   const std::int64_t group = own.all / own.groups, each = own.count / own.groups;
   const auto is_own = [&](std::int64_t e) { return e % group >= own.first && e % group < own.first + each; };
   const auto place = [&](std::int64_t e) { return static_cast<std::size_t>(e / group * each + e % group - own.first); };
-  for (const std::int32_t e : chosen) {
-    HB_CHECK(e >= 0 && e < own.all, "expert {} of {}", e, own.all);
-    if (is_own(e)) ++next[place(e) + 1];
+  const auto part_of = [&](std::int64_t e, std::int64_t part) {
+    return own.parts == 1 ? e : (e / each * own.parts + part) * each + e % each;
+  };
+  for (const std::int64_t e : chosen) {
+    HB_CHECK(e >= 0 && e < own.all / own.parts, "expert {} of {}", e, own.all / own.parts);
+    for (std::int64_t p = 0; p < own.parts; ++p)
+      if (const std::int64_t of = part_of(e, p); is_own(of)) ++next[place(of) + 1];
   }
   for (std::size_t e = 0; e < static_cast<std::size_t>(own.count); ++e) next[e + 1] += next[e];
   std::copy(next.begin(), next.end(), offsets);
-  for (std::size_t i = 0; i < chosen.size(); ++i) rows[i] = is_own(chosen[i]) ? next[place(chosen[i])]++ : -1;
+  for (const std::int64_t e : chosen)
+    for (std::int64_t p = 0; p < own.parts; ++p) {
+      const std::int64_t of = part_of(e, p);
+      *rows++ = is_own(of) ? next[place(of)]++ : -1;
+    }
 }
 
 std::int32_t expert_arrivals(std::span<const std::int32_t> offsets, std::int64_t ranks, std::int64_t place,
@@ -342,8 +350,8 @@ void dispatch_backward(KernelContext& ctx, ConstMatrix dy, const std::int32_t* r
   });
 }
 
-void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const float* weights, ConstMatrix base,
-             Matrix z, std::int64_t T, std::int64_t c, std::int64_t h) {
+void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const float* weights, std::int64_t parts,
+             ConstMatrix base, Matrix z, std::int64_t T, std::int64_t c, std::int64_t h) {
   HB_CHECK(y.dtype == z.dtype, "combine: {} to {}", name_of(y.dtype), name_of(z.dtype));
   HB_CHECK(base.data == nullptr || base.dtype == z.dtype, "combine: {} in {}", name_of(base.dtype), name_of(z.dtype));
   with_float_type(y.dtype, [&](auto tag) {
@@ -355,7 +363,7 @@ void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const 
         for_vectors(h, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
           Vf sum = in != nullptr ? ld(in + i) : Vf{};
           for (std::int64_t j = 0; j < c; ++j)
-            if (rows[t * c + j] >= 0) sum += splat(weights[t * c + j]) * ld(row<E>(y, rows[t * c + j]) + i);
+            if (rows[t * c + j] >= 0) sum += splat(weights[(t * c + j) / parts]) * ld(row<E>(y, rows[t * c + j]) + i);
           st(out + i, sum);
         });
       }
@@ -364,25 +372,25 @@ void combine(KernelContext& ctx, ConstMatrix y, const std::int32_t* rows, const 
 }
 
 void combine_backward(KernelContext& ctx, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
-                      Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h) {
+                      std::int64_t parts, Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h) {
   HB_CHECK(dz.dtype == y.dtype && y.dtype == dy.dtype, "combine_backward: mixed dtypes");
   with_float_type(y.dtype, [&](auto tag) {
     using E = decltype(tag);
     parallel_for(ctx, T, rows_grain(3 * c * h), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin * c; i < end * c; ++i) {
-        d_weights[i] = 0.0f;
+        if (i % parts == 0) d_weights[i / parts] = 0.0f;
         if (rows[i] < 0) continue;
         const E* d = row<E>(dz, i / c);
         const E* in = row<E>(y, rows[i]);
         E* out = row<E>(dy, rows[i]);
-        const Vf weight = splat(weights[i]);
+        const Vf weight = splat(weights[i / parts]);
         Vf sum{};
         for_vectors(h, [&](std::int64_t k, auto ld, auto st) HB_FORCE_INLINE {
           const Vf dk = ld(d + k);
           sum += dk * ld(in + k);
           st(out + k, weight * dk);
         });
-        d_weights[i] = sum_lanes(sum);
+        d_weights[i / parts] += sum_lanes(sum);
       }
     });
   });

@@ -55,12 +55,14 @@ double router_loss(KernelContext&, const RouterLoss&, const float* logits, const
                    const std::int32_t* sequences, const float* weights, Matrix d_logits);
 
 /// Of `all` experts, in so many equal groups, those of this rank, `count`: in each group as many, from the `first` on.
+/// Where each is in `parts`, these count as experts: expert e of n on a rank is (e / n · parts + part) · n + e % n.
 struct OwnExperts {
-  std::int64_t first = 0, count = 0, all = 0, groups = 1;
+  std::int64_t first = 0, count = 0, all = 0, groups = 1, parts = 1;
 };
-/// rows[i] of choice i (of T·c, tokens in order): its place when those of own experts are sorted by expert, of one
-/// expert in order; -1 for a choice of another. offsets[e]: where the e-th own expert's begin; offsets[count]: how many
-/// there are. One thread: a pass over T·c integers. Whoever writes rows below writes zeros behind them, up to T·c.
+/// rows[i · parts + part] of choice i (of T·c, tokens in order): its place when those of own experts are sorted by
+/// expert, of one expert in order; -1 for a choice of another. offsets[e]: where the e-th own expert's begin;
+/// offsets[count]: how many there are. One thread: a pass over T·c integers. Whoever writes rows below writes zeros
+/// behind them, up to T·c.
 void expert_sort(std::span<const std::int32_t> chosen, const OwnExperts&, std::int32_t* rows, std::int32_t* offsets);
 
 /// offsets[W,E+1] of all ranks, as expert_sort says them -> arrivals[E+1]: where the rows begin that come to rank
@@ -94,12 +96,13 @@ void dispatch(KernelContext&, ConstMatrix x, const std::int32_t* rows, Matrix y,
 void dispatch_backward(KernelContext&, ConstMatrix dy, const std::int32_t* rows, Matrix dx, std::int64_t T,
                        std::int64_t c, std::int64_t h, Write);
 
-/// z[t] = base[t] + Σ_j weights[t·c + j] · y[rows[t·c + j]], in the order of j, summed in fp32. No data: no base.
-void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const float* weights, ConstMatrix base, Matrix z,
-             std::int64_t T, std::int64_t c, std::int64_t h);
-/// dy[rows[i]] = weights[i] · dz[t], d_weights[i] = dz[t] · y[rows[i]], of the choices i = t·c + j.
+/// z[t] = base[t] + Σ_j weights[(t·c + j) / parts] · y[rows[t·c + j]], in the order of j, summed in fp32. No data: no
+/// base.
+void combine(KernelContext&, ConstMatrix y, const std::int32_t* rows, const float* weights, std::int64_t parts,
+             ConstMatrix base, Matrix z, std::int64_t T, std::int64_t c, std::int64_t h);
+/// dy[rows[i]] = weights[i / parts] · dz[t], d_weights[i / parts] = Σ dz[t] · y[rows[i]], of the rows i = t·c + j.
 void combine_backward(KernelContext&, ConstMatrix dz, ConstMatrix y, const std::int32_t* rows, const float* weights,
-                      Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h);
+                      std::int64_t parts, Matrix dy, float* d_weights, std::int64_t T, std::int64_t c, std::int64_t h);
 
 /// Expert e multiplies rows [offsets[s], offsets[s+1]) by its matrix [N,K], e·N rows into w (gemm.h's products), of
 /// each segment s = e, e + E, e + 2 E, …: one for each rank that rows came from.

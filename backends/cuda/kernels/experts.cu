@@ -155,9 +155,12 @@ struct BiasOf {
 // --- where rows lie -------------------------------------------------------------------------------------------------
 
 /// Of `group` experts in each group of all those, a rank has `each` from `first` on: the global number of its p-th.
+/// Where each expert is in `parts`, these are numbered: those of a rank's experts next to each other, part by part.
 struct OwnExperts {
-  int count, each, group, first;
-  HB_DEVICE int expert(int p) const { return p / each * group + p % each + first; }
+  int count, each, group, first, parts;
+  HB_DEVICE int number(int p) const { return p / each * group + p % each + first; }
+  HB_DEVICE int expert(int p) const { return number(p) / (each * parts) * each + number(p) % each; }
+  HB_DEVICE int part(int p) const { return number(p) / each % parts; }
 };
 
 /// The number of true ones before this thread, and in the block; all call it, `part` is free again when all returned.
@@ -197,23 +200,24 @@ HB_DEVICE int count_before(bool here, int* part, int& all) {
 HB_ROUTE(float, f32)
 HB_ROUTE(bf16, bf16)
 
-/// counts[p] = choices of own expert p. A block per own expert.
+/// counts[p] = choices of own expert p. A block per own expert, or part of one.
 extern "C" __global__ void own_expert_counts(const int32_t* chosen, int32_t* counts, int n, int each, int group,
-                                             int first) {
+                                             int first, int parts) {
   __shared__ int part[32];
-  const int e = OwnExperts{int(gridDim.x), each, group, first}.expert(blockIdx.x);
+  const int e = OwnExperts{int(gridDim.x), each, group, first, parts}.expert(blockIdx.x);
   int mine = 0;
   for (int i = threadIdx.x; i < n; i += blockDim.x) mine += chosen[i] == e ? 1 : 0;
   mine = block_sum(mine, part);
   if (threadIdx.x == 0) counts[blockIdx.x] = mine;
 }
 
-/// rows[i] of own expert p's choices, in order, from offsets[p] on, which is the sum of the counts before it; rows of
-/// others' choices are -1 already. A block per own expert.
+/// rows[i parts + part] of own expert p's choices, in order, from offsets[p] on, which is the sum of the counts before
+/// it; rows of others' choices are -1 already. A block per own expert, or part of one.
 extern "C" __global__ void expert_rows(const int32_t* chosen, const int32_t* counts, int32_t* rows, int32_t* offsets,
-                                       int n, int each, int group, int first) {
+                                       int n, int each, int group, int first, int parts) {
   __shared__ int part[32];
-  const int p = blockIdx.x, e = OwnExperts{int(gridDim.x), each, group, first}.expert(p);
+  const OwnExperts own{int(gridDim.x), each, group, first, parts};
+  const int p = blockIdx.x, e = own.expert(p), of_choice = own.part(p);
   int before = 0;
   for (int i = threadIdx.x; i < p; i += blockDim.x) before += counts[i];
   int next = block_sum(before, part);
@@ -226,7 +230,7 @@ extern "C" __global__ void expert_rows(const int32_t* chosen, const int32_t* cou
     const bool here = i < n && chosen[i] == e;
     int all;
     const int at = count_before(here, part, all);
-    if (here) rows[i] = next + at;
+    if (here) rows[i * parts + of_choice] = next + at;
     next += all;
   }
 }
@@ -424,38 +428,43 @@ HB_DEVICE void dispatch_backward(const E* dy, const int32_t* rows, E* dx, int c,
   }
 }
 
-/// z[t] = base[t] + sum over j, in order, of weights[t, j] y[rows[t, j]]. A block per token.
+/// z[t] = base[t] + sum over j, in order, of weights[t, j / parts] y[rows[t, j]]. A block per token.
 template <class E>
-HB_DEVICE void combine(const E* y, const int32_t* rows, const float* weights, const E* base, E* z, int c, int H) {
+HB_DEVICE void combine(const E* y, const int32_t* rows, const float* weights, const E* base, E* z, int c, int parts,
+                       int H) {
   const size_t t = blockIdx.x;
   for (int h = threadIdx.x; h < H; h += blockDim.x) {
     float sum = base != nullptr ? load(base + t * H + h) : 0.0f;
     for (int j = 0; j < c; ++j)
-      if (const int row = rows[t * c + j]; row >= 0) sum += weights[t * c + j] * load(y + size_t(row) * H + h);
+      if (const int row = rows[t * c + j]; row >= 0) sum += weights[(t * c + j) / parts] * load(y + size_t(row) * H + h);
     store(z + t * H + h, sum);
   }
 }
 
-/// dy[rows[i]] = weights[i] dz[t], d_weights[i] = dz[t] y[rows[i]]; zeros behind the own rows. A block per choice.
+/// dy[rows[i]] = weights[w] dz[t], d_weights[w] = the sum of dz[t] y[rows[i]], of the `parts` rows i of choice w; zeros
+/// behind the own rows. A block per choice, of which a token has c.
 template <class E>
 HB_DEVICE void combine_backward(const E* dz, const E* y, const int32_t* rows, const float* weights, const int32_t* own,
-                                E* dy, float* d_weights, int c, int H) {
+                                E* dy, float* d_weights, int c, int parts, int H) {
   __shared__ float part[32];
-  const int i = blockIdx.x, row = rows[i];
-  const bool tail = i >= own[0];
-  const E* d = dz + size_t(i / c) * H;
-  const float weight = weights[i];
+  const int w = blockIdx.x;
+  const E* d = dz + size_t(w / c) * H;
+  const float weight = weights[w];
   float sum = 0;
-  for (int h = threadIdx.x; h < H; h += blockDim.x) {
-    if (row >= 0) {
-      const float x = load(d + h);
-      sum += x * load(y + size_t(row) * H + h);
-      store(dy + size_t(row) * H + h, weight * x);
+  for (int i = w * parts; i < (w + 1) * parts; ++i) {
+    const int row = rows[i];
+    const bool tail = i >= own[0];
+    for (int h = threadIdx.x; h < H; h += blockDim.x) {
+      if (row >= 0) {
+        const float x = load(d + h);
+        sum += x * load(y + size_t(row) * H + h);
+        store(dy + size_t(row) * H + h, weight * x);
+      }
+      if (tail) store(dy + size_t(i) * H + h, 0.0f);
     }
-    if (tail) store(dy + size_t(i) * H + h, 0.0f);
   }
   sum = block_sum(sum, part);
-  if (threadIdx.x == 0) d_weights[i] = sum;
+  if (threadIdx.x == 0) d_weights[w] = sum;
 }
 
 }  // namespace
@@ -470,13 +479,13 @@ HB_DEVICE void combine_backward(const E* dz, const E* y, const int32_t* rows, co
     dispatch_backward(dy, rows, dx, c, H, accumulate);                                                                \
   }                                                                                                                   \
   extern "C" __global__ void combine_##name(const E* y, const int32_t* rows, const float* weights, const E* base,     \
-                                            E* z, int c, int H) {                                                     \
-    combine(y, rows, weights, base, z, c, H);                                                                         \
+                                            E* z, int c, int parts, int H) {                                          \
+    combine(y, rows, weights, base, z, c, parts, H);                                                                  \
   }                                                                                                                   \
   extern "C" __global__ void combine_backward_##name(const E* dz, const E* y, const int32_t* rows,                    \
                                                      const float* weights, const int32_t* own, E* dy,                 \
-                                                     float* d_weights, int c, int H) {                                \
-    combine_backward(dz, y, rows, weights, own, dy, d_weights, c, H);                                                 \
+                                                     float* d_weights, int c, int parts, int H) {                     \
+    combine_backward(dz, y, rows, weights, own, dy, d_weights, c, parts, H);                                          \
   }
 HB_EXPERTS(float, f32)
 HB_EXPERTS(bf16, bf16)
