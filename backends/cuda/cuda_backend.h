@@ -58,6 +58,7 @@ class CudaBackend final : public RankBackend {
   Result<Trace> take_trace() override;
   std::vector<PhaseSpan> stays(std::int32_t step) const override;
   RankMemory memory_so_far() override;
+  std::vector<LibraryChoice> library_choices() const override { return choices_; }
 
   /// With keep_timings: what ran until the trace was taken, stream by stream in order.
   const std::vector<DeviceTiming>& timings() const { return timings_; }
@@ -76,6 +77,7 @@ class CudaBackend final : public RankBackend {
   CudaOptions options_;
   std::shared_ptr<DeviceArena> memory_;  // outlives the device: peers read it
   std::vector<DeviceTiming> timings_;
+  std::vector<LibraryChoice> choices_;
   CudaDevice* device_ = nullptr;  // owned by the caller of open()
 };
 

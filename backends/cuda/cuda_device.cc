@@ -382,6 +382,20 @@ std::optional<BadOutput> CudaDevice::first_bad_output() {
   return watch_.first(world_, options_.scope + "first bad output");
 }
 
+std::vector<LibraryChoice> CudaDevice::library_choices() const {
+  std::map<std::tuple<std::string, std::string, std::string>, std::int64_t> all;
+  const auto add = [&](const std::vector<LibraryChoice>& some) {
+    for (const LibraryChoice& c : some) all[{c.op, c.by, c.why}] += c.times;
+  };
+  for (const auto& s : streams_) {
+    if (s && s->products) add(s->products->choices());
+    if (s && s->attention) add(s->attention->choices());
+  }
+  std::vector<LibraryChoice> out;
+  for (const auto& [of, times] : all) out.push_back({std::get<0>(of), std::get<1>(of), std::get<2>(of), times});
+  return out;
+}
+
 Trace CudaDevice::take_trace() {
   return record_.take_trace(static_cast<std::size_t>(plan_.num_ranks()), memory_.measured(), communicators_->traffic());
 }

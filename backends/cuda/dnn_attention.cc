@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "graph/op.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -236,6 +237,14 @@ bool DnnAttention::take(const AttentionBackward& a, const AttentionBackwardAddre
   }
   ++counts_.taken;
   return true;
+}
+
+std::vector<LibraryChoice> DnnAttention::choices() const {
+  const std::string op(name_of(OpKind::attention_backward));
+  std::vector<LibraryChoice> out;
+  if (counts_.taken > 0) out.push_back({op, "cuDNN", "", counts_.taken});
+  for (const auto& [why, times] : counts_.reasons) out.push_back({op, "own", why, times});
+  return out;
 }
 
 void DnnAttention::execute(const Chosen& chosen, const AttentionBackward& a, const AttentionBackwardAddresses& at,

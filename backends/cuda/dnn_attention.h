@@ -17,6 +17,7 @@
 #include "backends/cuda/dnn_graph.h"
 #include "backends/cuda/kernels/attention.h"
 #include "backends/cuda/launch.h"
+#include "runtime/rank_backend.h"
 
 namespace hotbunk::cuda {
 
@@ -86,6 +87,8 @@ class DnnAttention {
     std::map<std::string, std::int64_t> reasons{};  // why ops were declined, and how many
   };
   const Counts& counts() const { return counts_; }
+  /// Who formed them, and why.
+  std::vector<LibraryChoice> choices() const;
 
  private:
   struct Chosen {

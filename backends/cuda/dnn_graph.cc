@@ -23,6 +23,9 @@ std::string reason(const Dnn& dnn, DnnStatus status) {
   return out;
 }
 
+/// That cuDNN cannot: everything else that goes wrong is a failure.
+bool cannot(DnnStatus status) { return status / 1000 == 3; }
+
 }  // namespace
 
 void check(const Dnn& dnn, DnnStatus status, const std::string& call) {
@@ -39,8 +42,12 @@ void DnnObject::set(int name, int type, std::int64_t count, const void* values) 
   check(*dnn_, dnn_->cudnnBackendSetAttribute(handle_, name, type, count, values),
         fmt::format("cudnnBackendSetAttribute of attribute {}", name));
 }
-DnnStatus DnnObject::try_finalize() { return dnn_->cudnnBackendFinalize(handle_); }
-void DnnObject::finalize() { check(*dnn_, try_finalize(), "cudnnBackendFinalize"); }
+void DnnObject::finalize() { check(*dnn_, dnn_->cudnnBackendFinalize(handle_), "cudnnBackendFinalize"); }
+std::string DnnObject::why_not_finalized() {
+  const DnnStatus status = dnn_->cudnnBackendFinalize(handle_);
+  if (!cannot(status)) check(*dnn_, status, "cudnnBackendFinalize");
+  return status == 0 ? "" : reason(*dnn_, status);
+}
 
 DnnShape packed_strides(const DnnShape& s) { return {s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}; }
 
@@ -126,22 +133,21 @@ DnnGraph::Found DnnGraph::find_plan(const DnnTarget& target, std::int64_t most_w
   for (const DnnObject& op : ops_) ops.push_back(op.get());
   if (target.handle != nullptr) graph.set(dnn::graph_handle, dnn::of_handle, target.handle);
   graph.set(dnn::graph_ops, dnn::of_descriptor, std::ssize(ops), ops.data());
-  if (const DnnStatus s = graph.try_finalize(); s != 0) return {{}, "no graph: " + reason(dnn_, s)};
+  if (const std::string why = graph.why_not_finalized(); !why.empty()) return {{}, "no graph: " + why};
   DnnObject search(dnn_, dnn::engine_search);
   search.set(dnn::search_graph, dnn::of_descriptor, graph.get());
   search.set(dnn::search_mode, dnn::of_search_mode, dnn::search_heuristics);
   if (target.device != nullptr) search.set(dnn::search_device, dnn::of_descriptor, target.device);
-  if (const DnnStatus s = search.try_finalize(); s != 0) return {{}, "no engine: " + reason(dnn_, s)};
+  if (const std::string why = search.why_not_finalized(); !why.empty()) return {{}, "no engine: " + why};
   std::vector<DnnObject> configs;
   std::vector<DnnDescriptor> filled;
   for (std::size_t i = 0; i < most_configs; ++i)
     filled.push_back(configs.emplace_back(dnn_, dnn::engine_config).get());
   std::int64_t found = 0;
-  if (const DnnStatus s =
-          dnn_.cudnnBackendGetAttribute(search.get(), dnn::search_results, dnn::of_descriptor, std::ssize(filled),
-                                        &found, filled.data());
-      s != 0)
-    return {{}, "no engine: " + reason(dnn_, s)};
+  const DnnStatus searched = dnn_.cudnnBackendGetAttribute(search.get(), dnn::search_results, dnn::of_descriptor,
+                                                           std::ssize(filled), &found, filled.data());
+  if (cannot(searched)) return {{}, "no engine: " + reason(dnn_, searched)};
+  check(dnn_, searched, "cudnnBackendGetAttribute of a search's results");
   std::string why = "cuDNN has no engine for it";
   for (std::int64_t i = 0; i < std::min<std::int64_t>(found, std::ssize(filled)); ++i) {
     DnnObject& config = configs[static_cast<std::size_t>(i)];
@@ -166,8 +172,8 @@ DnnGraph::Found DnnGraph::find_plan(const DnnTarget& target, std::int64_t most_w
     if (target.handle != nullptr) plan.set(dnn::plan_handle, dnn::of_handle, target.handle);
     if (target.device != nullptr) plan.set(dnn::plan_device, dnn::of_descriptor, target.device);
     plan.set(dnn::plan_config, dnn::of_descriptor, config.get());
-    if (const DnnStatus s = plan.try_finalize(); s != 0) {
-      why = "no plan: " + reason(dnn_, s);
+    if (const std::string refused = plan.why_not_finalized(); !refused.empty()) {
+      why = "no plan: " + refused;
       continue;
     }
     std::int64_t bytes = 0;

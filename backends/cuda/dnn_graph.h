@@ -32,8 +32,8 @@ class DnnObject {
     set(name, type, 1, &value);
   }
   void finalize();
-  /// The same, where cuDNN may say no.
-  DnnStatus try_finalize();
+  /// The same of what cuDNN may not support: "" or its reason.
+  std::string why_not_finalized();
   DnnDescriptor get() const { return handle_; }
 
  private:
@@ -89,7 +89,7 @@ class DnnGraph {
     std::string why_none{};  // in a line, where there is none
   };
   /// The first by cuDNN's heuristics that gives the same bits each time and needs at most so much workspace.
-  /// RuntimeFailure when cuDNN refuses to describe the graph.
+  /// RuntimeFailure when a call fails otherwise than by what cuDNN does not support.
   Found find_plan(const DnnTarget&, std::int64_t most_workspace_bytes);
 
  private:
