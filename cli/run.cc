@@ -543,9 +543,10 @@ void add_run(CommandLine& line) {
          "those, and forward ones in which it gives our kernels' bits, so log-probs of rollout and training stay "
          "equal to the bit) or all (they do not)")
       .check(one_of({"own", "backward", "equal", "all"}));
-  sub.option("--attention-backward", o->attention,
-             "cuda: who forms attention's gradients: own (default), or cudnn what it takes of them, on Hopper; log-probs "
-             "of rollout and training stay equal to the bit either way")
+  sub.option(
+         "--attention-backward", o->attention,
+         "cuda: who forms attention's gradients: own (default), or cudnn what it takes of them, on Hopper; log-probs "
+         "of rollout and training stay equal to the bit either way")
       .check(one_of({"own", "cudnn"}));
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));

@@ -97,8 +97,7 @@ Result<std::optional<cuda::Dnn>> dnn_of(const std::string& asked, bool fake) {
 }
 
 Result<Libraries> libraries_of(const CudaRun& run) {
-  const auto products =
-      products_of(run.products, run.fake ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
+  const auto products = products_of(run.products, run.fake ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
   if (!products) return fail(products.error());
   const auto dnn = dnn_of(run.attention, run.fake);
   if (!dnn) return fail(dnn.error());
@@ -112,19 +111,18 @@ using RunRank = std::function<int(World&, const MakeBackend&)>;
 
 int run_rank_in(const CudaRun& run, const Libraries& libraries, cuda::CudaWorld& world, const RunRank& rank) {
   return rank(world, [&](Driver& plan_driver, std::int32_t span_steps, int threads) {
-    return std::make_unique<cuda::CudaBackend>(world, plan_driver,
-                                               cuda::CudaOptions{.span_steps = span_steps,
-                                                                 .keep_timings = run.keep_timings,
-                                                                 .host_threads = threads,
-                                                                 .check_order = run.check_order,
-                                                                 .blas = libraries.products.blas,
-                                                                 .dnn = libraries.dnn,
-                                                                 .attention_workspace_bytes =
-                                                                     run.fake
-                                                                         ? fake_attention_workspace_bytes
-                                                                         : cuda::DnnAttention::usual_workspace_bytes,
-                                                                 .products = libraries.products.policy,
-                                                                 .scope = ""});
+    return std::make_unique<cuda::CudaBackend>(
+        world, plan_driver,
+        cuda::CudaOptions{.span_steps = span_steps,
+                          .keep_timings = run.keep_timings,
+                          .host_threads = threads,
+                          .check_order = run.check_order,
+                          .blas = libraries.products.blas,
+                          .dnn = libraries.dnn,
+                          .attention_workspace_bytes =
+                              run.fake ? fake_attention_workspace_bytes : cuda::DnnAttention::usual_workspace_bytes,
+                          .products = libraries.products.policy,
+                          .scope = ""});
   });
 }
 

@@ -56,12 +56,8 @@ void run_attention_backward(const CudaCall& c) {
   const Heads h = heads(c);
   const CUdeviceptr delta = c.scratch;
   const DType dtype = in(c, 1).dtype;
-  const AttentionBackward by_library{.dtype = dtype,
-                                     .heads = h,
-                                     .scores = scores(c),
-                                     .tokens = T,
-                                     .sequences = S,
-                                     .pairs = c.sizes.attention_pairs};
+  const AttentionBackward by_library{
+      .dtype = dtype, .heads = h, .scores = scores(c), .tokens = T, .sequences = S, .pairs = c.sizes.attention_pairs};
   if (c.attention != nullptr && c.attention->take(by_library, {.d_o = at(c, in(c, 0)),
                                                                .x = at(c, in(c, 1)),
                                                                .o = at(c, in(c, 2)),

@@ -60,12 +60,7 @@ struct CudaDevice::Stream {
   Stream& operator=(const Stream&) = delete;
 
   CudaCall call(const OpCall& op, const OpTables& tables) {
-    return {op,
-            launch,
-            tables,
-            scratch.address(),
-            products ? &*products : nullptr,
-            attention ? &*attention : nullptr};
+    return {op, launch, tables, scratch.address(), products ? &*products : nullptr, attention ? &*attention : nullptr};
   }
   void synchronize() const { world.synchronize(launch.stream()); }
   /// Reads behind what the stream has done, for which the host waits.

@@ -214,8 +214,8 @@ DnnAttention::Pieces DnnAttention::pieces(const AttentionBackward& a, std::int64
 bool DnnAttention::take(const AttentionBackward& a, const AttentionBackwardAddresses& at) {
   std::string why = why_not(a);
   Pieces todo;
-  const auto longest = static_cast<std::int64_t>(
-      std::bit_ceil(static_cast<std::uint64_t>(std::max(shortest, longest_at_most(a)))));
+  const auto longest =
+      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(shortest, longest_at_most(a)))));
   if (why.empty()) {
     if (chosen_.size() >= most_graphs) chosen_.clear();
     todo = pieces(a, longest);
@@ -263,17 +263,24 @@ void DnnAttention::execute(const Chosen& chosen, const AttentionBackward& a, con
   const std::int64_t keys = std::int64_t{h.a} * h.d, values = keys + std::int64_t{h.k} * h.d;
   const float scale = a.scores.scale, one = 1.0f, masked = -std::numeric_limits<float>::infinity(),
               window = static_cast<float>(a.scores.window);
-  std::map<DnnGraph::Id, const void*> addresses = {
-      {g.query_lengths, list(0)}, {g.key_lengths, list(0)},
-      {g.row_offsets, list(S)},   {g.output_offsets, list(2 * S + 1)},
-      {g.head_offsets, list(3 * S + 2)},
-      {g.q, of(at.x)},            {g.k, columns(at.x, keys)},
-      {g.v, columns(at.x, values)}, {g.o, of(at.o)},
-      {g.d_o, of(at.d_o)},        {g.lse, of(at.lse)},
-      {g.delta, of(at.delta)},    {g.dq, of(at.dx)},
-      {g.dk, columns(at.dx, keys)}, {g.dv, columns(at.dx, values)},
-      {g.scale, &scale},          {g.one, &one},
-      {g.masked, &masked}};
+  std::map<DnnGraph::Id, const void*> addresses = {{g.query_lengths, list(0)},
+                                                   {g.key_lengths, list(0)},
+                                                   {g.row_offsets, list(S)},
+                                                   {g.output_offsets, list(2 * S + 1)},
+                                                   {g.head_offsets, list(3 * S + 2)},
+                                                   {g.q, of(at.x)},
+                                                   {g.k, columns(at.x, keys)},
+                                                   {g.v, columns(at.x, values)},
+                                                   {g.o, of(at.o)},
+                                                   {g.d_o, of(at.d_o)},
+                                                   {g.lse, of(at.lse)},
+                                                   {g.delta, of(at.delta)},
+                                                   {g.dq, of(at.dx)},
+                                                   {g.dk, columns(at.dx, keys)},
+                                                   {g.dv, columns(at.dx, values)},
+                                                   {g.scale, &scale},
+                                                   {g.one, &one},
+                                                   {g.masked, &masked}};
   if (g.window != DnnGraph::none) addresses[g.window] = &window;
   run_plan(dnn_, handle_, *chosen.found.plan, addresses, workspace_.address());
   ++counts_.executed;

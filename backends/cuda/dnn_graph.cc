@@ -11,7 +11,7 @@ namespace {
 
 /// Of every tensor in memory; lists of lengths and offsets may begin at any number.
 std::int64_t alignment_bytes(int type) { return type == dnn::type_int32 ? 4 : 16; }
-constexpr std::size_t most_configs = 8;       // of the heuristics' that are looked at
+constexpr std::size_t most_configs = 8;  // of the heuristics' that are looked at
 
 std::string reason(const Dnn& dnn, DnnStatus status) {
   const char* const name = dnn.cudnnGetErrorString(status);
@@ -141,8 +141,7 @@ DnnGraph::Found DnnGraph::find_plan(const DnnTarget& target, std::int64_t most_w
   if (const std::string why = search.why_not_finalized(); !why.empty()) return {{}, "no engine: " + why};
   std::vector<DnnObject> configs;
   std::vector<DnnDescriptor> filled;
-  for (std::size_t i = 0; i < most_configs; ++i)
-    filled.push_back(configs.emplace_back(dnn_, dnn::engine_config).get());
+  for (std::size_t i = 0; i < most_configs; ++i) filled.push_back(configs.emplace_back(dnn_, dnn::engine_config).get());
   std::int64_t found = 0;
   const DnnStatus searched = dnn_.cudnnBackendGetAttribute(search.get(), dnn::search_results, dnn::of_descriptor,
                                                            std::ssize(filled), &found, filled.data());
@@ -154,10 +153,10 @@ DnnGraph::Found DnnGraph::find_plan(const DnnTarget& target, std::int64_t most_w
     DnnObject engine(dnn_, dnn::engine);
     DnnDescriptor engine_handle = engine.get();
     std::int64_t count = 0;
-    check(dnn_,
-          dnn_.cudnnBackendGetAttribute(config.get(), dnn::config_engine, dnn::of_descriptor, 1, &count,
-                                        &engine_handle),
-          "cudnnBackendGetAttribute of a config's engine");
+    check(
+        dnn_,
+        dnn_.cudnnBackendGetAttribute(config.get(), dnn::config_engine, dnn::of_descriptor, 1, &count, &engine_handle),
+        "cudnnBackendGetAttribute of a config's engine");
     std::array<int, dnn::num_notes> notes{};
     check(dnn_,
           dnn_.cudnnBackendGetAttribute(engine_handle, dnn::engine_numerical_notes, dnn::of_numerical_note,
@@ -177,8 +176,7 @@ DnnGraph::Found DnnGraph::find_plan(const DnnTarget& target, std::int64_t most_w
       continue;
     }
     std::int64_t bytes = 0;
-    check(dnn_,
-          dnn_.cudnnBackendGetAttribute(plan.get(), dnn::plan_workspace_bytes, dnn::of_int64, 1, &count, &bytes),
+    check(dnn_, dnn_.cudnnBackendGetAttribute(plan.get(), dnn::plan_workspace_bytes, dnn::of_int64, 1, &count, &bytes),
           "cudnnBackendGetAttribute of a plan's workspace");
     if (bytes > most_workspace_bytes) {
       why = fmt::format("a workspace of {:.0f} MiB, more than {:.0f}", static_cast<double>(bytes) / (1 << 20),

@@ -60,8 +60,9 @@ class DnnGraph {
 
   explicit DnnGraph(const Dnn& dnn) : dnn_(dnn) {}
 
-  /// In memory: its address is given when the plan runs. `ragged`: an int32 tensor {n + 1, 1, 1, 1} of elements at which
-  /// each of the n parts of the first dimension begins, and the last one ends; its stride of dimension 0 is not used.
+  /// In memory: its address is given when the plan runs. `ragged`: an int32 tensor {n + 1, 1, 1, 1} of elements at
+  /// which each of the n parts of the first dimension begins, and the last one ends; its stride of dimension 0 is not
+  /// used.
   Id stored(const DnnShape&, const DnnShape& strides, int type, Id ragged = none);
   /// One number on the host, given when the plan runs.
   Id value(int type);

@@ -30,7 +30,7 @@ Result<Dnn> open_dnn(const std::string& library) {
   }
   Dnn dnn;
   std::string why;
-#define HB_DNN_FIND(name, ...)                                             \
+#define HB_DNN_FIND(name, ...)                                            \
   dnn.name = reinterpret_cast<Dnn::name##_type*>(::dlsym(handle, #name)); \
   if (dnn.name == nullptr && why.empty()) why = fmt::format("{} lacks {}", library, #name);
   HB_DNN_ENTRIES(HB_DNN_FIND)

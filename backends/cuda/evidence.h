@@ -35,8 +35,8 @@ std::vector<BodyEvidence> body_evidence();
 /// "train.layer.backward" of "train.layer.backward/3", "train.backward" of "train.backward.0.12".
 std::string body_kind(std::string_view name);
 
-/// What an op is made of beside its kernels: who carries between ranks, which products cuBLASLt forms, and whether cuDNN
-/// forms attention's gradients.
+/// What an op is made of beside its kernels: who carries between ranks, which products cuBLASLt forms, and whether
+/// cuDNN forms attention's gradients.
 struct RanBy {
   std::string transport = "local";  // or "nccl"
   ProductPolicy products = ProductPolicy::own;

@@ -14,7 +14,7 @@ namespace hotbunk::cuda {
 struct CudaCall : OpCall {
   const Launcher& launch;
   const OpTables& tables;
-  CUdeviceptr scratch;               // scratch_bytes of the op, this stream's own
+  CUdeviceptr scratch;                // scratch_bytes of the op, this stream's own
   BlasProducts* products = nullptr;   // cuBLASLt on this stream; none: our kernels form all products
   DnnAttention* attention = nullptr;  // cuDNN on this stream; none: our kernels form attention's gradients
 };

@@ -151,7 +151,9 @@ std::optional<bool> BlasProducts::has_our_bits(const Product& p, const ProductAd
 
 bool BlasProducts::note(const Product& p, OpKind kind, std::string_view why) {
   // The weight: of a forward product the second matrix, of the gradient of its input too, of its own the result.
-  const std::int64_t rows = p.form == Product::Form::nt ? p.n : p.form == Product::Form::nn ? p.k : p.m,
+  const std::int64_t rows = p.form == Product::Form::nt   ? p.n
+                            : p.form == Product::Form::nn ? p.k
+                                                          : p.m,
                      columns = p.form == Product::Form::nt ? p.k : p.n;
   ++noted_[{kind, rows, columns, p.operands, p.result, why}];
   ++(why.empty() ? counts_.taken : counts_.declined);
@@ -164,8 +166,8 @@ std::vector<LibraryChoice> BlasProducts::choices() const {
     const auto& [kind, rows, columns, operands, result, why] = of;
     std::string dtypes(name_of(operands));
     if (result != operands) dtypes += fmt::format("/{}", name_of(result));
-    out.push_back({fmt::format("{} {} x {} {}", name_of(kind), rows, columns, dtypes),
-                   why.empty() ? "cuBLASLt" : "own", std::string(why), times});
+    out.push_back({fmt::format("{} {} x {} {}", name_of(kind), rows, columns, dtypes), why.empty() ? "cuBLASLt" : "own",
+                   std::string(why), times});
   }
   return out;
 }

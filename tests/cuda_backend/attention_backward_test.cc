@@ -46,9 +46,7 @@ struct Shape {
     return all;
   }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(heads.d)); }
-  AttentionBackward op() const {
-    return {DType::bf16, heads, {scale(), 0.0f, window}, T(), S(), pairs()};
-  }
+  AttentionBackward op() const { return {DType::bf16, heads, {scale(), 0.0f, window}, T(), S(), pairs()}; }
   std::string text() const {
     return fmt::format("{} heads over {} of {} and {}, window {}, {} sequences, {} rows", heads.a, heads.k, heads.d,
                        heads.v, window, S(), T());
@@ -73,8 +71,7 @@ struct Bench : cuda::test::DeviceBench {
   std::vector<float> x, d_o, o, lse;
 
   explicit Bench(Shape shape, int capability = 90)
-      : DeviceBench({.modules = cuda::test::parsed_kernels(), .compute_capability = capability}),
-        s(std::move(shape)) {
+      : DeviceBench({.modules = cuda::test::parsed_kernels(), .compute_capability = capability}), s(std::move(shape)) {
     CUdeviceptr next = memory.address();
     const auto room = [&](std::int64_t bytes) {
       const CUdeviceptr here = next;
@@ -121,9 +118,9 @@ struct Bench : cuda::test::DeviceBench {
       return conformance::Numbers(t, std::move(shape), std::vector<double>(v.begin(), v.end()));
     };
     conformance::OpCase c{OpKind::attention_backward, {}, {}, {}, {}};
-    c.attrs = {{Attr::heads, std::int64_t{s.heads.a}},      {Attr::kv_heads, std::int64_t{s.heads.k}},
-               {Attr::head_dim, std::int64_t{s.heads.d}},   {Attr::value_dim, std::int64_t{s.heads.v}},
-               {Attr::window, std::int64_t{s.window}},      {Attr::softcap, 0.0},
+    c.attrs = {{Attr::heads, std::int64_t{s.heads.a}},       {Attr::kv_heads, std::int64_t{s.heads.k}},
+               {Attr::head_dim, std::int64_t{s.heads.d}},    {Attr::value_dim, std::int64_t{s.heads.v}},
+               {Attr::window, std::int64_t{s.window}},       {Attr::softcap, 0.0},
                {Attr::scale, static_cast<double>(s.scale())}};
     std::vector<conformance::Numbers> given = {
         wide(DType::bf16, {s.T(), s.out()}, d_o), wide(DType::bf16, {s.T(), s.width()}, x),
@@ -322,7 +319,7 @@ TEST_CASE("the longest sequence is bounded by tokens and pairs, and one that is 
   }
   AttentionBackward equal{.tokens = 80, .sequences = 8, .pairs = 8 * 55};
   CHECK(longest_at_most(equal) == 11);  // 10, and a row for roundings
-  equal.pairs = 0;  // nobody counted them
+  equal.pairs = 0;                      // nobody counted them
   CHECK(longest_at_most(equal) == 80);
 
   const Shape s{{1, 1, 16, 16}, {0, 140, 150}, 0};
@@ -358,7 +355,8 @@ std::map<std::string, double> figures(const Iteration& it) {
 
 }  // namespace
 
-TEST_CASE("an iteration whose gradients of attention are cuDNN's: log-probs equal to the bit, every schedule the same") {
+TEST_CASE(
+    "an iteration whose gradients of attention are cuDNN's: log-probs equal to the bit, every schedule the same") {
   const Scenario scenario = in_halves();
   const auto plan = lower(scenario);
   REQUIRE(plan);
@@ -407,8 +405,8 @@ TEST_CASE("a call of cuDNN's that fails ends the run with rank, phase and op") {
     if (!entry.starts_with("cudnn") || entry == "cudnnDestroy") continue;
     ++entries;
     for (const std::int64_t nth : {std::int64_t{1}, calls / 2 + 1}) {
-      const Iteration it = run_iteration(*plan, scenario,
-                                         {.memory_bytes = roomy, .dnn_attention = true, .prepare = [&](FakeDriver& f) {
+      const Iteration it =
+          run_iteration(*plan, scenario, {.memory_bytes = roomy, .dnn_attention = true, .prepare = [&](FakeDriver& f) {
                                             f.fail_call(entry, nth, CUDA_ERROR_LAUNCH_FAILED);
                                           }});
       INFO(entry << ", call " << nth << " of " << calls << "\n" << it.text());

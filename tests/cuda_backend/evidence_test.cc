@@ -109,9 +109,9 @@ TEST_CASE("an op is named by what it is made of: who carries, which products, wh
   };
   Op gather = of(OpKind::all_gather);
   gather.group = 0;
-  p.phases = {{hotbunk::test::block_of(
-      p, "block", {gather, of(OpKind::linear), of(OpKind::linear_wgrad), attends(16), attends(20),
-                                               attends(16, OpKind::attention_backward)})}};
+  p.phases = {{hotbunk::test::block_of(p, "block",
+                                       {gather, of(OpKind::linear), of(OpKind::linear_wgrad), attends(16), attends(20),
+                                        attends(16, OpKind::attention_backward)})}};
   plan.programs = {p}, plan.program_of_rank = {0, 0};
   PhaseTotal total;
   total.phase = 0, total.blocks = 1;
@@ -125,6 +125,5 @@ TEST_CASE("an op is named by what it is made of: who carries, which products, wh
   // Gradients alone: what cuDNN takes is known only when it is asked.
   CHECK(ops({.attention = cuda::AttentionPolicy::cudnn}) ==
         std::vector<std::string>{"all_gather bf16 local", "attention bf16 rows", "attention bf16 tiles",
-                                 "attention_backward bf16 cudnn or tiles", "linear bf16 own",
-                                 "linear_wgrad bf16 own"});
+                                 "attention_backward bf16 cudnn or tiles", "linear bf16 own", "linear_wgrad bf16 own"});
 }

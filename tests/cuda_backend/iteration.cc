@@ -120,19 +120,18 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   std::vector<Trace> parts(static_cast<std::size_t>(ranks));
   const auto play_rank = [&](cuda::CudaWorld& world) -> std::string {
     const auto trace = play(plan, scenario, world, out, setting, [&](TrainingDriver& driver) {
-      return std::make_unique<cuda::CudaBackend>(world, driver,
-                                                 cuda::CudaOptions{.span_steps = 0,
-                                                                   .graphs = setting.graphs,
-                                                                   .host_threads = setting.host_threads,
-                                                                   .check_order = setting.check_order,
-                                                                   .blas = blas.table(),
-                                                                   .compared = setting.compared,
-                                                                   .dnn = setting.dnn_attention
-                                                                              ? std::optional(dnn.table())
-                                                                              : std::nullopt,
-                                                                   .attention_workspace_bytes = std::int64_t{4} << 20,
-                                                                   .products = setting.products,
-                                                                   .scope = ""});
+      return std::make_unique<cuda::CudaBackend>(
+          world, driver,
+          cuda::CudaOptions{.span_steps = 0,
+                            .graphs = setting.graphs,
+                            .host_threads = setting.host_threads,
+                            .check_order = setting.check_order,
+                            .blas = blas.table(),
+                            .compared = setting.compared,
+                            .dnn = setting.dnn_attention ? std::optional(dnn.table()) : std::nullopt,
+                            .attention_workspace_bytes = std::int64_t{4} << 20,
+                            .products = setting.products,
+                            .scope = ""});
     });
     std::string failure = trace ? "" : render(trace.error());
     if (trace) parts[static_cast<std::size_t>(world.rank())] = *trace;

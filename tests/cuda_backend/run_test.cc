@@ -220,8 +220,7 @@ TEST_CASE("the demo with attention's backward by cuDNN: what it was and who form
   CHECK(without["library_choices"].empty());
   CHECK(summary["attention_backward"] == "cuDNN 9.19.0 (double), what it takes");
   // Two layers, two steps, of rank 0.
-  CHECK(summary["library_choices"] ==
-        Json::parse(R"([{"op": "attention_backward", "by": "cuDNN", "times": 4}])"));
+  CHECK(summary["library_choices"] == Json::parse(R"([{"op": "attention_backward", "by": "cuDNN", "times": 4}])"));
   bool named = false;
   for (const Json& body : summary["bodies"])
     if (body["body"] == "train.layer.backward") {
@@ -239,7 +238,7 @@ TEST_CASE("the demo with attention's backward by cuDNN: what it was and who form
     CHECK(c["times"] > 0);
   }
   CHECK(by.at("attention_backward") == "cuDNN");
-  CHECK(by.at("linear 128 x 64 bf16") == "own: few rows");       // queries, keys and values of 4 + 2 + 2 heads of 16
+  CHECK(by.at("linear 128 x 64 bf16") == "own: few rows");  // queries, keys and values of 4 + 2 + 2 heads of 16
   CHECK(by.at("linear_dgrad 128 x 64 bf16") == "cuBLASLt");
   CHECK(by.at("linear_wgrad 128 x 64 bf16/fp32") == "cuBLASLt");
   // The folder keeps it, also for a report made anew.
@@ -249,8 +248,8 @@ TEST_CASE("the demo with attention's backward by cuDNN: what it was and who form
   CHECK(saved["attention_backward"] == summary["attention_backward"]);
 
   for (const char* fault : {"cudnnBackendExecute:3", "cudnnBackendFinalize:40"}) {
-    const Ended failed = folder.run(
-        "failed", fmt::format("{} --attention-backward cudnn --overwrite --fake-fault {}", demo, fault));
+    const Ended failed =
+        folder.run("failed", fmt::format("{} --attention-backward cudnn --overwrite --fake-fault {}", demo, fault));
     INFO(failed.err);
     CHECK(failed.code == 3);
     CHECK_THAT(failed.err, Catch::Contains("rank ") && Catch::Contains("phase train") && Catch::Contains("(op ") &&

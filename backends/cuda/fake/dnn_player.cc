@@ -78,8 +78,8 @@ class Player {
 
   std::vector<FakeDriver::Touch> play() {
     for (const DnnOpDouble& op : graph_.ops) {
-      Numbers y = op.kind == dnn::pointwise_op ? pointwise(op)
-                  : op.kind == dnn::matmul_op  ? product(op)
+      Numbers y = op.kind == dnn::pointwise_op   ? pointwise(op)
+                  : op.kind == dnn::matmul_op    ? product(op)
                   : op.kind == dnn::reduction_op ? sum(op)
                                                  : reshaped(op);
       for (float& v : y) v = rounded(tensor(op.y).type, v);
@@ -306,7 +306,8 @@ std::string DnnGraphDouble::why_wrong() const {
   for (const DnnOpDouble& op : ops) {
     for (const std::int64_t id : {op.x, op.b, op.t, op.rows, op.columns, op.depth}) {
       if (id == 0) continue;
-      if (tensors.at(id).is_virtual && !made.contains(id)) return fmt::format("tensor {} is read before it is made", id);
+      if (tensors.at(id).is_virtual && !made.contains(id))
+        return fmt::format("tensor {} is read before it is made", id);
     }
     if (!made.insert(op.y).second) return fmt::format("tensor {} is made twice", op.y);
     const auto* b = op.b != 0 ? &tensors.at(op.b) : nullptr;

@@ -27,7 +27,7 @@ struct DnnOpDouble {
   int kind = 0;  // dnn::pointwise_op, matmul_op, reduction_op, reshape_op
   int mode = 0;  // of a pointwise op
   std::int64_t axis = -1;
-  std::int64_t x = 0, b = 0, t = 0, y = 0;         // tensors; of a product a, b and c are x, b and y
+  std::int64_t x = 0, b = 0, t = 0, y = 0;        // tensors; of a product a, b and c are x, b and y
   std::int64_t rows = 0, columns = 0, depth = 0;  // overrides of a product
 };
 struct DnnGraphDouble {

@@ -65,16 +65,15 @@ constexpr std::array attributes = {
     Attribute{dnn::variant_pack, dnn::pack_pointers, dnn::of_pointer, true},
     Attribute{dnn::variant_pack, dnn::pack_workspace, dnn::of_pointer, true},
 };
-constexpr std::array described = {dnn::pointwise,    dnn::engine,          dnn::engine_config, dnn::engine_search,
-                                  dnn::execution_plan, dnn::pointwise_op,  dnn::operation_graph, dnn::variant_pack,
-                                  dnn::tensor,       dnn::matmul,          dnn::matmul_op,     dnn::reduction,
-                                  dnn::reduction_op, dnn::reshape_op};
+constexpr std::array described = {dnn::pointwise,      dnn::engine,       dnn::engine_config,   dnn::engine_search,
+                                  dnn::execution_plan, dnn::pointwise_op, dnn::operation_graph, dnn::variant_pack,
+                                  dnn::tensor,         dnn::matmul,       dnn::matmul_op,       dnn::reduction,
+                                  dnn::reduction_op,   dnn::reshape_op};
 
 std::size_t bytes_of_value(int type) {
-  return type == dnn::of_boolean                                                                   ? 1
-         : type == dnn::of_int64 || type == dnn::of_pointer || type == dnn::of_descriptor ||
-                 type == dnn::of_handle                                                            ? 8
-                                                                                                   : 4;
+  return type == dnn::of_boolean                                                                                    ? 1
+         : type == dnn::of_int64 || type == dnn::of_pointer || type == dnn::of_descriptor || type == dnn::of_handle ? 8
+                                                                                                                    : 4;
 }
 
 }  // namespace
@@ -110,8 +109,8 @@ struct DnnDouble {
 };
 
 struct FakeDnn::Entries {
-  static constexpr DnnStatus success = 0, not_initialised = 1001, bad_param = 2000, not_finalised = 2004, not_supported = 3000,
-                             internal_error = 4000, execution_failed = 5000;
+  static constexpr DnnStatus success = 0, not_initialised = 1001, bad_param = 2000, not_finalised = 2004,
+                             not_supported = 3000, internal_error = 4000, execution_failed = 5000;
 
   /// A call of the double that is alive, under its lock; what `body` throws is a status with its reason.
   struct Refused {
@@ -201,8 +200,8 @@ struct FakeDnn::Entries {
     return call("cudnnBackendSetAttribute", [&](FakeDnn& d) {
       DnnDouble& to = known(d, handle);
       need(!to.finalised, "an attribute of a descriptor that was finalised");
-      const auto a = std::ranges::find_if(
-          attributes, [&](const Attribute& x) { return x.owner == to.type && x.name == name; });
+      const auto a =
+          std::ranges::find_if(attributes, [&](const Attribute& x) { return x.owner == to.type && x.name == name; });
       need(a != attributes.end(), fmt::format("a descriptor of type {} has no attribute {}", to.type, name));
       need(a->type == type && count > 0 && values != nullptr,
            fmt::format("attribute {} is of type {}, not {}", name, a->type, type));
@@ -264,9 +263,9 @@ struct FakeDnn::Entries {
       x.op.rows = take(dnn::matmul_op_rows), x.op.columns = take(dnn::matmul_op_columns);
       x.op.depth = take(dnn::matmul_op_depth);
     } else if (x.type == dnn::reduction_op) {
-      need(parameters(dnn::reduction_op_descriptor, dnn::reduction).one<int>(dnn::reduction_operator) ==
-               dnn::reduce_add,
-           "sums are played", not_supported);
+      need(
+          parameters(dnn::reduction_op_descriptor, dnn::reduction).one<int>(dnn::reduction_operator) == dnn::reduce_add,
+          "sums are played", not_supported);
       x.op.x = take(dnn::reduction_op_x), x.op.y = take(dnn::reduction_op_y);
     } else {
       x.op.x = take(dnn::reshape_op_x), x.op.y = take(dnn::reshape_op_y);

@@ -107,8 +107,8 @@ class FakeDriver {
   /// Enqueues work of another library that runs at once when its turn comes; a stream that captures takes it into its
   /// graph. For the double of cuBLASLt. `run` is called with this double locked; what it throws is a finding.
   CUresult enqueue_work(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
-  /// Another library's entry point is called: counted, and what was put there happens, as to the driver's own; the error
-  /// that it returns, CUDA_SUCCESS to go on.
+  /// Another library's entry point is called: counted, and what was put there happens, as to the driver's own; the
+  /// error that it returns, CUDA_SUCCESS to go on.
   CUresult other_call(const std::string& entry);
   /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
   /// would compute with bytes that never came.
