@@ -50,12 +50,14 @@ Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
   const bool hangs = rest.ends_with(":hang");
   if (hangs) rest.resize(rest.size() - 5);
   const auto nth = parse_integer(rest);
-  if (!(fake.has_entry(entry) || cuda::FakeDnn::has_entry(entry)) || !nth || *nth < 1)
-    return fail(Diagnostic{.code = "E708",
-                           .message = fmt::format("--fake-fault '{}' names no call of the driver or of cuDNN", text),
-                           .where = {},
-                           .notes = {},
-                           .help = "write ENTRY:N or ENTRY:N:hang, as in cuLaunchKernel:100"});
+  const bool known = fake.has_entry(entry) || cuda::FakeBlasLt::has_entry(entry) || cuda::FakeDnn::has_entry(entry);
+  if (!known || !nth || *nth < 1)
+    return fail(
+        Diagnostic{.code = "E708",
+                   .message = fmt::format("--fake-fault '{}' names no call of the driver, cuBLASLt or cuDNN", text),
+                   .where = {},
+                   .notes = {},
+                   .help = "write ENTRY:N or ENTRY:N:hang, as in cuLaunchKernel:100"});
   if (hangs) fake.hang_call(entry, *nth);
   else fake.fail_call(entry, *nth, entry == "cuMemCreate" ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_LAUNCH_FAILED);
   return {};

@@ -163,7 +163,6 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   out.findings = fake.findings();
   out.calls = fake.calls();
   for (const auto& [kernel, counts] : fake.kernel_counts()) out.launches[kernel] = counts.launches;
-  out.calls.merge(blas.calls());
   out.faults_met = fake.faults_met();
   if (out.went_well()) out.trace = merge_traces(parts);
   return out;

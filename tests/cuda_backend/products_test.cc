@@ -194,6 +194,30 @@ TEST_CASE("of many shapes no more are kept than there is room for") {
   CHECK(t.fake.findings().empty());
 }
 
+TEST_CASE("a call of cuBLASLt's that fails ends the run with rank, phase and op") {
+  const Scenario scenario = tiny_job();
+  const auto plan = lower(scenario);
+  REQUIRE(plan);
+  Setting setting{.memory_bytes = std::int64_t{512} << 20, .products = ProductPolicy::backward};
+  const Iteration whole = run_iteration(*plan, scenario, setting);
+  REQUIRE_THAT(whole.text(), Catch::Equals(""));
+  int entries = 0;
+  for (const auto& [entry, calls] : whole.calls) {
+    if (!entry.starts_with("cublasLt") || entry == "cublasLtMatmulAlgoGetHeuristic") continue;  // that one may decline
+    ++entries;
+    setting.prepare = [&, at = entry, nth = calls / 2 + 1](FakeDriver& f) {
+      f.fail_call(at, nth, CUDA_ERROR_LAUNCH_FAILED);
+    };
+    const Iteration it = run_iteration(*plan, scenario, setting);
+    INFO(entry << "\n" << it.text());
+    CHECK(it.faults_met == 1);
+    CHECK_THAT(it.text(), Catch::Contains(entry) && Catch::Contains("CUBLAS_STATUS_INTERNAL_ERROR"));
+    if (entry != "cublasLtCreate")
+      CHECK_THAT(it.text(), Catch::Contains("rank ") && Catch::Contains("phase train") && Catch::Contains("(op "));
+  }
+  CHECK(entries == 6);
+}
+
 TEST_CASE(
     "an iteration whose backward products are cuBLASLt's: log-probs stay equal to the bit, every schedule the same") {
   const Scenario scenario = tiny_job({"steps=2"});
