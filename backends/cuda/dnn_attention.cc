@@ -45,7 +45,7 @@ std::int64_t longest_at_most(const AttentionBackward& a) {
 // written as cuDNN knows it: the order of ops and what is stored are those of NVIDIA's cudnn-frontend, by which cuDNN
 // tells that this is attention. dq is stored by its product itself: that is the form with the same bits each time.
 AttentionGraph attention_backward_graph(const Dnn& dnn, const AttentionGraphKey& key) {
-  const auto [a, k, d, v] = key.heads;
+  const std::int64_t a = key.heads.a, k = key.heads.k, d = key.heads.d, v = key.heads.v;
   const std::int64_t b = key.sequences, s = key.longest;
   const std::int64_t row = std::int64_t{a} * d + std::int64_t{k} * (d + v), out = std::int64_t{a} * v;
   using namespace dnn;
