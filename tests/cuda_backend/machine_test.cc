@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 TEST_CASE("devices are listed with memory, architecture and clocks where the driver knows them") {
   FakeDriver fake({.memory_bytes = std::int64_t{3} << 30});
   cuda::Driver table = fake.table();
-  CHECK(device_lines(table) == std::vector<std::string>{"0: hotbunk driver double, 3.0 GiB, sm_80, 1 SMs"});
+  CHECK(device_lines(table) == std::vector<std::string>{"0: hotbunk driver double, 3.0 GiB, sm_90, 1 SMs"});
   CHECK(peer_access_text(table).empty());
   table.cuDeviceGetCount = [](int* n) {
     *n = 3;
