@@ -24,9 +24,9 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_world.h"
-#include "runtime/stream_thread.h"
 #include "runtime/communicator.h"
 #include "runtime/launch.h"
+#include "runtime/stream_thread.h"
 
 namespace {
 

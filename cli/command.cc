@@ -358,7 +358,7 @@ nlohmann::ordered_json facts_of_run(const RunFolder& folder) {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   const auto text = read_file(folder.summary());
   const auto all = text ? json_or_discarded<nlohmann::ordered_json>(*text) : nlohmann::ordered_json();
-  for (const char* key : {"hardware_evidence", "matrix_products", "bodies"})
+  for (const char* key : {"hardware_evidence", "matrix_products", "attention_backward", "library_choices", "bodies"})
     if (all.is_object() && all.contains(key)) out[key] = all[key];
   return out;
 }

@@ -13,6 +13,7 @@
 #include "runtime/launch.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/blas_table.h"
+#include "backends/cuda/dnn_table.h"
 #include "backends/cuda/driver.h"
 #include "backends/cuda/evidence.h"
 #include "backends/cuda/machine.h"
@@ -120,7 +121,7 @@ Checked check_nccl() {
 #endif
 }
 
-/// The devices, whether they reach one another, what nodes talk over, and what forms matrix products.
+/// The devices, whether they reach one another, what nodes talk over, and which libraries may take ops.
 void check_devices([[maybe_unused]] std::vector<Checked>& out) {
 #ifdef HOTBUNK_CUDA
   if (const auto driver = cuda::open_driver()) {
@@ -134,6 +135,12 @@ void check_devices([[maybe_unused]] std::vector<Checked>& out) {
                  blas ? fmt::format("{}: backward products, and forward ones where its bits are ours (run --products)",
                                     cuda::blas_version_text(blas->cublasLtGetVersion()))
                       : blas.error().front().message + "; our kernels form all products",
+                 true, ""});
+  const auto dnn = cuda::open_dnn();
+  out.push_back({"cuDNN",
+                 dnn ? fmt::format("{}: attention's backward, where it is asked for (run --attention-backward cudnn)",
+                                   cuda::dnn_version_text(dnn->cudnnGetVersion()))
+                     : dnn.error().front().message + "; our kernels form attention's gradients",
                  true, ""});
 #endif
 }

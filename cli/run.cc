@@ -46,7 +46,7 @@ namespace {
 
 struct RunArguments {
   ScenarioOptions scenario;
-  std::string out, plan, transport, resume, backend = "cpu", fake_fault, products;
+  std::string out, plan, transport, resume, backend = "cpu", fake_fault, products, attention;
   std::uint64_t fake_seed = 1;
   bool no_fit_check = false, check = false, overwrite = false, on_cpu = false;
   std::int32_t span_steps = 2;
@@ -71,6 +71,12 @@ std::string bf16_products(const RunArguments& o) {
   if (o.backend == "cpu") return std::string(name_of(kernels::bf16_products()));
   const auto products = cuda_products(o.backend, o.products);
   return products ? *products : "";  // refused by check_backend
+}
+
+/// Likewise of attention's backward.
+std::string attention_backward(const RunArguments& o) {
+  const auto by = cuda_attention(o.backend, o.attention);
+  return by ? *by : "";
 }
 
 StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver) {
@@ -137,7 +143,8 @@ PlanFacts shared_options(const RunArguments& o, int threads, const Start& start)
           {"--backend", o.backend},
           {"--threads", fmt::format("{}", threads)},
           {"--trace-steps", fmt::format("{}", o.span_steps)},
-          {"bf16 products", bf16_products(o)}};
+          {"bf16 products", bf16_products(o)},
+          {"--attention-backward", o.backend == "cpu" ? "own" : attention_backward(o)}};
 }
 
 WorldOptions world_options(const Job& job) {
@@ -156,9 +163,20 @@ Result<Trace> simulate_run(const RunArguments& o, const Job& job, const RunFolde
       {.lengths = *lengths, .span_steps = o.span_steps, .walked = walked, .enforce_capacity = false, .every_op = true});
 }
 
+/// Rank 0's: who computed what, where a library could have.
+nlohmann::ordered_json choices_json(const std::vector<LibraryChoice>& choices) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::array();
+  for (const LibraryChoice& c : choices) {
+    out.push_back({{"op", c.op}, {"by", c.by}, {"times", c.times}});
+    if (!c.why.empty()) out.back()["why"] = c.why;
+  }
+  return out;
+}
+
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
 int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const StepsWalked& walked, const TrainingDriver& driver, const std::vector<std::string>& parts) {
+                  const StepsWalked& walked, const TrainingDriver& driver, const RankBackend& backend,
+                  const std::vector<std::string>& parts) {
   Trace measured = merge_traces(parts);
   // A run that was killed behind its last step: its steps are in what it has written.
   if (walked.last < walked.first) measured.metrics = recorded_figures(folder.metrics());
@@ -173,10 +191,13 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   if (o.backend != "cpu")
     facts = {{"hardware_evidence", hardware_evidence_line()},
              {"matrix_products", bf16_products(o)},
-             {"bodies",
-              hardware_evidence_of_bodies(
-                  job.plan, measured,
-                  {.backend = o.backend, .products = o.products, .processes = env && *env && (*env)->world_size > 1})}};
+             {"attention_backward", attention_backward(o)},
+             {"library_choices", choices_json(backend.library_choices())},
+             {"bodies", hardware_evidence_of_bodies(job.plan, measured,
+                                                    {.backend = o.backend,
+                                                     .products = o.products,
+                                                     .attention = o.attention,
+                                                     .processes = env && *env && (*env)->world_size > 1})}};
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,
@@ -194,8 +215,8 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   } else {
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (o.backend != "cpu")
-      print_result(fmt::format("{}; {}; matrix products: {}\n", hardware_evidence_line(),
-                               hardware_evidence_line(facts["bodies"]), bf16_products(o)));
+      print_result(fmt::format("{}; {}; matrix products: {}; attention's backward: {}\n", hardware_evidence_line(),
+                               hardware_evidence_line(facts["bodies"]), bf16_products(o), attention_backward(o)));
     if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
   }
   if (!problems.empty()) {
@@ -282,7 +303,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   }
   const StepsWalked walked = steps_walked(o, job, start, **driver);
   const auto parts = gather_strings_at_first(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, parts) : exit_done;
+  const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, *backend, parts) : exit_done;
   world.leave();
   return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
 }
@@ -368,8 +389,12 @@ Status check_backend(const RunArguments& o) {
     return refuse("--fake-fault is of the driver's double, and the backend is cpu", "add --backend cuda-fake");
   if (o.backend == "cpu" && !o.products.empty())
     return refuse("--products is of the CUDA backend, and the backend is cpu", "add --backend cuda, or leave it out");
+  if (o.backend == "cpu" && !o.attention.empty())
+    return refuse("--attention-backward is of the CUDA backend, and the backend is cpu",
+                  "add --backend cuda, or leave it out");
   if (o.backend == "cpu") return {};
   if (const auto products = cuda_products(o.backend, o.products); !products) return fail(products.error());
+  if (const auto attention = cuda_attention(o.backend, o.attention); !attention) return fail(attention.error());
   if (!o.transport.empty())
     return refuse(
         fmt::format("--transport {} carries between CPU ranks, and the backend is {}", o.transport, o.backend),
@@ -381,8 +406,9 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
              const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
   const bool processes = env && env->world_size > 1;
   if (!o.scenario.json && (!env || env->rank == 0))
-    fmt::print(stderr, "starting {} ranks on {} ({}); matrix products: {}\n", job.plan.num_ranks(),
-               processes ? "a device each" : "one device", hardware_evidence_line(), bf16_products(o));
+    fmt::print(stderr, "starting {} ranks on {} ({}); matrix products: {}; attention's backward: {}\n",
+               job.plan.num_ranks(), processes ? "a device each" : "one device", hardware_evidence_line(),
+               bf16_products(o), attention_backward(o));
   stop.hold();
   const auto code =
       run_on_cuda({.fake = o.backend == "cuda-fake",
@@ -391,6 +417,7 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
                    .fake_bytes = fake_device_bytes(job, processes),
                    .check_order = o.check,
                    .products = o.products,
+                   .attention = o.attention,
                    .ranks = job.plan.num_ranks(),
                    .env = env,
                    .world = world_options(job)},
@@ -516,6 +543,11 @@ void add_run(CommandLine& line) {
          "those, and forward ones in which it gives our kernels' bits, so log-probs of rollout and training stay "
          "equal to the bit) or all (they do not)")
       .check(one_of({"own", "backward", "equal", "all"}));
+  sub.option(
+         "--attention-backward", o->attention,
+         "cuda: who forms attention's gradients: own (default), or cudnn what it takes of them, on Hopper; log-probs "
+         "of rollout and training stay equal to the bit either way")
+      .check(one_of({"own", "cudnn"}));
   sub.option("--transport", o->transport, "collectives over shm or gloo (default: shm on one host)")
       .check(one_of({"shm", "gloo"}));
   sub.option("--threads", o->threads, "compute threads of each rank (default: its share of the cores)")

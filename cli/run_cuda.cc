@@ -13,6 +13,7 @@
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/evidence.h"
 #include "backends/cuda/fake/fake_blas.h"
+#include "backends/cuda/fake/fake_dnn.h"
 #include "backends/cuda/fake/fake_driver.h"
 #include "backends/cuda/fake/fake_nccl.h"
 #endif
@@ -32,7 +33,8 @@ std::string hardware_evidence_line(const nlohmann::ordered_json& bodies) {
 }
 
 std::int64_t fake_device_bytes(const Job& job, bool processes) {
-  constexpr std::int64_t beside = std::int64_t{128} << 20;  // BlasProducts::workspace_bytes on some streams among it
+  // BlasProducts::workspace_bytes on some streams and DnnAttention's on one among it.
+  constexpr std::int64_t beside = std::int64_t{128} << 20;
   return (processes ? 1 : job.plan.num_ranks()) * (job.plan.device_capacity_bytes + beside);
 }
 
@@ -48,12 +50,14 @@ Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
   const bool hangs = rest.ends_with(":hang");
   if (hangs) rest.resize(rest.size() - 5);
   const auto nth = parse_integer(rest);
-  if (!fake.has_entry(entry) || !nth || *nth < 1)
-    return fail(Diagnostic{.code = "E708",
-                           .message = fmt::format("--fake-fault '{}' names no call of the driver", text),
-                           .where = {},
-                           .notes = {},
-                           .help = "write ENTRY:N or ENTRY:N:hang, as in cuLaunchKernel:100"});
+  const bool known = fake.has_entry(entry) || cuda::FakeBlasLt::has_entry(entry) || cuda::FakeDnn::has_entry(entry);
+  if (!known || !nth || *nth < 1)
+    return fail(
+        Diagnostic{.code = "E708",
+                   .message = fmt::format("--fake-fault '{}' names no call of the driver, cuBLASLt or cuDNN", text),
+                   .where = {},
+                   .notes = {},
+                   .help = "write ENTRY:N or ENTRY:N:hang, as in cuLaunchKernel:100"});
   if (hangs) fake.hang_call(entry, *nth);
   else fake.fail_call(entry, *nth, entry == "cuMemCreate" ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_LAUNCH_FAILED);
   return {};
@@ -62,6 +66,11 @@ Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
 struct Products {
   std::optional<cuda::BlasLt> blas;
   cuda::ProductPolicy policy = cuda::ProductPolicy::own;
+};
+/// The libraries that take ops.
+struct Libraries {
+  Products products;
+  std::optional<cuda::Dnn> dnn;
 };
 
 /// `fake`: the double's table, where that is the backend.
@@ -78,29 +87,55 @@ Result<Products> products_of(const std::string& asked, const std::optional<cuda:
   return Products{};
 }
 
+/// Nothing: our kernels form attention's gradients.
+Result<std::optional<cuda::Dnn>> dnn_of(const std::string& asked, bool fake) {
+  const auto policy = cuda::attention_policy_from(asked.empty() ? cuda::name_of(cuda::AttentionPolicy::own) : asked);
+  HB_CHECK(policy.has_value(), "--attention-backward {}", asked);
+  if (*policy == cuda::AttentionPolicy::own) return std::optional<cuda::Dnn>();
+  if (fake) return std::optional(cuda::FakeDnn::table());
+  const auto dnn = cuda::open_dnn();
+  if (!dnn) return fail(dnn.error());
+  return std::optional(*dnn);
+}
+
+Result<Libraries> libraries_of(const CudaRun& run) {
+  const auto products = products_of(run.products, run.fake ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
+  if (!products) return fail(products.error());
+  const auto dnn = dnn_of(run.attention, run.fake);
+  if (!dnn) return fail(dnn.error());
+  return Libraries{*products, *dnn};
+}
+
+/// Of the double, whose device is as large as the plan and little more.
+constexpr std::int64_t fake_attention_workspace_bytes = std::int64_t{16} << 20;
+
 using RunRank = std::function<int(World&, const MakeBackend&)>;
 
-int run_rank_in(const CudaRun& run, const Products& products, cuda::CudaWorld& world, const RunRank& rank) {
+int run_rank_in(const CudaRun& run, const Libraries& libraries, cuda::CudaWorld& world, const RunRank& rank) {
   return rank(world, [&](Driver& plan_driver, std::int32_t span_steps, int threads) {
-    return std::make_unique<cuda::CudaBackend>(world, plan_driver,
-                                               cuda::CudaOptions{.span_steps = span_steps,
-                                                                 .keep_timings = run.keep_timings,
-                                                                 .host_threads = threads,
-                                                                 .check_order = run.check_order,
-                                                                 .blas = products.blas,
-                                                                 .products = products.policy,
-                                                                 .scope = ""});
+    return std::make_unique<cuda::CudaBackend>(
+        world, plan_driver,
+        cuda::CudaOptions{.span_steps = span_steps,
+                          .keep_timings = run.keep_timings,
+                          .host_threads = threads,
+                          .check_order = run.check_order,
+                          .blas = libraries.products.blas,
+                          .dnn = libraries.dnn,
+                          .attention_workspace_bytes =
+                              run.fake ? fake_attention_workspace_bytes : cuda::DnnAttention::usual_workspace_bytes,
+                          .products = libraries.products.policy,
+                          .scope = ""});
   });
 }
 
 /// All ranks, as threads on the first device.
-int run_threads(const CudaRun& run, const Products& products, const cuda::Driver& driver, const RunRank& rank) {
+int run_threads(const CudaRun& run, const Libraries& libraries, const cuda::Driver& driver, const RunRank& rank) {
   const auto context = std::make_shared<cuda::Context>(driver);
   const auto local = std::make_shared<cuda::LocalRanks>();
   const std::vector<int> codes = thread_ranks(run.ranks, [&](const LaunchEnv& env) {
     context->make_current();
     cuda::CudaWorld world(context, local, env, run.world);
-    return run_rank_in(run, products, world, rank);
+    return run_rank_in(run, libraries, world, rank);
   });
   for (const int code : codes)
     if (code != exit_done) return code;
@@ -109,7 +144,7 @@ int run_threads(const CudaRun& run, const Products& products, const cuda::Driver
 
 /// This process's rank, on the device of its place among the ranks of this host; where the launcher shows each rank its
 /// own device only, that is the first.
-int run_process(const CudaRun& run, const Products& products, const cuda::Driver& driver, const cuda::Nccl& nccl,
+int run_process(const CudaRun& run, const Libraries& libraries, const cuda::Driver& driver, const cuda::Nccl& nccl,
                 const RunRank& rank) {
   int devices = 0;
   HB_CUDA(driver, cuInit(0));
@@ -117,7 +152,7 @@ int run_process(const CudaRun& run, const Products& products, const cuda::Driver
   if (devices == 0) throw RuntimeFailure("the driver shows no device (CUDA_VISIBLE_DEVICES)");
   cuda::CudaWorld world(std::make_shared<cuda::Context>(driver, run.env->local_rank % devices), nccl, *run.env,
                         run.world);
-  return run_rank_in(run, products, world, rank);
+  return run_rank_in(run, libraries, world, rank);
 }
 
 bool in_processes(const CudaRun& run) { return run.env && run.env->world_size > 1; }
@@ -130,7 +165,9 @@ nlohmann::ordered_json hardware_evidence_of_bodies(const Plan& plan, const Trace
   const auto products =
       products_of(how.products, how.backend == "cuda-fake" ? std::optional(cuda::FakeBlasLt::table()) : std::nullopt);
   const cuda::RanBy by = {.transport = how.processes ? "nccl" : "local",
-                          .products = products && products->blas ? products->policy : cuda::ProductPolicy::own};
+                          .products = products && products->blas ? products->policy : cuda::ProductPolicy::own,
+                          .attention = how.attention.empty() ? cuda::AttentionPolicy::own
+                                                             : cuda::attention_policy_from(how.attention).value()};
   const auto known = cuda::body_evidence();
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const cuda::RunBody& b : cuda::bodies_that_ran(plan, trace.phase_totals, by)) {
@@ -156,30 +193,39 @@ Result<std::string> cuda_products(const std::string& backend, const std::string&
                                                                       : "backward alone");
 }
 
+Result<std::string> cuda_attention(const std::string& backend, const std::string& asked) {
+  const auto dnn = dnn_of(asked, backend == "cuda-fake");
+  if (!dnn) return fail(dnn.error());
+  if (!*dnn) return std::string("own kernels");
+  return fmt::format("cuDNN {}{}, what it takes", cuda::dnn_version_text((*dnn)->cudnnGetVersion()),
+                     backend == "cuda-fake" ? " (double)" : "");
+}
+
 Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, const MakeBackend&)>& rank) {
   try {
     if (!run.fake) {
       auto driver = cuda::open_driver();
       if (!driver) return fail(std::move(driver.error()));
-      const auto products = products_of(run.products, std::nullopt);
-      if (!products) return fail(products.error());
-      if (!in_processes(run)) return run_threads(run, *products, *driver, rank);
+      const auto libraries = libraries_of(run);
+      if (!libraries) return fail(libraries.error());
+      if (!in_processes(run)) return run_threads(run, *libraries, *driver, rank);
       const auto nccl = cuda::open_nccl();
       if (!nccl) return fail(nccl.error());
-      return run_process(run, *products, *driver, *nccl, rank);
+      return run_process(run, *libraries, *driver, *nccl, rank);
     }
     // Granules as small as the chunks of a plan for the CPU: then a byte of a sleeping section is mapped for nobody.
     cuda::FakeDriver fake({.memory_bytes = run.fake_bytes, .seed = run.fake_seed, .granularity_bytes = 4096});
     if (auto s = set_fault(fake, run.fake_fault); !s) return fail(std::move(s.error()));
     cuda::FakeBlasLt blas(fake);
-    const auto products = products_of(run.products, blas.table());
-    if (!products) return fail(products.error());
+    cuda::FakeDnn dnn(fake);
+    const auto libraries = libraries_of(run);
+    if (!libraries) return fail(libraries.error());
     int code = exit_done;
     if (in_processes(run)) {
       cuda::FakeNccl nccl(fake);
-      code = run_process(run, *products, fake.table(), nccl.table(), rank);
+      code = run_process(run, *libraries, fake.table(), nccl.table(), rank);
     } else {
-      code = run_threads(run, *products, fake.table(), rank);
+      code = run_threads(run, *libraries, fake.table(), rank);
     }
     for (const std::string& finding : fake.findings()) fmt::print(stderr, "the driver's double found: {}\n", finding);
     return fake.findings().empty() || code != exit_done ? code : static_cast<int>(exit_runtime);
@@ -201,6 +247,7 @@ nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&, co
 }
 
 Result<std::string> cuda_products(const std::string&, const std::string&) { return std::string("none"); }
+Result<std::string> cuda_attention(const std::string&, const std::string&) { return std::string("none"); }
 
 Result<int> run_on_cuda(const CudaRun&, const std::function<int(World&, const MakeBackend&)>&) {
   return fail(Diagnostic{.code = "E641",

@@ -30,7 +30,8 @@ struct CudaRun {
   std::int64_t fake_bytes = 0;  // of the double's device
   bool check_order = false;
   bool keep_timings = false;
-  std::string products{};  // own, backward, equal, all; "": the default (cuda_products)
+  std::string products{};   // own, backward, equal, all; "": the default (cuda_products)
+  std::string attention{};  // of its backward: own, cudnn; "": own
   int ranks = 1;
   std::optional<LaunchEnv> env;  // of this process, where several were launched
   WorldOptions world;
@@ -45,8 +46,8 @@ std::string hardware_evidence_line();
 /// The bodies that a run executed, by kind, with the ops that they are of and where these ran on a GPU, null where at
 /// least one never did: as summary.json has them.
 struct BodiesRanBy {
-  std::string backend, products;  // as CudaRun::products
-  bool processes = false;         // over NCCL
+  std::string backend, products, attention;  // as in CudaRun
+  bool processes = false;                    // over NCCL
 };
 nlohmann::ordered_json hardware_evidence_of_bodies(const Plan&, const Trace&, const BodiesRanBy&);
 /// That in a line: how many of them never ran on hardware, and which, where it is not all.
@@ -56,6 +57,10 @@ std::string hardware_evidence_line(const nlohmann::ordered_json& bodies);
 /// a wish, cuda takes cuBLASLt for backward products where the library is, and the double our kernels, which it is
 /// there to execute. E643 where cuBLASLt is asked for and is not there.
 Result<std::string> cuda_products(const std::string& backend, const std::string& asked);
+
+/// What forms attention's gradients: "own kernels", or cuDNN what it takes, and its version. E644 where cuDNN is asked
+/// for and is not there.
+Result<std::string> cuda_attention(const std::string& backend, const std::string& asked);
 
 /// Runs `rank` for every rank of this process, each on a thread and in a world of its own, and returns the exit code of
 /// the first one, by rank, that is not 0. E640 without a driver, E642 without NCCL where it is needed, E641 when the

@@ -56,6 +56,16 @@ void run_attention_backward(const CudaCall& c) {
   const Heads h = heads(c);
   const CUdeviceptr delta = c.scratch;
   const DType dtype = in(c, 1).dtype;
+  const AttentionBackward by_library{
+      .dtype = dtype, .heads = h, .scores = scores(c), .tokens = T, .sequences = S, .pairs = c.sizes.attention_pairs};
+  if (c.attention != nullptr && c.attention->take(by_library, {.d_o = at(c, in(c, 0)),
+                                                               .x = at(c, in(c, 1)),
+                                                               .o = at(c, in(c, 2)),
+                                                               .lse = at(c, in(c, 3)),
+                                                               .cu_seqlens = at(c, in(c, 4)),
+                                                               .dx = at(c, out(c, 0)),
+                                                               .delta = delta}))
+    return;
   if (is_tiled(dtype, h)) {
     c.launch(tiled("attention_query_backward", h), tiles_of_queries(T, S, h), tiled_threads, aligned(c, in(c, 0)),
              aligned(c, in(c, 1)), aligned(c, in(c, 2)), at(c, in(c, 3)), at(c, in(c, 4)), aligned(c, out(c, 0)), delta,

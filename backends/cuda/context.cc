@@ -143,6 +143,10 @@ Context::Context(Driver driver, int ordinal) : driver_(driver) {
           cuDeviceGetAttribute(&reaches, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device_));
   reaches_network_ = reaches != 0;
   HB_CUDA(driver_, cuDeviceGetAttribute(&multiprocessors_, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device_));
+  int major = 0, minor = 0;
+  HB_CUDA(driver_, cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device_));
+  HB_CUDA(driver_, cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device_));
+  compute_capability_ = 10 * major + minor;
   load_kernels();
 }
 

@@ -36,6 +36,8 @@ class Context {
   /// Smallest piece of physical memory, bytes.
   std::int64_t granularity_bytes() const { return granularity_bytes_; }
   int multiprocessors() const { return multiprocessors_; }
+  /// 90 of sm_90.
+  int compute_capability() const { return compute_capability_; }
   /// Whether other processes can be given its memory.
   bool exports_memory() const { return exports_memory_; }
   /// Whether network adapters can read and write its memory where it lies, if it was made for that.
@@ -51,7 +53,7 @@ class Context {
   CUcontext context_ = nullptr;
   std::int64_t granularity_bytes_ = 0;
   bool exports_memory_ = false, reaches_network_ = false;
-  int multiprocessors_ = 0;
+  int multiprocessors_ = 0, compute_capability_ = 0;
   std::map<std::string, CUlibrary> libraries_;  // by file
   mutable std::mutex mutex_;
   mutable std::map<std::string, CUkernel, std::less<>> kernels_;

@@ -70,6 +70,7 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
 Result<Trace> CudaBackend::take_trace() {
   HB_CHECK(device_, "open() comes first");
   timings_ = device_->timings();  // the device may end with the trace
+  choices_ = device_->library_choices();
   return device_->take_trace();
 }
 std::vector<PhaseSpan> CudaBackend::stays(std::int32_t step) const {

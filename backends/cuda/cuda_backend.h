@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/cuda/cuda_world.h"
+#include "backends/cuda/dnn_attention.h"
 #include "backends/cuda/products.h"
 #include "graph/bound.h"
 #include "runtime/rank_backend.h"
@@ -34,6 +35,8 @@ struct CudaOptions {
   bool check_order = false;      // name accesses of the same bytes that no event orders, as the plan asks for them
   std::optional<BlasLt> blas{};  // none: our kernels form all products
   ComparedProducts compared{};
+  std::optional<Dnn> dnn{};  // none: our kernels form attention's gradients
+  std::int64_t attention_workspace_bytes = DnnAttention::usual_workspace_bytes;
   ProductPolicy products = ProductPolicy::backward;  // which of them cuBLASLt forms, where it is
   std::string scope;  // tells apart the plans that one world executes in turn; part of communicators' names
 };
@@ -55,6 +58,7 @@ class CudaBackend final : public RankBackend {
   Result<Trace> take_trace() override;
   std::vector<PhaseSpan> stays(std::int32_t step) const override;
   RankMemory memory_so_far() override;
+  std::vector<LibraryChoice> library_choices() const override { return choices_; }
 
   /// With keep_timings: what ran until the trace was taken, stream by stream in order.
   const std::vector<DeviceTiming>& timings() const { return timings_; }
@@ -73,6 +77,7 @@ class CudaBackend final : public RankBackend {
   CudaOptions options_;
   std::shared_ptr<DeviceArena> memory_;  // outlives the device: peers read it
   std::vector<DeviceTiming> timings_;
+  std::vector<LibraryChoice> choices_;
   CudaDevice* device_ = nullptr;  // owned by the caller of open()
 };
 

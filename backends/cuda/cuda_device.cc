@@ -99,14 +99,15 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::make_streams() {
   std::array<std::int64_t, max_streams> scratch{};
   std::array<bool, max_streams> used{};
-  std::array<bool, max_streams> products{};
+  std::array<Stream::Libraries, max_streams> libraries{};
   used[static_cast<std::size_t>(lead_stream)] = true;
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) {
       const auto s = static_cast<std::size_t>(op.stream);
       used[s] = true;
       scratch[s] = std::max(scratch[s], scratch_bytes(op));
-      products[s] = products[s] || (options_.blas && takes_products(options_.products, op.kind));
+      libraries[s].products |= options_.blas && takes_products(options_.products, op.kind);
+      libraries[s].attention |= options_.dnn && op.kind == OpKind::attention_backward;
     }
   for (const auto& blocks : program_.phases)  // one may record or wait where it has no op
     for (const Block& block : blocks)
@@ -116,7 +117,7 @@ void CudaDevice::make_streams() {
     if (!used[s]) continue;
     const auto& info = plan_.stream(static_cast<StreamId>(s));
     const int host_threads = info.kind == StreamKind::host ? options_.host_threads : 1;
-    streams_[s] = std::make_unique<Stream>(world_, info.name, scratch[s], options_, products[s], host_threads);
+    streams_[s] = std::make_unique<Stream>(world_, info.name, scratch[s], options_, libraries[s], host_threads);
   }
 }
 
@@ -221,8 +222,7 @@ Status CudaDevice::enqueue(StreamId id, const BoundOp& op, const Args& args, Wor
     world_.watch().set_op(op.call->name, op->name);
     const NvtxRange range(op.body().name.c_str());
     const BoundAddresses addresses(memory_, op);
-    const CudaCall call{
-        {addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()};
+    const CudaCall call = s.call({addresses, *op, sizes, places_, op}, tables_);
     std::optional<Timed> timed;
     naming(op, [&] {
       sizes = sizes_now(s, op, addresses, sizes);
@@ -380,6 +380,20 @@ Status CudaDevice::sync() {
 
 std::optional<BadOutput> CudaDevice::first_bad_output() {
   return watch_.first(world_, options_.scope + "first bad output");
+}
+
+std::vector<LibraryChoice> CudaDevice::library_choices() const {
+  std::map<std::tuple<std::string, std::string, std::string>, std::int64_t> all;
+  const auto add = [&](const std::vector<LibraryChoice>& some) {
+    for (const LibraryChoice& c : some) all[{c.op, c.by, c.why}] += c.times;
+  };
+  for (const auto& s : streams_) {
+    if (s && s->products) add(s->products->choices());
+    if (s && s->attention) add(s->attention->choices());
+  }
+  std::vector<LibraryChoice> out;
+  for (const auto& [of, times] : all) out.push_back({std::get<0>(of), std::get<1>(of), std::get<2>(of), times});
+  return out;
 }
 
 Trace CudaDevice::take_trace() {

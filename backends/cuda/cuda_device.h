@@ -65,6 +65,8 @@ class CudaDevice final : public Device {
   const DeviceRecord& measured() const { return record_; }
   Trace take_trace();
   const std::vector<DeviceTiming>& timings() const { return timings_; }
+  /// Of all streams, with nothing running.
+  std::vector<LibraryChoice> library_choices() const;
 
  private:
   struct Stream;  // cuda_device_stream.h

@@ -95,10 +95,7 @@ void CudaDevice::enqueue_run(const Call& call, const GraphRun& run, std::vector<
       for (const BoundOp& op : ops) {
         world_.watch().set_op(op.call->name, op->name);
         const BoundAddresses addresses(memory_, op);
-        naming(op, [&] {
-          op_launch(op->kind)(
-              {{addresses, *op, sizes, places_, op}, s.launch, tables_, s.scratch.address(), s.products_or_none()});
-        });
+        naming(op, [&] { op_launch(op->kind)(s.call({addresses, *op, sizes, places_, op}, tables_)); });
       }
     };
     world_.watch().set_op(ops.front().call->name, ops.front()->name);

@@ -25,8 +25,12 @@ struct CudaDevice::Timed {
 };
 
 struct CudaDevice::Stream {
+  /// Which libraries its ops may be taken by.
+  struct Libraries {
+    bool products = false, attention = false;
+  };
   /// `host_threads`: that compute what its ops have on the host.
-  Stream(CudaWorld& in, std::string named, std::int64_t scratch_bytes, const CudaOptions& options, bool has_products,
+  Stream(CudaWorld& in, std::string named, std::int64_t scratch_bytes, const CudaOptions& options, Libraries uses,
          int host_threads)
       : name(std::move(named)),
         world(in),
@@ -36,7 +40,8 @@ struct CudaDevice::Stream {
         scratch(in.context(), scratch_bytes),
         graphs(launch),
         on_host(host_threads) {
-    if (has_products)
+    if (uses.attention) attention.emplace(*options.dnn, launch, options.attention_workspace_bytes);
+    if (uses.products)
       products.emplace(
           *options.blas, options.products, launch,
           [this](CUdeviceptr from, std::int64_t bytes) {
@@ -54,7 +59,9 @@ struct CudaDevice::Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  BlasProducts* products_or_none() { return products ? &*products : nullptr; }
+  CudaCall call(const OpCall& op, const OpTables& tables) {
+    return {op, launch, tables, scratch.address(), products ? &*products : nullptr, attention ? &*attention : nullptr};
+  }
   void synchronize() const { world.synchronize(launch.stream()); }
   /// Reads behind what the stream has done, for which the host waits.
   const std::byte* read(const std::byte* from, std::int64_t bytes) {
@@ -88,6 +95,7 @@ struct CudaDevice::Stream {
   kernels::KernelContext on_host;
   HostKnowledge touched;  // what its thread knew when it last did
   std::optional<BlasProducts> products;
+  std::optional<DnnAttention> attention;
   std::vector<Timed> timed;             // of the stream's thread; the calling thread's while nothing runs
   std::unique_ptr<StreamThread> queue;  // its thread finds no queue here while it is waited for at the end
 };

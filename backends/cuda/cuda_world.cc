@@ -24,9 +24,7 @@ CudaWorld::CudaWorld(std::shared_ptr<Context> context, std::shared_ptr<LocalRank
 
 CudaWorld::CudaWorld(std::shared_ptr<Context> context, const Nccl& nccl, const LaunchEnv& env,
                      const WorldOptions& options)
-    : World(env, options),
-      context_(std::move(context)),
-      local_(std::make_shared<LocalRanks>()) {
+    : World(env, options), context_(std::move(context)), local_(std::make_shared<LocalRanks>()) {
   if (size() == 1) watch_own_device();  // another watch, at which NCCL's waits look
   nccl_ = std::make_unique<NcclRank>(nccl, watch());
   if (size() > 1) one_rank_per_device();

@@ -47,7 +47,9 @@ std::string maker_of(const Op& op, const RanBy& by) {
     case OpKind::attention_backward:
     case OpKind::paged_attention: {
       const std::int64_t d = op.integer(Attr::head_dim), v = op.integer(Attr::value_dim, d);
-      return attends_in_tiles(op.outputs[0].dtype, d, v) ? " tiles" : " rows";
+      const std::string own = attends_in_tiles(op.outputs[0].dtype, d, v) ? "tiles" : "rows";
+      const bool library = by.attention == AttentionPolicy::cudnn && op.kind == OpKind::attention_backward;
+      return library ? " cudnn or " + own : " " + own;
     }
     default:
       return "";

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cuda/dnn_attention.h"
 #include "backends/cuda/products.h"
 #include "graph/plan.h"
 #include "trace/trace.h"
@@ -34,10 +35,12 @@ std::vector<BodyEvidence> body_evidence();
 /// "train.layer.backward" of "train.layer.backward/3", "train.backward" of "train.backward.0.12".
 std::string body_kind(std::string_view name);
 
-/// What an op is made of beside its kernels: who carries between ranks, and which products cuBLASLt forms.
+/// What an op is made of beside its kernels: who carries between ranks, which products cuBLASLt forms, and whether
+/// cuDNN forms attention's gradients.
 struct RanBy {
   std::string transport = "local";  // or "nccl"
   ProductPolicy products = ProductPolicy::own;
+  AttentionPolicy attention = AttentionPolicy::own;
 };
 /// Bodies of a kind as a run executed them.
 struct RunBody {

@@ -34,7 +34,7 @@ bool disturbs(const OpCall& a, const OpCall& b) {
 }
 
 /// By the gradients' dtype.
-std::string named(const char* kernel, const OpCall& c) {
+std::string kernel_of(const char* kernel, const OpCall& c) {
   return fmt::format("{}_{}", kernel, kernel_dtype(c.op.inputs[0].dtype));
 }
 
@@ -90,7 +90,7 @@ void launch_steps(std::span<const OpCall> ops, const Launcher& launch) {
   tensors.many = many_of(ops, [](std::int64_t n) { return blocks_of(n, stepped_by_block); });
   const OpCall& c = ops.front();
   const auto real = [&](Attr a) { return static_cast<float>(c.op.real(a)); };
-  launch(named("adamw", c), {tensors.many.first_block[ops.size()]}, threads, tensors, at(c, c.op.inputs[1]),
+  launch(kernel_of("adamw", c), {tensors.many.first_block[ops.size()]}, threads, tensors, at(c, c.op.inputs[1]),
          at(c, c.op.inputs[2]), real(Attr::beta1), real(Attr::beta2), real(Attr::eps), real(Attr::weight_decay));
 }
 
@@ -100,7 +100,7 @@ void launch_sums(std::span<const OpCall> ops, const Launcher& launch, CUdevicept
   tensors.many =
       many_of(ops, [](std::int64_t n) { return std::min<std::int64_t>(squared_by_blocks, blocks_of(n, threads)); });
   const OpCall& c = ops.front();
-  launch(named("sum_squares_partial", c), {tensors.many.first_block[ops.size()]}, threads, tensors, scratch);
+  launch(kernel_of("sum_squares_partial", c), {tensors.many.first_block[ops.size()]}, threads, tensors, scratch);
   launch("sum_squares_finish", {1}, threads, tensors.many, scratch, at(c, c.op.outputs[0]),
          c.op.integer(Attr::accumulate, 0) != 0 ? 1 : 0);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include "backends/cuda/dnn_attention.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/op_tables.h"
 #include "backends/cuda/products.h"
@@ -13,8 +14,9 @@ namespace hotbunk::cuda {
 struct CudaCall : OpCall {
   const Launcher& launch;
   const OpTables& tables;
-  CUdeviceptr scratch;               // scratch_bytes of the op, this stream's own
-  BlasProducts* products = nullptr;  // cuBLASLt on this stream; none: our kernels form all products
+  CUdeviceptr scratch;                // scratch_bytes of the op, this stream's own
+  BlasProducts* products = nullptr;   // cuBLASLt on this stream; none: our kernels form all products
+  DnnAttention* attention = nullptr;  // cuDNN on this stream; none: our kernels form attention's gradients
 };
 
 using OpLaunch = void (*)(const CudaCall&);

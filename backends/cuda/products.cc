@@ -149,18 +149,41 @@ std::optional<bool> BlasProducts::has_our_bits(const Product& p, const ProductAd
   return true;
 }
 
+bool BlasProducts::note(const Product& p, OpKind kind, std::string_view why) {
+  // The weight: of a forward product the second matrix, of the gradient of its input too, of its own the result.
+  const std::int64_t rows = p.form == Product::Form::nt   ? p.n
+                            : p.form == Product::Form::nn ? p.k
+                                                          : p.m,
+                     columns = p.form == Product::Form::nt ? p.k : p.n;
+  ++noted_[{kind, rows, columns, p.operands, p.result, why}];
+  ++(why.empty() ? counts_.taken : counts_.declined);
+  return why.empty();
+}
+
+std::vector<LibraryChoice> BlasProducts::choices() const {
+  std::vector<LibraryChoice> out;
+  for (const auto& [of, times] : noted_) {
+    const auto& [kind, rows, columns, operands, result, why] = of;
+    std::string dtypes(name_of(operands));
+    if (result != operands) dtypes += fmt::format("/{}", name_of(result));
+    out.push_back({fmt::format("{} {} x {} {}", name_of(kind), rows, columns, dtypes), why.empty() ? "cuBLASLt" : "own",
+                   std::string(why), times});
+  }
+  return out;
+}
+
 bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind, const OwnRows& own) {
   const bool compares = policy_ == ProductPolicy::equal && kind == OpKind::linear;
-  const bool few =
-      compares && (p.m < compared_.rows || p.n < compared_.columns || p.k < compared_.depth || p.accumulate);
+  if (!takes_products(policy_, kind)) return note(p, kind, "not asked for");
+  if (p.m == 0 || p.n == 0 || p.k == 0) return note(p, kind, "no rows");
+  if (compares && p.m < compared_.rows) return note(p, kind, "few rows");
+  if (compares && (p.n < compared_.columns || p.k < compared_.depth || p.accumulate))
+    return note(p, kind, "too small to compare");
   // A bias has the operands' dtype here, the result's there.
-  const bool ours =
-      !takes_products(policy_, kind) || p.m == 0 || p.n == 0 || p.k == 0 || few || (p.bias && p.operands != p.result);
-  Chosen* c = ours ? nullptr : &choose({p, alignment_of(at), compares});
-  if (c == nullptr || c->none || (compares && c->equal == false)) {
-    ++counts_.declined;
-    return false;
-  }
+  if (p.bias && p.operands != p.result) return note(p, kind, "a bias of another dtype");
+  Chosen* c = &choose({p, alignment_of(at), compares});
+  if (c->none) return note(p, kind, "no kernel there");
+  if (compares && c->equal == false) return note(p, kind, "other bits there");
   if (p.bias)
     check(blas_.cublasLtMatmulDescSetAttribute(c->desc, blas::desc_bias_pointer, &at.bias, sizeof at.bias),
           "cublasLtMatmulDescSetAttribute");
@@ -174,13 +197,10 @@ bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kin
   if (compares && !c->equal) {
     ++counts_.compared;
     c->equal = has_our_bits(p, at, own);
-    if (c->equal != true) {  // ours are written over it
-      ++counts_.declined;
-      return false;
-    }
+    // Ours are written over it.
+    if (c->equal != true) return note(p, kind, c->equal ? "other bits there" : "zeros, of which nothing can be said");
   }
-  ++counts_.taken;
-  return true;
+  return note(p, kind, "");
 }
 
 }  // namespace hotbunk::cuda

@@ -14,10 +14,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "backends/cuda/blas_table.h"
 #include "backends/cuda/launch.h"
 #include "graph/op.h"
+#include "runtime/rank_backend.h"
 
 namespace hotbunk::cuda {
 
@@ -80,6 +83,8 @@ class BlasProducts {
     std::int64_t taken = 0, declined = 0, searched = 0, compared = 0;
   };
   Counts counts() const { return counts_; }
+  /// Who formed which products: by op and weight, whatever the rows.
+  std::vector<LibraryChoice> choices() const;
 
  private:
   struct Key {
@@ -100,6 +105,8 @@ class BlasProducts {
   /// Nothing where the result says nothing.
   std::optional<bool> has_our_bits(const Product&, const ProductAddresses&, const OwnRows&) const;
   void check(BlasStatus, const char* call) const;
+  /// Of an op; `why`: of ours.
+  bool note(const Product&, OpKind, std::string_view why);
 
   const BlasLt blas_;
   const ProductPolicy policy_;
@@ -110,6 +117,8 @@ class BlasProducts {
   const DeviceBlock workspace_;
   std::map<Key, Chosen> chosen_;
   Counts counts_;
+  /// By op, rows and columns of its weight, dtypes, and why it is ours ("": it is not).
+  std::map<std::tuple<OpKind, std::int64_t, std::int64_t, DType, DType, std::string_view>, std::int64_t> noted_;
 };
 
 }  // namespace hotbunk::cuda

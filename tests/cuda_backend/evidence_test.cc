@@ -102,22 +102,28 @@ TEST_CASE("an op is named by what it is made of: who carries, which products, wh
     op.outputs.push_back(toy::tensor(0, {64}, DType::bf16));
     return op;
   };
-  const auto attends = [&](std::int64_t d) {
-    Op op = of(OpKind::attention);
+  const auto attends = [&](std::int64_t d, OpKind kind = OpKind::attention) {
+    Op op = of(kind);
     op.attrs = {{Attr::heads, std::int64_t{1}}, {Attr::kv_heads, std::int64_t{1}}, {Attr::head_dim, d}};
     return op;
   };
   Op gather = of(OpKind::all_gather);
   gather.group = 0;
-  p.phases = {{hotbunk::test::block_of(
-      p, "block", {gather, of(OpKind::linear), of(OpKind::linear_wgrad), attends(16), attends(20)})}};
+  p.phases = {{hotbunk::test::block_of(p, "block",
+                                       {gather, of(OpKind::linear), of(OpKind::linear_wgrad), attends(16), attends(20),
+                                        attends(16, OpKind::attention_backward)})}};
   plan.programs = {p}, plan.program_of_rank = {0, 0};
   PhaseTotal total;
   total.phase = 0, total.blocks = 1;
   const auto ops = [&](const cuda::RanBy& by) { return cuda::bodies_that_ran(plan, std::vector{total}, by).at(0).ops; };
   CHECK(ops({.transport = "nccl", .products = cuda::ProductPolicy::backward}) ==
         std::vector<std::string>{"all_gather bf16 nccl", "attention bf16 rows", "attention bf16 tiles",
-                                 "linear bf16 own", "linear_wgrad bf16 cublasLt"});
+                                 "attention_backward bf16 tiles", "linear bf16 own", "linear_wgrad bf16 cublasLt"});
   CHECK(ops({}) == std::vector<std::string>{"all_gather bf16 local", "attention bf16 rows", "attention bf16 tiles",
-                                            "linear bf16 own", "linear_wgrad bf16 own"});
+                                            "attention_backward bf16 tiles", "linear bf16 own",
+                                            "linear_wgrad bf16 own"});
+  // Gradients alone: what cuDNN takes is known only when it is asked.
+  CHECK(ops({.attention = cuda::AttentionPolicy::cudnn}) ==
+        std::vector<std::string>{"all_gather bf16 local", "attention bf16 rows", "attention bf16 tiles",
+                                 "attention_backward bf16 cudnn or tiles", "linear bf16 own", "linear_wgrad bf16 own"});
 }

@@ -6,6 +6,7 @@
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/fake/fake_blas.h"
+#include "backends/cuda/fake/fake_dnn.h"
 #include "base/check.h"
 #include "rl/sft_driver.h"
 #include "runtime/launch.h"
@@ -82,6 +83,7 @@ Result<Trace> play(const Plan& plan, const Scenario& scenario, World& world, Ite
   const auto steps = static_cast<std::int32_t>(scenario.steps);
   const auto first = setting.resume ? static_cast<std::int32_t>(setting.resume->state.step) + 1 : 1;
   auto trace = execute(plan, *backend, **driver, {.steps = steps, .local_ranks = {rank}, .first_step = first});
+  if (trace && rank == 0) out.choices = backend->library_choices();
   if (trace && rank == 0)
     for (const SampleRecord& r : (*driver)->sample_records(steps, 0, most_samples))
       out.samples.push_back(r.sequence.tokens);
@@ -107,6 +109,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
                          .granularity_bytes = 4096,
                          .modules = cuda::test::parsed_kernels()});
   cuda::FakeBlasLt blas(fake);
+  cuda::FakeDnn dnn(fake);
   if (setting.blas_sums_as_ours) blas.sum_as_ours();
   if (setting.prepare) setting.prepare(fake);
   cuda::Driver table = fake.table();
@@ -117,15 +120,18 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   std::vector<Trace> parts(static_cast<std::size_t>(ranks));
   const auto play_rank = [&](cuda::CudaWorld& world) -> std::string {
     const auto trace = play(plan, scenario, world, out, setting, [&](TrainingDriver& driver) {
-      return std::make_unique<cuda::CudaBackend>(world, driver,
-                                                 cuda::CudaOptions{.span_steps = 0,
-                                                                   .graphs = setting.graphs,
-                                                                   .host_threads = setting.host_threads,
-                                                                   .check_order = setting.check_order,
-                                                                   .blas = blas.table(),
-                                                                   .compared = setting.compared,
-                                                                   .products = setting.products,
-                                                                   .scope = ""});
+      return std::make_unique<cuda::CudaBackend>(
+          world, driver,
+          cuda::CudaOptions{.span_steps = 0,
+                            .graphs = setting.graphs,
+                            .host_threads = setting.host_threads,
+                            .check_order = setting.check_order,
+                            .blas = blas.table(),
+                            .compared = setting.compared,
+                            .dnn = setting.dnn_attention ? std::optional(dnn.table()) : std::nullopt,
+                            .attention_workspace_bytes = std::int64_t{4} << 20,
+                            .products = setting.products,
+                            .scope = ""});
     });
     std::string failure = trace ? "" : render(trace.error());
     if (trace) parts[static_cast<std::size_t>(world.rank())] = *trace;
@@ -157,7 +163,6 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   out.findings = fake.findings();
   out.calls = fake.calls();
   for (const auto& [kernel, counts] : fake.kernel_counts()) out.launches[kernel] = counts.launches;
-  out.calls.merge(blas.calls());
   out.faults_met = fake.faults_met();
   if (out.went_well()) out.trace = merge_traces(parts);
   return out;

@@ -15,6 +15,7 @@
 #include "exec/lengths.h"
 #include "graph/plan.h"
 #include "rl/checkpoint.h"
+#include "runtime/rank_backend.h"
 #include "spec/scenario.h"
 #include "trace/trace.h"
 
@@ -33,6 +34,7 @@ struct Iteration {
   std::map<std::string, std::int64_t> calls;
   std::map<std::string, std::int64_t> launches;  // by kernel, of both ranks
   std::int64_t faults_met = 0;
+  std::vector<LibraryChoice> choices;              // of rank 0, where all went well
   Trace trace;                                     // of all ranks, where all went well
   std::vector<SampleLengths> lengths;              // by step
   std::vector<std::vector<std::int32_t>> samples;  // tokens of the last step's, with their prompts
@@ -49,6 +51,7 @@ struct Setting {
   cuda::ProductPolicy products = cuda::ProductPolicy::own;  // what cuBLASLt's double forms
   cuda::ComparedProducts compared{};
   bool blas_sums_as_ours = false;
+  bool dnn_attention = false;  // cuDNN's double forms attention's gradients
   int host_threads = 1;
   std::filesystem::path checkpoints{};               // where they are written; empty: nowhere
   std::optional<SavedCheckpoint> resume{};           // which one the run goes on from

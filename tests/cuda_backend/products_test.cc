@@ -3,16 +3,14 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "backends/cuda/fake/fake_blas.h"
-#include "backends/cuda/staging.h"
 #include "base/rng.h"
 #include "lowering/lower.h"
+#include "tests/cuda_backend/device_bench.h"
 #include "tests/cuda_backend/iteration.h"
 
 using namespace hotbunk;
@@ -23,44 +21,8 @@ namespace products_test {
 namespace {
 
 /// A device with room for one product, and cuBLASLt's double.
-struct Bench {
-  FakeDriver fake;
+struct Bench : cuda::test::DeviceBench {
   FakeBlasLt blas{fake};
-  Context context{fake.table()};
-  OwnedStream stream{context};
-  Launcher launch{context, stream.handle()};
-  Staging staging{context, stream.handle()};
-  DeviceBlock memory{context, std::int64_t{1} << 21};
-
-  void write(CUdeviceptr to, const std::vector<float>& v, DType dtype) {
-    std::byte* here = staging.take(static_cast<std::int64_t>(4 * v.size()));
-    for (std::size_t i = 0; i < v.size(); ++i) {
-      if (dtype == DType::f32) std::memcpy(here + 4 * i, &v[i], 4);
-      else {
-        const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(v[i]) >> 16);
-        std::memcpy(here + 2 * i, &half, 2);
-      }
-    }
-    HB_CUDA(context.driver(),
-            cuMemcpyHtoDAsync(to, here, v.size() * static_cast<std::size_t>(size_of(dtype)), stream.handle()));
-    staging.in_use();
-  }
-  std::vector<float> read(CUdeviceptr from, std::size_t n, DType dtype) {
-    std::byte* here = staging.take(static_cast<std::int64_t>(4 * n));
-    HB_CUDA(context.driver(),
-            cuMemcpyDtoHAsync(here, from, n * static_cast<std::size_t>(size_of(dtype)), stream.handle()));
-    HB_CUDA(context.driver(), cuStreamSynchronize(stream.handle()));
-    std::vector<float> out(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      if (dtype == DType::f32) std::memcpy(&out[i], here + 4 * i, 4);
-      else {
-        std::uint16_t half;
-        std::memcpy(&half, here + 2 * i, 2);
-        out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-      }
-    }
-    return out;
-  }
 };
 
 /// Numbers that bf16 has, and so few that products of them are exact in fp32: sums differ by their order alone.
@@ -230,6 +192,30 @@ TEST_CASE("of many shapes no more are kept than there is room for") {
   CHECK(products.counts().searched == static_cast<std::int64_t>(BlasProducts::most_chosen) + 2);
   HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
   CHECK(t.fake.findings().empty());
+}
+
+TEST_CASE("a call of cuBLASLt's that fails ends the run with rank, phase and op") {
+  const Scenario scenario = tiny_job();
+  const auto plan = lower(scenario);
+  REQUIRE(plan);
+  Setting setting{.memory_bytes = std::int64_t{512} << 20, .products = ProductPolicy::backward};
+  const Iteration whole = run_iteration(*plan, scenario, setting);
+  REQUIRE_THAT(whole.text(), Catch::Equals(""));
+  int entries = 0;
+  for (const auto& [entry, calls] : whole.calls) {
+    if (!entry.starts_with("cublasLt") || entry == "cublasLtMatmulAlgoGetHeuristic") continue;  // that one may decline
+    ++entries;
+    setting.prepare = [&, at = entry, nth = calls / 2 + 1](FakeDriver& f) {
+      f.fail_call(at, nth, CUDA_ERROR_LAUNCH_FAILED);
+    };
+    const Iteration it = run_iteration(*plan, scenario, setting);
+    INFO(entry << "\n" << it.text());
+    CHECK(it.faults_met == 1);
+    CHECK_THAT(it.text(), Catch::Contains(entry) && Catch::Contains("CUBLAS_STATUS_INTERNAL_ERROR"));
+    if (entry != "cublasLtCreate")
+      CHECK_THAT(it.text(), Catch::Contains("rank ") && Catch::Contains("phase train") && Catch::Contains("(op "));
+  }
+  CHECK(entries == 6);
 }
 
 TEST_CASE(

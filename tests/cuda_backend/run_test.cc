@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <future>
+#include <map>
 #include <set>
 
 #include "tests/cuda_backend/runs.h"
@@ -155,7 +156,7 @@ TEST_CASE(
     for (auto& run : runs) ended.push_back(run.get());
     return ended;
   };
-  const ReservedPort first, second, third, fourth;
+  const ReservedPort first, second, third, fourth, fifth;
   const Ended threads = folder.run("threads", demo);
   INFO(threads.err);
   REQUIRE(threads.code == 0);
@@ -193,6 +194,67 @@ TEST_CASE(
     CHECK(no_import[r].code == 3);
     CHECK_THAT(no_import[r].err, Catch::Contains("cannot be mapped by rank 1") && Catch::Contains("phase sync"));
   }
+  // Ranks whose gradients would be of other libraries are refused before the first step.
+  const auto apart = launched("apart", demo, "--attention-backward cudnn", fifth.number());
+  for (std::size_t r = 0; r < apart.size(); ++r) {
+    INFO(r << ": " << apart[r].err);
+    CHECK(apart[r].code == 2);
+    CHECK_THAT(apart[r].err, Catch::Contains("E705") && Catch::Contains("--attention-backward: rank 0 has own kernels, "
+                                                                        "rank 1 has cuDNN 9.19.0 (double)"));
+  }
+}
+
+TEST_CASE("the demo with attention's backward by cuDNN: what it was and who formed what is in its summary") {
+  const Folder folder;
+  const std::string demo =
+      fmt::format("{} --backend cuda-fake --set train.precision.params=bf16 --set rollout.dtype=bf16", short_demo);
+  const Ended own = folder.run("own", demo), dnn = folder.run("dnn", demo + " --attention-backward cudnn"),
+              both = folder.run("both", demo + " --attention-backward cudnn --products equal");
+  for (const Ended* e : {&own, &dnn, &both}) {
+    INFO(e->err);
+    REQUIRE(e->code == 0);
+    CHECK(json_from<Json>(e->out)["equal"] == true);  // P1, P2
+  }
+  const Json summary = json_from<Json>(dnn.out), without = json_from<Json>(own.out);
+  CHECK(without["attention_backward"] == "own kernels");
+  CHECK(without["library_choices"].empty());
+  CHECK(summary["attention_backward"] == "cuDNN 9.19.0 (double), what it takes");
+  // Two layers, two steps, of rank 0.
+  CHECK(summary["library_choices"] == Json::parse(R"([{"op": "attention_backward", "by": "cuDNN", "times": 4}])"));
+  bool named = false;
+  for (const Json& body : summary["bodies"])
+    if (body["body"] == "train.layer.backward") {
+      named = Json(body["ops"]).dump().find("attention_backward bf16/fp32 cudnn or tiles") != std::string::npos;
+      CHECK(body["last_run_on_hardware"].is_null());
+    }
+  CHECK(named);
+  // The first step's figures: the same but for the gradients' roundings.
+  check_figures({folder.lines("dnn", "metrics.jsonl").front()}, {folder.lines("own", "metrics.jsonl").front()}, 0.005);
+  // Forward products have few rows here, so they are ours; the backward ones of each weight are cuBLASLt's.
+  std::map<std::string, std::string> by;
+  const Json of_both = json_from<Json>(both.out);
+  for (const Json& c : of_both["library_choices"]) {
+    by[c["op"]] = std::string(c["by"]) + (c.contains("why") ? ": " + std::string(c["why"]) : "");
+    CHECK(c["times"] > 0);
+  }
+  CHECK(by.at("attention_backward") == "cuDNN");
+  CHECK(by.at("linear 128 x 64 bf16") == "own: few rows");  // queries, keys and values of 4 + 2 + 2 heads of 16
+  CHECK(by.at("linear_dgrad 128 x 64 bf16") == "cuBLASLt");
+  CHECK(by.at("linear_wgrad 128 x 64 bf16/fp32") == "cuBLASLt");
+  // The folder keeps it, also for a report made anew.
+  CHECK(folder.command(fmt::format("{} report {}", program_file, (folder.root / "both").string()), "report").code == 0);
+  const Json saved = json_from<Json>(read_file(folder.root / "both/summary.json").value_or(""));
+  CHECK(saved["library_choices"] == of_both["library_choices"]);
+  CHECK(saved["attention_backward"] == summary["attention_backward"]);
+
+  for (const char* fault : {"cudnnBackendExecute:3", "cudnnBackendFinalize:40"}) {
+    const Ended failed =
+        folder.run("failed", fmt::format("{} --attention-backward cudnn --overwrite --fake-fault {}", demo, fault));
+    INFO(failed.err);
+    CHECK(failed.code == 3);
+    CHECK_THAT(failed.err, Catch::Contains("rank ") && Catch::Contains("phase train") && Catch::Contains("(op ") &&
+                               Catch::Contains("attention") && Catch::Contains("CUDNN_STATUS_INTERNAL_ERROR"));
+  }
 }
 
 TEST_CASE("what a backend has not is refused before anything runs") {
@@ -208,6 +270,7 @@ TEST_CASE("what a backend has not is refused before anything runs") {
   refused("--backend cuda-fake --fake-fault cuLaunchKernel", 2, "E708");
   refused("--fake-fault cuLaunchKernel:1", 2, "E707");
   refused("--backend cuda-fake --transport shm", 2, "E707");
+  refused("--attention-backward cudnn", 2, "E707");
   refused("--backend cuda-fake --set model.head_dim=264 --set cluster.device_memory_mib=64", 2,
           "heads of 256 numbers at most, not 264");
 }

@@ -205,6 +205,7 @@ TEST_CASE("what a GPU leaves undefined is found and named", "[ptx]") {
   CHECK(check_of(shared + "setp.eq.s32 %p1, %r0, 3; @%p1 bar.sync 0;") == Check::barrier);
   CHECK(check_of("mov.u32 %r9, 0; setp.lt.s32 %p1, %r0, 16; @%p1 shfl.sync.bfly.b32 %r9, %r0, 1, 31, -1;") ==
         Check::warp_operation);
+  CHECK(check_of("mov.u32 %r9, 0; setp.eq.s32 %p1, %r0, 3; @%p1 trap;") == Check::trap);
   CHECK_THROWS_AS(run<std::uint32_t>("u32", "mov.u32 %r9, 0;", 2048), Finding);
 }
 

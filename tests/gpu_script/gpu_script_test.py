@@ -22,6 +22,9 @@ SOURCE, HOTBUNK = sys.argv[1], sys.argv[2]
 STAND_IN = """#!{python}
 import json, os, sys
 args = sys.argv[1:]
+if args == ["doctor"]:
+    print("ok   cuDNN                  9.19.0: attention's backward, where it is asked for" if os.environ.get("DNN") else "")
+    sys.exit(0)
 out = args[args.index("--out") + 1]
 backend = args[args.index("--backend") + 1] if "--backend" in args else "cpu"
 if backend == "cuda-fake" and "demo" not in args[1]:
@@ -37,7 +40,9 @@ with open(out + "/summary.json", "w") as f:  # state on the host has another kin
     ops = ["linear bf16 of " + shape for shape in ("1b", "8b") if shape in args[1]] or ops
     bodies = [{{"body": "train.adamw", "ops": ops}}, {{"body": "a.new.one", "ops": ["zero fp32"]}}]
     products = "cuBLASLt 13.1.0, backward alone" if "8b" in args[1] else "own kernels"
-    json.dump({{"bodies": bodies, "matrix_products": products}} if backend == "cuda" else {{}}, f)
+    choices = [{{"op": "attention_backward", "by": os.environ.get("DNN", "own"), "times": 4}}] if "cudnn" in args else []
+    json.dump({{"bodies": bodies, "matrix_products": products, "library_choices": choices}} if backend == "cuda" else {{}},
+              f)
 other = backend != "cpu" and os.environ.get("OTHER_LENGTHS") == "1"
 with open(out + "/lengths.jsonl", "w") as f:
     f.write("[1, 2]\\n" if not other else "[2, 1]\\n")
@@ -108,7 +113,8 @@ class GpuScript(unittest.TestCase):
         self.assertEqual(s.status, 0, s.said)
         self.assertIn("machine: no GPU (cuda-fake)", s.said)
         for what in ("conformance suite", "the demo, shortened, on CPU ranks", "the demo, ranks as threads on one device",
-                     "the same lengths were sampled", "state on the host", "sequences that ranks hold in parts"):
+                     "the same lengths were sampled", "state on the host", "sequences that ranks hold in parts",
+                     "the demo, attention's backward by cuDNN"):
             self.assertRegex(s.row(what), r" ok +\d+\.\d s$")
         self.assertIn("no row", s.row("the whole demo learns"))
         for what in ("tiny: training step", "tiny: decode, 4 sequences", "tiny: sleep of training's state",
@@ -147,6 +153,15 @@ class GpuScript(unittest.TestCase):
             "linear bf16 of 8b": run})
         self.assertEqual(s.bodies["train.zero"], {"zero fp32": s.earlier})
         self.assertTrue(run["commit"])
+
+    def test_cudnn_is_asked_where_it_is_and_is_evidence_where_it_took_something(self):
+        taken, declined = Script("cuda", DNN="cuDNN"), Script("cuda", DNN="own")
+        for s in (taken, declined):
+            self.assertEqual(s.status, 0, s.said)
+            self.assertRegex(s.row("the demo, attention's backward by cuDNN"), r" ok +\d+\.\d s$")
+        self.assertIn("attention's backward by cuDNN", taken.claims)
+        self.assertNotIn("attention's backward by cuDNN", declined.claims)
+        self.assertIn("no row", Script("cuda").row("the demo, attention's backward"))
 
     def test_what_fails_is_a_row_an_exit_status_and_no_evidence(self):
         s = Script("cuda", CONFORMANCE="1", OTHER_LENGTHS="1", FAILS="1")

@@ -105,11 +105,7 @@ struct FakeBlasLt::Entries {
   template <class Body>
   static BlasStatus call(const char* name, Body&& body) {
     FakeBlasLt* b = alive_blas.load();
-    if (b == nullptr) return internal_error;
-    {
-      const std::lock_guard lock(b->mutex_);
-      ++b->calls_[name];
-    }
+    if (b == nullptr || b->driver_.other_call(name) != CUDA_SUCCESS) return internal_error;
     return body(*b);
   }
   template <class T>
@@ -267,9 +263,12 @@ FakeBlasLt::FakeBlasLt(FakeDriver& driver) : driver_(driver) {
 }
 FakeBlasLt::~FakeBlasLt() { alive_blas.store(nullptr); }
 
-std::map<std::string, std::int64_t> FakeBlasLt::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
+bool FakeBlasLt::has_entry(const std::string& name) {
+#define HB_BLAS_NAMED(entry, ...) \
+  if (name == #entry) return true;
+  HB_BLAS_ENTRIES(HB_BLAS_NAMED)
+#undef HB_BLAS_NAMED
+  return false;
 }
 
 BlasLt FakeBlasLt::table() {

@@ -47,6 +47,26 @@ void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
   faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
 }
 
+CUresult FakeDriver::met(const std::string& entry, std::unique_lock<std::mutex>& lock) {
+  const std::int64_t nth = ++calls_[entry];
+  if (const auto at = faults_.find(entry); at != faults_.end())
+    if (const auto fault = at->second.find(nth); fault != at->second.end()) {
+      ++faults_met_;
+      if (!fault->second.hangs) return fault->second.error;
+      ++hanging_;
+      gone_.wait(lock, [&] { return going_; });
+      --hanging_;
+      gone_.notify_all();
+      return CUDA_ERROR_DEINITIALIZED;
+    }
+  return sticky_;
+}
+
+CUresult FakeDriver::other_call(const std::string& entry) {
+  std::unique_lock lock(mutex_);
+  return met(entry, lock);
+}
+
 std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {
   const auto library = libraries_.find(kernel.library);
   if (library == libraries_.end()) throw RuntimeFailure("its library was unloaded before it ran");

@@ -52,6 +52,8 @@ struct FakeOptions {
   /// Of physical memory. 2 MiB on every GPU so far; smaller ones tell neighbours in a small arena apart.
   std::int64_t granularity_bytes = std::int64_t{2} << 20;
   std::shared_ptr<PtxModules> modules = std::make_shared<PtxModules>();
+  /// 90 of sm_90.
+  int compute_capability = 90;
   /// Whether memory can be made that network adapters reach (GPUDirect RDMA).
   bool rdma = true;
   /// Whether bytes, sectors and passes over banks are counted, which takes time (kernel_counts).
@@ -105,6 +107,9 @@ class FakeDriver {
   /// Enqueues work of another library that runs at once when its turn comes; a stream that captures takes it into its
   /// graph. For the double of cuBLASLt. `run` is called with this double locked; what it throws is a finding.
   CUresult enqueue_work(CUstream, const std::string& name, std::function<std::vector<Touch>()> run);
+  /// Another library's entry point is called: counted, and what was put there happens, as to the driver's own; the
+  /// error that it returns, CUDA_SUCCESS to go on.
+  CUresult other_call(const std::string& entry);
   /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
   /// would compute with bytes that never came.
   void give_up();
@@ -121,6 +126,7 @@ class FakeDriver {
 
  private:
   friend struct Entries;
+  CUresult met(const std::string& entry, std::unique_lock<std::mutex>&);
 
   struct Task {
     std::int32_t name = 0;

@@ -32,18 +32,7 @@ struct FakeDriver::Entries {
     FakeDriver* d = alive.load();
     if (d == nullptr) return CUDA_ERROR_DEINITIALIZED;
     std::unique_lock lock(d->mutex_);
-    const std::int64_t nth = ++d->calls_[name];
-    if (const auto entry = d->faults_.find(name); entry != d->faults_.end())
-      if (const auto fault = entry->second.find(nth); fault != entry->second.end()) {
-        ++d->faults_met_;
-        if (!fault->second.hangs) return fault->second.error;
-        ++d->hanging_;
-        d->gone_.wait(lock, [&] { return d->going_; });
-        --d->hanging_;
-        d->gone_.notify_all();
-        return CUDA_ERROR_DEINITIALIZED;
-      }
-    if (d->sticky_ != CUDA_SUCCESS) return d->sticky_;
+    if (const CUresult r = d->met(name, lock); r != CUDA_SUCCESS) return r;
     return body(*d);
   }
 
@@ -90,11 +79,12 @@ struct FakeDriver::Entries {
   static CUresult device_attribute(int* out, CUdevice_attribute which, CUdevice) {
     switch (which) {
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *out = 8;
-        return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-        *out = 0;
-        return CUDA_SUCCESS;
+        return call("cuDeviceGetAttribute", [&](auto& d) {
+          const int both = d.options_.compute_capability;
+          *out = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? both / 10 : both % 10;
+          return CUDA_SUCCESS;
+        });
       case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:

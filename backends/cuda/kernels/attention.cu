@@ -129,6 +129,23 @@ HB_DEVICE void clear_idle_rows(E* o, float* lse, const int32_t* cu_seqlens, int 
 
 }  // namespace
 
+/// Of S packed sequences, lengths [S] and what a row, its outputs and its heads begin at, counted in their elements,
+/// [S + 1] each, one list behind the other: for a library that finds sequences by offsets. One that is longer than the
+/// host could know ends the launch: the library was told of `longest`, and would leave out the rest. Threads: S + 1.
+extern "C" __global__ void attention_lengths(const int32_t* cu_seqlens, int32_t* out, int S,
+                                             hotbunk::AttentionHeads heads, int longest) {
+  const int s = blockIdx.x * blockDim.x + threadIdx.x;
+  if (s > S) return;
+  const int begin = cu_seqlens[s];
+  out[S + s] = begin * Heads(heads).width();
+  out[2 * S + 1 + s] = begin * heads.a * heads.v;
+  out[3 * S + 2 + s] = begin * heads.a;
+  if (s == S) return;
+  const int length = cu_seqlens[s + 1] - begin;
+  if (length > longest) __trap();
+  out[s] = length;
+}
+
 /// Grids of attention, query_backward and paged_attention: T a warps; key_backward: T k warps; kv_write and
 /// clear_idle_rows: T blocks.
 #define HB_ATTENTION(E, name)                                                                                          \

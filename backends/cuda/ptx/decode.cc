@@ -301,6 +301,7 @@ bool decode_control(Words& w, Instruction& i) {
   const std::string_view name = w.name();
   if (name == "bra") i.opcode = Opcode::bra, w.take("uni");
   else if (name == "ret" || name == "exit") i.opcode = Opcode::ret, w.take("uni");
+  else if (name == "trap") i.opcode = Opcode::trap;
   else if (name == "bar" || name == "barrier") decode_barrier(w, i);
   else if (name == "membar" || name == "fence") i.opcode = Opcode::fence, w.ignore_order();
   else return false;

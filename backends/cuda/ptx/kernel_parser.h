@@ -208,6 +208,7 @@ class KernelParser {
         branches_.emplace_back(kernel_.code.size(), std::string(all[0]));
         return;
       case Opcode::ret:
+      case Opcode::trap:
       case Opcode::fence:
       case Opcode::cp_async_commit:
         return;

@@ -166,6 +166,8 @@ void run(Warp& w) {
     if (i.opcode == Opcode::bra) branch(w, i, mask);
     else if (i.opcode == Opcode::ret) leave(w, mask);
     else if (i.opcode == Opcode::bar_sync) arrive(w, i, mask);
+    else if (i.opcode == Opcode::trap)
+      throw Finding(Check::trap, fmt::format("{}: {}, warp {}", name_of(Check::trap), w.block->at(i), w.index));
     else {
       run_one(w, i, mask);
       ++w.pc;
@@ -281,6 +283,8 @@ std::string_view name_of(Check check) {
       return "divergent barrier";
     case Check::warp_operation:
       return "divergent warp operation";
+    case Check::trap:
+      return "trap";
     case Check::launch:
       return "launch";
   }

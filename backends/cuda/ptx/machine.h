@@ -27,6 +27,7 @@ enum class Check : std::uint8_t {
   shared_race,     // two threads, one writes, no barrier between
   barrier,         // a barrier that not all threads of the block reach
   warp_operation,  // a shuffle, vote or ldmatrix that not all named lanes reach together
+  trap,            // the kernel gives up
   launch,          // more threads or shared memory than there is, parameters that do not match
 };
 std::string_view name_of(Check);

@@ -110,6 +110,7 @@ enum class Opcode : std::uint8_t {
   // control
   bra,
   ret,
+  trap,
   bar_sync,
   bar_warp,
   // warp
