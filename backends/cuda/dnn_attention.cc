@@ -213,13 +213,16 @@ DnnAttention::Pieces DnnAttention::pieces(const AttentionBackward& a, std::int64
 
 bool DnnAttention::take(const AttentionBackward& a, const AttentionBackwardAddresses& at) {
   std::string why = why_not(a);
-  Pieces todo;
+  Pieces parts;
   const auto longest =
       static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(shortest, longest_at_most(a)))));
   if (why.empty()) {
-    if (chosen_.size() >= most_graphs) chosen_.clear();
-    todo = pieces(a, longest);
-    why = todo.why_none;
+    if (chosen_.size() >= most_graphs) {  // none goes while what is enqueued executes it
+      HB_CUDA(launch_.driver(), cuStreamSynchronize(launch_.stream()));
+      chosen_.clear();
+    }
+    parts = pieces(a, longest);
+    why = parts.why_none;
   }
   if (!why.empty()) {
     ++counts_.declined, ++counts_.reasons[why];
@@ -231,9 +234,9 @@ bool DnnAttention::take(const AttentionBackward& a, const AttentionBackwardAddre
   launch_("attention_lengths", {blocks_of(a.sequences + 1, lengths_threads)}, lengths_threads, at.cu_seqlens,
           lengths_.address(), sequences, h, static_cast<int>(longest));
   std::int64_t first = 0;
-  for (std::size_t i = 0; i < todo.graphs.size(); ++i) {
-    execute(*todo.graphs[i], a, at, first);
-    first += todo.sequences[i];
+  for (std::size_t i = 0; i < parts.graphs.size(); ++i) {
+    execute(*parts.graphs[i], a, at, first);
+    first += parts.sequences[i];
   }
   ++counts_.taken;
   return true;
@@ -256,7 +259,7 @@ void DnnAttention::execute(const Chosen& chosen, const AttentionBackward& a, con
   const auto list = [&](std::int64_t begin) {
     return of(lengths_.address() + static_cast<CUdeviceptr>((begin + first) * std::int64_t{sizeof(std::int32_t)}));
   };
-  const std::int64_t S = a.sequences;
+  const std::int64_t count = a.sequences;
   const auto columns = [&](CUdeviceptr rows, std::int64_t column) {
     return of(rows + static_cast<CUdeviceptr>(column * size_of(DType::bf16)));
   };
@@ -265,9 +268,9 @@ void DnnAttention::execute(const Chosen& chosen, const AttentionBackward& a, con
               window = static_cast<float>(a.scores.window);
   std::map<DnnGraph::Id, const void*> addresses = {{g.query_lengths, list(0)},
                                                    {g.key_lengths, list(0)},
-                                                   {g.row_offsets, list(S)},
-                                                   {g.output_offsets, list(2 * S + 1)},
-                                                   {g.head_offsets, list(3 * S + 2)},
+                                                   {g.row_offsets, list(count)},
+                                                   {g.output_offsets, list(2 * count + 1)},
+                                                   {g.head_offsets, list(3 * count + 2)},
                                                    {g.q, of(at.x)},
                                                    {g.k, columns(at.x, keys)},
                                                    {g.v, columns(at.x, values)},
