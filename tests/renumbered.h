@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "graph/plan.h"
