@@ -2,12 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/shell_quoted.h"
 #include "cli/command.h"
+#include "cli/run_facts.h"
 #include "cli/streams.h"
+#include "graph/print.h"
 #include "trace/summary.h"
 
 namespace hotbunk {
@@ -18,6 +23,40 @@ struct CompareArguments {
   std::optional<double> max_error;
   bool json = false;
 };
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+/// Two saved plans: what they were made from, and what the second does otherwise.
+int compare_plans(const CompareArguments& o) {
+  std::vector<PlanFile> plans;
+  for (const std::string& path : {o.folder, o.other}) {
+    auto plan = saved_plan(path);
+    if (!plan) return report_errors(plan.error());
+    plans.push_back(std::move(*plan));
+  }
+  const std::string hashes[] = {plan_hash(plans[0].plan), plan_hash(plans[1].plan)};
+  std::vector<std::string> lines = differences(plans[0].made_from, "first", plans[1].made_from, "second");
+  std::istringstream changes(diff_plans(plans[0].plan, plans[1].plan));
+  for (std::string line; std::getline(changes, line);) lines.push_back(line);
+  const bool equal = lines.empty();
+  if (o.json) {
+    print_document(json_text(nlohmann::ordered_json{{"schema", "hotbunk.plan-difference/1"},
+                                                    {"equal", equal},
+                                                    {"plans", {hashes[0], hashes[1]}},
+                                                    {"differences", lines}},
+                             1));
+  } else {
+    fmt::print("{}", equal ? fmt::format("Both are plan {}\n", hashes[0])
+                           : fmt::format("plan {} -> {}\n", hashes[0], hashes[1]));
+    for (const std::string& line : lines) fmt::print("{}\n", printable_line(line));
+  }
+  flush_output();
+  if (!o.json) say_next("run SCENARIO --plan " + shell_quoted(o.other));
+  return equal ? exit_done : exit_no;
+}
 
 /// The other side: another run of the same plan, or a simulation with the lengths that the run had.
 Result<Trace> other_side(const CompareArguments& o, const LoadedRun& run) {
@@ -30,7 +69,9 @@ Result<Trace> other_side(const CompareArguments& o, const LoadedRun& run) {
           .message = "the two run folders are of different plans",
           .where = {o.other},
           .notes = {fmt::format("{} has plan {}, {} has {}", o.folder, run.job.hash, o.other, loaded->job.hash)},
-          .help = "compare runs of one plan; `hotbunk plan --print` shows what each does"});
+          .help = fmt::format("compare runs of one plan; how the plans differ: hotbunk compare {} {}",
+                              shell_quoted(RunFolder{o.folder}.plan().string()),
+                              shell_quoted(RunFolder{o.other}.plan().string()))});
     return std::move(loaded->trace);
   }
   const auto hardware = hardware_of(run.job.scenario);
@@ -46,6 +87,7 @@ Result<Trace> other_side(const CompareArguments& o, const LoadedRun& run) {
 }
 
 int run(const CompareArguments& o) {
+  if (is_file(o.folder) && is_file(o.other)) return compare_plans(o);
   auto loaded = read_run_folder({o.folder});
   if (!loaded) return report_errors(loaded.error());
   if (loaded->trace.source != "measured")
@@ -73,9 +115,12 @@ int run(const CompareArguments& o) {
 void add_compare(CommandLine& line) {
   auto o = std::make_shared<CompareArguments>();
   const Command sub = line.add_command(
-      "compare", "simulated beside measured: bytes and calls must be equal, times come with their error");
-  sub.option("folder", o->folder, "run folder of a measured run").required();
-  sub.option("other", o->other, "another run folder of the same plan (default: simulate with the run's lengths)");
+      "compare",
+      "simulated beside measured: bytes and calls must be equal, times come with their error; or a saved plan beside "
+      "another");
+  sub.option("folder", o->folder, "run folder of a measured run; or a plan that `plan --out` saved").required();
+  sub.option("other", o->other,
+             "another run folder of the same plan (default: simulate with the run's lengths); or another saved plan");
   sub.option("--max-error", o->max_error, "exit 1 when the iteration's time error is larger than this fraction")
       .check(finite_in(0.0, 1e6));
   sub.flag("--json", o->json, "one JSON document on stdout, nothing else there");

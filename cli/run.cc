@@ -103,9 +103,7 @@ Takes takes(const RunArguments& o, const Start& start, const std::filesystem::pa
 /// A saved plan is a promise: what runs must be it, and made from the same scenario.
 Status check_drift(const RunArguments& o, const Job& job) {
   if (o.plan.empty()) return {};
-  auto text = read_file(o.plan);
-  if (!text) return tl::unexpected(text.error());
-  auto saved = plan_file_from_json(*text, o.plan);
+  const auto saved = saved_plan(o.plan);
   if (!saved) return tl::unexpected(saved.error());
   const std::string hash = plan_hash(saved->plan);
   std::vector<std::string> notes;

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "spec/content_digest.h"
 #include "spec/model_config.h"
@@ -77,6 +78,11 @@ PlanFacts run_facts(const Job& job, const PlanFacts& options) {
   facts["plan"] = job.hash;
   facts["build"] = fmt::format("{} {}", HOTBUNK_VERSION, build_id());
   return facts;
+}
+
+Result<PlanFile> saved_plan(const std::string& path) {
+  const auto text = read_file(path);
+  return text ? plan_file_from_json(*text, path) : tl::unexpected(text.error());
 }
 
 std::vector<std::string> differences(const PlanFacts& then, const std::string& its_name, const PlanFacts& now,

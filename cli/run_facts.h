@@ -15,6 +15,9 @@ namespace hotbunk {
 /// machine, and of which the plan's hash holds what matters.
 PlanFacts scenario_facts(const Scenario&);
 
+/// A file of `plan --out`. Errors: the file's, E501 to E505.
+Result<PlanFile> saved_plan(const std::string& path);
+
 /// Those, the plan, the options of `run` that are given for every rank (as written, or their default) and the build:
 /// version and build id, so that one source compiled for two machines differs.
 PlanFacts run_facts(const Job&, const PlanFacts& options);

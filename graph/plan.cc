@@ -165,10 +165,32 @@ std::int32_t Plan::most_steps_back(std::int32_t role) const {
   return most;
 }
 
-std::int32_t Plan::phase_index(std::string_view name) const {
-  for (std::size_t i = 0; i < phases.size(); ++i)
-    if (phases[i].name == name) return static_cast<std::int32_t>(i);
-  return -1;
+namespace {
+
+/// Of the one of that name, -1 when there is none.
+template <class Named>
+std::int32_t index_of(const std::vector<Named>& all, std::string_view name) {
+  const auto at = std::ranges::find(all, name, &Named::name);
+  return at == all.end() ? -1 : static_cast<std::int32_t>(at - all.begin());
+}
+
+}  // namespace
+
+std::int32_t Plan::phase_index(std::string_view name) const { return index_of(phases, name); }
+GroupId Plan::family_index(std::string_view name) const { return index_of(groups, name); }
+std::optional<StreamId> Plan::stream_index(std::string_view name) const {
+  const std::int32_t i = index_of(streams, name);
+  return i < 0 ? std::nullopt : std::optional(static_cast<StreamId>(i));
+}
+std::optional<SectionId> Program::section_index(std::string_view name) const {
+  const std::int32_t i = index_of(sections, name);
+  return i < 0 ? std::nullopt : std::optional(static_cast<SectionId>(i));
+}
+
+const std::vector<Rank>& Plan::group_of(std::string_view family, Rank r) const {
+  static const std::vector<Rank> none;
+  const GroupId id = family_index(family);
+  return id < 0 ? none : group_of(id, r);
 }
 
 std::string plan_hash(const Plan& plan) {

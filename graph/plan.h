@@ -10,6 +10,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -155,6 +156,7 @@ struct Program {
   std::vector<Section> sections = {{"transient"}};  // the first is that (transient_section)
   std::int32_t num_events = 0;
 
+  std::optional<SectionId> section_index(std::string_view name) const;
   Section& section(SectionId id) { return sections[static_cast<std::size_t>(id)]; }
   const Section& section(SectionId id) const { return sections[static_cast<std::size_t>(id)]; }
   friend bool operator==(const Program&, const Program&) = default;
@@ -229,8 +231,13 @@ struct Plan {
   std::int32_t most_steps_back(std::int32_t role) const;
   /// The members of r's group in a family, in order; empty when r takes no part.
   const std::vector<Rank>& group_of(GroupId, Rank r) const;
-  /// Index of a phase by name, or -1.
+  // Whoever means a thing by its name asks for its number here: in another plan it has another. -1, or nullopt: the
+  // plan has none of that name.
   std::int32_t phase_index(std::string_view name) const;
+  GroupId family_index(std::string_view name) const;
+  std::optional<StreamId> stream_index(std::string_view name) const;
+  /// The members of r's group of the family of that name; empty where there is none, too.
+  const std::vector<Rank>& group_of(std::string_view family, Rank r) const;
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 

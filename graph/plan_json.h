@@ -1,4 +1,4 @@
-// Plan files: a plan as JSON (schema "hotbunk.plan-file/3") and back, the same plan bit for bit.
+// Plan files: a plan as JSON (schema "hotbunk.plan-file/4") and back, the same plan bit for bit.
 //
 // The document is an object: schema, hash, scenario, chunk_bytes, device_capacity_bytes, host_capacity_bytes,
 // overhead_bytes, groups, phases, program_of_rank, programs. What there are many of are arrays:

@@ -58,7 +58,7 @@ bool has_matrix(const BridgeModule& module, const ModelSpec& model, const std::s
 /// As train.lora.targets has them: in the order of the model's layer, all-linear where there are all of its family's.
 std::string targets_of(const std::vector<std::string>& matrices, const std::optional<ModelSpec>& model) {
   std::vector<std::string_view> family, out;
-  for (const LoraTarget& t : model ? family_of(model->family).adapters : std::span<const LoraTarget>(lora_targets))
+  for (const LoraTarget& t : model ? family_of(*model).adapters : std::span<const LoraTarget>(lora_targets))
     if (std::ranges::find(family, t.module) == family.end()) family.push_back(t.module);
   for (const std::string_view module : family)
     if (std::ranges::find(matrices, module) != matrices.end()) out.push_back(module);

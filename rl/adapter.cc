@@ -40,7 +40,7 @@ StoredParameter stored_trained(const ModelSpec& model, const ParamSpec& p) {
   if (!is_adapter(p.role)) return stored(model, p);
   StoredParameter out{.tensor = adapter_tensor(p.name), .shape = p.shape, .cols = p.shape[1], .row_step = p.shape[1]};
   const LoraTarget* matrix = nullptr;
-  for (const LoraTarget& t : family_of(model.family).adapters)
+  for (const LoraTarget& t : family_of(model).adapters)
     if (t.b == p.role) matrix = &t;
   if (matrix == nullptr) return out;  // A
   // B has the rows of all matrices that are stored as one, each those of its own.

@@ -10,7 +10,6 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "graph/bound.h"
-#include "lowering/builder.h"
 
 namespace hotbunk {
 namespace {
@@ -36,10 +35,11 @@ bool SyncPayload::fetch(Slot slot, std::span<const std::byte> source) {
 
 SyncHashes::SyncHashes(const Plan& plan) : num_ranks_(static_cast<std::size_t>(plan.num_ranks())) {
   const std::int32_t sync = plan.phase_index("sync");
-  if (sync < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::tp)) return;
-  const bool in_stages = plan.groups.size() > static_cast<std::size_t>(Family::engines) &&
-                         !plan.groups[static_cast<std::size_t>(Family::engines)].groups.empty();
-  const auto& engines = plan.groups[static_cast<std::size_t>(in_stages ? Family::engines : Family::tp)].groups;
+  // An engine's ranks: of all its stages, where it has several.
+  const GroupId tp = plan.family_index("tp"), staged = plan.family_index("engines");
+  if (sync < 0 || tp < 0) return;
+  const auto& groups_of = [&](GroupId family) { return plan.groups[static_cast<std::size_t>(family)].groups; };
+  const auto& engines = staged >= 0 && !groups_of(staged).empty() ? groups_of(staged) : groups_of(tp);
   for (Rank r = 0; r < plan.num_ranks(); ++r) {
     const Program& program = plan.program(r);
     const Places places = places_of(plan, r);

@@ -48,7 +48,6 @@ class LayerParameters {
 };
 
 struct FamilySpec {
-  ModelFamily id{};
   std::string_view class_name, model_type;  // in config.json's "architectures" and "model_type"
   /// The model_type of a larger model, a vision tower beside it, whose text_config is of this family.
   std::string_view model_type_around = {};
@@ -74,8 +73,12 @@ struct FamilySpec {
   std::string_view no_adapters = {};
 };
 
-/// All of them, in the order in which messages name them.
+/// All of them, in the order of their files and in a file as they stand there. The build writes this list from what is
+/// in model/families/ (cmake/families.cmake).
 std::span<const FamilySpec* const> families();
-const FamilySpec& family_of(ModelFamily);
+/// By what config.json calls it; nullptr: there is none of that name.
+const FamilySpec* find_family(std::string_view model_type);
+/// Of a model that has one: all that a config or the catalogue gave.
+const FamilySpec& family_of(const ModelSpec&);
 
 }  // namespace hotbunk

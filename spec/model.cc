@@ -15,8 +15,6 @@
 
 namespace hotbunk {
 
-std::string_view name_of(ModelFamily family) { return family_of(family).model_type; }
-
 double RopeScaling::score_scale() const {
   if (mscale_all_dim == 0.0 || factor <= 1.0) return 1.0;
   const double mscale = 0.1 * mscale_all_dim * std::log(factor) + 1.0;
@@ -29,7 +27,7 @@ std::int64_t ModelSpec::window_of(int layer) const {
 }
 
 const LoraTarget* lora_target(const ModelSpec& model, ParamRole base) {
-  const std::span<const LoraTarget> all = family_of(model.family).adapters;
+  const std::span<const LoraTarget> all = family_of(model).adapters;
   const auto at = std::ranges::find(all, base, &LoraTarget::base);
   return at == all.end() ? nullptr : &*at;
 }
@@ -62,7 +60,7 @@ using R = ParamRole;
 
 /// Of a MoE layer's routed experts only [0, experts).
 void visit_layer(const ModelSpec& m, std::int64_t layer, std::int64_t experts, const Emit& emit) {
-  const FamilySpec& family = family_of(m.family);
+  const FamilySpec& family = family_of(m);
   family.layer({m, static_cast<int>(layer), experts, fmt::format("{}.{}.", family.names.layers, layer), emit});
 }
 
@@ -72,14 +70,14 @@ void visit_layers(const ModelSpec& m, const LayerFilter& wanted, const Emit& emi
 }
 
 void visit_front(const ModelSpec& m, const Emit& emit) {
-  const FamilySpec::Names& names = family_of(m.family).names;
+  const FamilySpec::Names& names = family_of(m).names;
   emit({fmt::format("{}.weight", names.embedding), {m.vocab, m.hidden}, R::embedding, -1, -1});
   if (m.learned_positions)
     emit({fmt::format("{}.weight", names.positions), {m.max_position, m.hidden}, R::position_embedding, -1, -1});
 }
 
 void visit_back(const ModelSpec& m, const Emit& emit) {
-  const std::string_view norm = family_of(m.family).names.final_norm;
+  const std::string_view norm = family_of(m).names.final_norm;
   emit({fmt::format("{}.weight", norm), {m.hidden}, R::final_norm, -1, -1});
   if (m.layer_norm) emit({fmt::format("{}.bias", norm), {m.hidden}, R::final_norm_bias, -1, -1});
   if (!m.tie_embeddings) emit({"lm_head.weight", {m.vocab, m.hidden}, R::lm_head, -1, -1});
@@ -135,7 +133,7 @@ std::vector<ParamSpec> parameters_of(const ModelSpec& model, const LayerFilter& 
 
 std::vector<LoraTarget> lora_targets_of(const ModelSpec& model) {
   std::vector<LoraTarget> out;
-  for (const LoraTarget& t : family_of(model.family).adapters) {
+  for (const LoraTarget& t : family_of(model).adapters) {
     bool there = false;
     const Emit look = [&](const ParamSpec& p) { there |= p.role == t.base; };
     for (const std::int64_t layer : {std::int64_t{0}, model.layers - 1}) visit_layer(model, layer, 1, look);

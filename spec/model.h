@@ -14,23 +14,7 @@
 
 namespace hotbunk {
 
-enum class ModelFamily : std::uint8_t {
-  llama,
-  qwen2,
-  qwen3,
-  mistral,
-  mixtral,
-  qwen3_moe,
-  deepseek_v2,
-  deepseek_v3,
-  gpt2,
-  gemma2,
-  gemma3,
-  glm4_moe,
-  gpt_oss,
-  qwen3_5
-};
-std::string_view name_of(ModelFamily);
+struct FamilySpec;  // spec/family.h
 
 /// What a parameter is for. What follows from that is in parameter_roles.h.
 enum class ParamRole : std::uint8_t {
@@ -239,7 +223,7 @@ bool is_adapter(ParamRole);
 
 struct ModelSpec {
   std::string name;
-  ModelFamily family = ModelFamily::llama;
+  const FamilySpec* family = nullptr;  // one of families(); what a model computes does not depend on it
   std::int64_t hidden = 0, intermediate = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   std::int64_t max_position = 0;
   double rope_theta = 10000.0;

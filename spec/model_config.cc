@@ -157,7 +157,7 @@ Result<ModelSpec> read_config(ConfigReader& c, const std::string& name) {
   }
   const FamilySpec* const family = family_named(c);
   if (family == nullptr) return fail(c.take_problems());
-  m.family = family->id;
+  m.family = family;
   family->read(c, m);
   m.eos_token = c.token("eos_token_id", m.vocab);
   m.bos_token = c.token("bos_token_id", m.vocab);

@@ -16,7 +16,7 @@ std::string_view torch_name(DType t) {
 }  // namespace
 
 json config_of(const ModelSpec& m, DType dtype) {
-  const FamilySpec& family = family_of(m.family);
+  const FamilySpec& family = family_of(m);
   json c = json::object();
   family.write(m, c);
   c["architectures"] = {family.class_name};

@@ -7,7 +7,7 @@ namespace hotbunk {
 StoredParameter stored(const ModelSpec& model, const ParamSpec& p) {
   StoredParameter out{.tensor = p.name, .shape = p.shape};
   if (p.shape.size() == 2) out.cols = out.row_step = p.shape[1];
-  if (const auto store = family_of(model.family).store; store != nullptr) store(model, p, out);
+  if (const auto store = family_of(model).store; store != nullptr) store(model, p, out);
   return out;
 }
 

@@ -522,7 +522,7 @@ class Validator {
       return;
     }
     const std::string key = "train.lora.targets";
-    if (const std::string_view why = family_of(m.family).no_adapters; !why.empty())
+    if (const std::string_view why = family_of(m).no_adapters; !why.empty())
       return report("E232", key, fmt::format("{} has no matrices that adapters are made for", m.name),
                     {std::string(why)}, "leave train.lora out, or take a Llama, Mistral, Qwen or Gemma model");
     std::vector<std::string> known;

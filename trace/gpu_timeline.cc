@@ -10,7 +10,6 @@
 #include "graph/access.h"
 #include "graph/section_states.h"
 #include "lowering/phases.h"
-#include "lowering/places.h"
 #include "trace/critical_path.h"
 #include "trace/span_name.h"
 

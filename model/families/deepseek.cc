@@ -95,7 +95,6 @@ constexpr LoraTarget deepseek_adapters[] = {
 }  // namespace
 
 extern const FamilySpec deepseek_v2_family = {
-    .id = ModelFamily::deepseek_v2,
     .class_name = "DeepseekV2ForCausalLM",
     .model_type = "deepseek_v2",
     .keys = deepseek_keys,
@@ -106,7 +105,6 @@ extern const FamilySpec deepseek_v2_family = {
     .adapters = deepseek_adapters};
 
 extern const FamilySpec deepseek_v3_family = {
-    .id = ModelFamily::deepseek_v3,
     .class_name = "DeepseekV3ForCausalLM",
     .model_type = "deepseek_v3",
     .keys = deepseek_keys,

@@ -68,7 +68,6 @@ void put_gemma_layer(const LayerParameters& p) {
 }  // namespace
 
 extern const FamilySpec gemma2_family = {
-    .id = ModelFamily::gemma2,
     .class_name = "Gemma2ForCausalLM",
     .model_type = "gemma2",
     .keys = gemma_keys,
@@ -80,7 +79,6 @@ extern const FamilySpec gemma2_family = {
     .layer = put_gemma_layer};
 
 extern const FamilySpec gemma3_family = {
-    .id = ModelFamily::gemma3,
     .class_name = "Gemma3ForCausalLM",
     .model_type = "gemma3_text",
     .keys = gemma_keys,

@@ -41,8 +41,7 @@ constexpr LoraTarget glm4_moe_adapters[] = {
 
 }  // namespace
 
-extern const FamilySpec glm4_moe_family = {.id = ModelFamily::glm4_moe,
-                                           .class_name = "Glm4MoeForCausalLM",
+extern const FamilySpec glm4_moe_family = {.class_name = "Glm4MoeForCausalLM",
                                            .model_type = "glm4_moe",
                                            .keys = glm4_moe_keys,
                                            .keys_of_parts = deepseek_expert_keys,

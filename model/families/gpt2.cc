@@ -120,8 +120,7 @@ constexpr LoraTarget gpt2_adapters[] = {{"c_attn", R::q_proj, R::q_lora_a, R::q_
 
 }  // namespace
 
-extern const FamilySpec gpt2_family = {.id = ModelFamily::gpt2,
-                                       .class_name = "GPT2LMHeadModel",
+extern const FamilySpec gpt2_family = {.class_name = "GPT2LMHeadModel",
                                        .model_type = "gpt2",
                                        .keys = gpt2_keys,
                                        .read = read_gpt2,

@@ -92,8 +92,7 @@ void store_gpt_oss(const ModelSpec& model, const ParamSpec& p, StoredParameter& 
 
 }  // namespace
 
-extern const FamilySpec gpt_oss_family = {.id = ModelFamily::gpt_oss,
-                                          .class_name = "GptOssForCausalLM",
+extern const FamilySpec gpt_oss_family = {.class_name = "GptOssForCausalLM",
                                           .model_type = "gpt_oss",
                                           .keys = gpt_oss_keys,
                                           .read = read_gpt_oss,

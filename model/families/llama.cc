@@ -9,7 +9,6 @@ constexpr LlamaConfig llama_config = {};
 }  // namespace
 
 extern const FamilySpec llama_family = {
-    .id = ModelFamily::llama,
     .class_name = "LlamaForCausalLM",
     .model_type = "llama",
     .read = [](ConfigReader& c, ModelSpec& m) { read_llama_config(c, llama_config, m); },

@@ -10,7 +10,6 @@ constexpr LlamaConfig mistral_config = {
 }  // namespace
 
 extern const FamilySpec mistral_family = {
-    .id = ModelFamily::mistral,
     .class_name = "MistralForCausalLM",
     .model_type = "mistral",
     .read = [](ConfigReader& c, ModelSpec& m) { read_llama_config(c, mistral_config, m); },

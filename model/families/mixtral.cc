@@ -53,8 +53,7 @@ constexpr LoraTarget mixtral_adapters[] = {
 
 }  // namespace
 
-extern const FamilySpec mixtral_family = {.id = ModelFamily::mixtral,
-                                          .class_name = "MixtralForCausalLM",
+extern const FamilySpec mixtral_family = {.class_name = "MixtralForCausalLM",
                                           .model_type = "mixtral",
                                           .keys = mixtral_keys,
                                           .read = read_mixtral,

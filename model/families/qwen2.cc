@@ -13,7 +13,6 @@ constexpr LlamaConfig qwen2_config = {.max_position = 32768,
 }  // namespace
 
 extern const FamilySpec qwen2_family = {
-    .id = ModelFamily::qwen2,
     .class_name = "Qwen2ForCausalLM",
     .model_type = "qwen2",
     .read = [](ConfigReader& c, ModelSpec& m) { read_llama_config(c, qwen2_config, m); },

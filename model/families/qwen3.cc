@@ -12,7 +12,6 @@ constexpr LlamaConfig qwen3_config = {.max_position = 32768,
 }  // namespace
 
 extern const FamilySpec qwen3_family = {
-    .id = ModelFamily::qwen3,
     .class_name = "Qwen3ForCausalLM",
     .model_type = "qwen3",
     .read = [](ConfigReader& c, ModelSpec& m) { read_llama_config(c, qwen3_config, m); },

@@ -77,8 +77,7 @@ void put_qwen3_5_layer(const LayerParameters& p) {
 
 }  // namespace
 
-extern const FamilySpec qwen3_5_family = {.id = ModelFamily::qwen3_5,
-                                          .class_name = "Qwen3_5ForCausalLM",
+extern const FamilySpec qwen3_5_family = {.class_name = "Qwen3_5ForCausalLM",
                                           .model_type = "qwen3_5_text",
                                           .model_type_around = "qwen3_5",
                                           .keys = qwen3_5_keys,

@@ -50,8 +50,7 @@ constexpr LoraTarget qwen3_moe_adapters[] = {
 
 }  // namespace
 
-extern const FamilySpec qwen3_moe_family = {.id = ModelFamily::qwen3_moe,
-                                            .class_name = "Qwen3MoeForCausalLM",
+extern const FamilySpec qwen3_moe_family = {.class_name = "Qwen3MoeForCausalLM",
                                             .model_type = "qwen3_moe",
                                             .keys = qwen3_moe_keys,
                                             .read = read_qwen3_moe,

@@ -296,8 +296,7 @@ class PlanAnswers {
     out.shift_seconds = std::numeric_limits<double>::infinity();
     for (std::size_t stage = 0; stage < out.shifts.size(); ++stage) {
       std::vector<ShiftOp> shifts = maps_of(out, stage, out.transients[stage]).shifts();
-      std::erase_if(shifts,
-                    [](const ShiftOp& op) { return op.kind != OpKind::copy && op.section == transient_section; });
+      std::erase_if(shifts, [](const ShiftOp& op) { return op.kind != OpKind::copy && op.section == "transient"; });
       const ShiftsSeconds seconds = shifts_seconds(shifts, cost_);
       out.shift_seconds = std::min(out.shift_seconds, seconds.sleep.total() + seconds.wake.total() + seconds.staging);
     }
@@ -380,8 +379,9 @@ class PlanAnswers {
     for (std::size_t stage = 0; stage < part.plan.programs.size(); ++stage)
       out.shifts.push_back(shifts_of(there, part.plan, stage));
     out.chunk_bytes = part.plan.chunk_bytes;
+    const auto weights = part.plan.programs[0].section_index("rollout_weights");
     for (const Buffer& b : part.plan.programs[0].buffers)
-      if (b.section == sections::rollout_weights) out.weight_bytes += b.bytes();
+      if (b.section == weights) out.weight_bytes += b.bytes();
     if (kind == PartKind::sync)
       out.seconds =
           ComputedSeconds::of(there, {.training = {}, .rollout = {}, .sync = sync_seconds(there, part.plan, cost_)});

@@ -83,13 +83,13 @@ constexpr std::optional<RlPhase> rl_phase_of(PlanPhase p) {
   }
 }
 
-constexpr std::string_view what_of(const PlanTraffic& t) {
+std::string_view what_of(const PlanTraffic& t) {
   if (t.phase == PlanPhase::exchange) return "samples";
-  if (t.group == Family::tp) return "tp";
-  if (t.group == Family::world) return t.phase == PlanPhase::sync ? "hashes" : "step";
-  if (t.group == Family::replicas) return "gradients";
-  if (t.group == Family::ulysses) return "ulysses";
-  if (t.group == Family::context) return "context";
+  if (t.group == "tp") return "tp";
+  if (t.group == "world") return t.phase == PlanPhase::sync ? "hashes" : "step";
+  if (t.group == "replicas") return "gradients";
+  if (t.group == "ulysses") return "ulysses";
+  if (t.group == "context") return "context";
   return t.phase == PlanPhase::sync ? "weights" : t.op == OpKind::reduce_scatter ? "gradients" : "parameters";
 }
 
@@ -265,7 +265,7 @@ std::vector<LinkUse> plan_link_bytes(const Scenario& s, const PlanAnswer& plan, 
   for (const PlanTraffic& t : traffic) {
     const auto phase = rl_phase_of(t.phase);
     if (!phase || t.payload_bytes == 0) continue;
-    const GroupShape& g = place.groups[static_cast<std::size_t>(t.group)];
+    const GroupShape& g = place.groups[static_cast<std::size_t>(plan.plan.family_index(t.group))];
     const double shared = t.phase == PlanPhase::sync ? static_cast<double>(s.sync.every) : 1.0;  // by iterations
     const double payload = static_cast<double>(t.payload_bytes + t.padding_bytes) / shared;
     // A peer reads as much as it is read from, on average; that needs one host.

@@ -39,9 +39,8 @@ using StageRuns = std::map<std::string, std::int64_t>;
 StageRuns stage_runs(const Plan& plan, Rank rank, const PlanRuns& runs) {
   StageRuns out;
   const std::int32_t train = plan.phase_index(name_of(PlanPhase::train));
-  if (train < 0 || plan.groups.size() <= static_cast<std::size_t>(Family::train_pp)) return out;
-  const std::vector<Rank>& stages = plan.group_of(static_cast<GroupId>(Family::train_pp), rank);
-  if (stages.empty()) return out;
+  const std::vector<Rank>& stages = plan.group_of("train_pp", rank);
+  if (train < 0 || stages.empty()) return out;
   std::map<std::string, std::int32_t> numbers;
   for (const Block& block : plan.program(rank).phases[static_cast<std::size_t>(train)]) numbers.emplace(block.name, 0);
   const auto has = [&](std::string_view kind) {
@@ -79,18 +78,15 @@ bool cuts_tokens(const Op& op) {
 /// Of a micro-batch's tokens, one in so many is in that part. (Where an engine's ranks have tokens of their own as
 /// well, what they send is counted by all of them.)
 std::int64_t sequence_ranks(const Plan& plan, Rank rank) {
-  if (plan.groups.size() <= static_cast<std::size_t>(Family::train_tp)) return 1;
   for (const Body& body : plan.program(rank).bodies)
     if (std::ranges::any_of(body.ops, cuts_tokens))
-      return std::max<std::int64_t>(1, std::ssize(plan.group_of(static_cast<GroupId>(Family::train_tp), rank)));
+      return std::max<std::int64_t>(1, std::ssize(plan.group_of("train_tp", rank)));
   return 1;
 }
 
 /// How many ranks have as many tokens of the same sequences (Ulysses).
 std::int64_t token_sharers(const Plan& plan, Rank rank) {
-  return plan.groups.size() <= static_cast<std::size_t>(Family::ulysses)
-             ? 1
-             : std::max<std::int64_t>(1, std::ssize(plan.group_of(static_cast<GroupId>(Family::ulysses), rank)));
+  return std::max<std::int64_t>(1, std::ssize(plan.group_of("ulysses", rank)));
 }
 
 /// How often a block runs, and with which sizes.
@@ -164,7 +160,7 @@ std::vector<ShiftOp> shifts_of(const Scenario& s, const Plan& plan, std::size_t 
         for (const Op& op : program.bodies[static_cast<std::size_t>(call.body)].ops) {
           ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
           if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-            shift.section = op.section, shift.space = program.section(op.section).space,
+            shift.section = program.section(op.section).name, shift.space = program.section(op.section).space,
             shift.bytes = op.map_end - op.map_begin;
           else if (plan.crosses_spaces(op) && !is_training(phase.phase)) shift.bytes = op.outputs[0].capacity_bytes();
           else continue;  // what training copies goes on beside what it computes, and has its price there
@@ -205,9 +201,9 @@ JobMaps::JobMaps(const JobPhases& phases, bool keep_mapped, std::int64_t chunk, 
   for (const JobPhase& p : phases_)
     uses[n++] = transient_use(p, round_up(need[static_cast<std::size_t>(p.phase)], chunk));
   const std::int64_t pool = round_up(kv_bytes, chunk);
-  const auto bytes_of = [&](const ShiftOp& s) { return s.section == sections::kv_cache ? pool : s.bytes; };
+  const auto bytes_of = [&](const ShiftOp& s) { return s.section == "kv_cache" ? pool : s.bytes; };
   const auto maps_other = [](const ShiftOp& s) {  // transients are there for fewer phases
-    return s.kind != OpKind::copy && s.section != transient_section;
+    return s.kind != OpKind::copy && s.section != "transient";
   };
   std::array<MappedBeside, num_plan_phases> beside;
   std::int64_t other = 0;
@@ -317,7 +313,8 @@ std::vector<PlanTraffic> traffic_of(const Plan& plan, Rank rank, const PlanRuns&
     }
     for (auto& [key, t] : lines)
       if (t.calls > 0)
-        out.push_back({phase, static_cast<Family>(key.first), key.second, t.calls, t.payload_bytes, t.padding_bytes});
+        out.push_back({phase, plan.groups[static_cast<std::size_t>(key.first)].name, key.second, t.calls,
+                       t.payload_bytes, t.padding_bytes});
   }
   return out;
 }

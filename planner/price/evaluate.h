@@ -8,6 +8,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lowering/builder.h"
@@ -46,11 +47,11 @@ MappedBytes mapped_bytes(const PlanMemory&);
 /// parameters up that sleep.
 struct ShiftOp {
   PlanPhase phase{};
-  OpKind kind{};                          // map, unmap: memory taken, given back; copy
-  SectionId section = transient_section;  // of map and unmap
-  Space space = Space::device;            // its
-  std::int64_t count = 1, bytes = 0;      // so many alike, each of these bytes
-  std::int32_t every = 1;                 // of its phase: only in each so manieth iteration
+  OpKind kind{};                      // map, unmap: memory taken, given back; copy
+  std::string section = "transient";  // of map and unmap
+  Space space = Space::device;        // its
+  std::int64_t count = 1, bytes = 0;  // so many alike, each of these bytes
+  std::int32_t every = 1;             // of its phase: only in each so manieth iteration
   friend bool operator==(const ShiftOp&, const ShiftOp&) = default;
 };
 
@@ -68,7 +69,7 @@ struct PlanRuns {
 };
 struct PlanTraffic {
   PlanPhase phase{};
-  Family group{};
+  std::string group;  // a family of the plan's
   OpKind op{};
   std::int64_t calls = 0, payload_bytes = 0, padding_bytes = 0;
   friend bool operator==(const PlanTraffic&, const PlanTraffic&) = default;

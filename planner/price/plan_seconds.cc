@@ -14,7 +14,6 @@
 #include "layout/shard.h"
 #include "layout/train_mesh.h"
 #include "lowering/builder.h"
-#include "lowering/places.h"
 #include "lowering/rollout.h"
 #include "lowering/sample_rows.h"
 #include "planner/rl/length_moments.h"
@@ -95,6 +94,12 @@ Sizes micro_batch_sizes(const Scenario& s, double sequences) {
 
 namespace {
 
+std::size_t index_of_stream(const PlanBlocks& blocks, std::string_view name) {
+  const auto id = blocks.plan().stream_index(name);
+  HB_CHECK(id, "the plan of a pipeline has no stream '{}'", name);
+  return hotbunk::at(*id);
+}
+
 /// What a step of a pipeline takes, in passes and messages of so many seconds.
 class PipelineSeconds {
  public:
@@ -110,14 +115,13 @@ class PipelineSeconds {
     std::vector<StreamSeconds> own(stages());
     std::vector<double> free(stages(), 0.0);
     for (const Sizes& sizes : micro_batches) {
-      const double message = seconds(phase, "micro", 0, sizes).busy[hotbunk::at(streams::pipeline)];
+      const double message = seconds(phase, "micro", 0, sizes).busy[between_stages_];
       double received = free[0];
       for (std::size_t s = 0; s < stages(); ++s) {
         const StreamSeconds& pass = seconds(phase, "micro", s, sizes);
         own[s].add(pass, 1.0);
         // What it gathers first, it gathers while it waits for the stage before.
-        const double work = taken(pass) - pass.busy[hotbunk::at(streams::pipeline)],
-                     gathers = s > 0 ? pass.waited[hotbunk::at(streams::gather)] : 0.0;
+        const double work = taken(pass) - pass.busy[between_stages_], gathers = s > 0 ? pass.waited[gather_] : 0.0;
         const double done = std::max(free[s] + work, received + work - gathers);
         free[s] = s + 1 < stages() ? std::max(done, free[s + 1]) + message : done;
         received = free[s];
@@ -187,7 +191,7 @@ class PipelineSeconds {
   StreamSeconds of_longest(const std::vector<StreamSeconds>& own, const std::vector<double>& ends) const {
     StreamSeconds out = *std::ranges::max_element(own, {}, &StreamSeconds::seconds);
     const double waits = std::max(0.0, std::ranges::max(ends) - taken(out));
-    out.waited[hotbunk::at(streams::pipeline)] += waits, out.elapsed += waits;
+    out.waited[between_stages_] += waits, out.elapsed += waits;
     return out;
   }
 
@@ -196,6 +200,7 @@ class PipelineSeconds {
   const CostModel& cost_;
   const DeviceSharing sharing_;
   const Pipeline pipeline_;
+  const std::size_t between_stages_ = index_of_stream(plan_, "pipeline"), gather_ = index_of_stream(plan_, "gather");
   std::vector<Rank> first_ranks_;  // of each stage
   using Key = std::tuple<PlanPhase, std::string, std::size_t, std::int64_t, std::int64_t>;
   std::map<Key, std::optional<StreamSeconds>> known_;
@@ -334,8 +339,9 @@ PlanSeconds plan_seconds(const Scenario& s, const TrainPoint& point, const Plan&
   PlanSeconds out{.training = training_seconds(s, point, blocks, cost), .rollout = {}, .sync = {}};
   if (s.algorithm.name == AlgorithmName::sft) return out;
   std::int64_t pool = 0;
+  const auto kv_cache = plan.programs[0].section_index("kv_cache");
   for (const Buffer& b : plan.programs[0].buffers)
-    if (b.section == sections::kv_cache) pool += b.bytes();
+    if (b.section == kv_cache) pool += b.bytes();
   const auto player = std::ranges::find(plan.program_of_rank, 0) - plan.program_of_rank.begin();
   const std::int64_t held = engine_stage_layers(s, engine_stage(s.rollout.layout, player)).size();
   const double tokens =

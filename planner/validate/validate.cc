@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "planner/validate/validate_tables.h"
+#include "spec/family.h"
 #include "spec/loader.h"
 
 namespace hotbunk {
@@ -91,7 +92,7 @@ ModelSpec gpt_model(std::int64_t layers, std::int64_t hidden, std::int64_t heads
                     std::int64_t sequence) {
   ModelSpec m;
   m.name = fmt::format("gpt-{}x{}", layers, hidden);
-  m.family = ModelFamily::gpt2;
+  m.family = find_family("gpt2");
   m.layers = layers;
   m.hidden = hidden;
   m.intermediate = 4 * hidden;

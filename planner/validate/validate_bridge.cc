@@ -20,7 +20,6 @@ namespace {
 struct ChangedModel {
   const char* like = nullptr;
   void (*change)(ModelSpec&) = nullptr;
-  double window = 0;  // keys that every second layer sees, 0: all of them are causal over the sequence
 };
 
 void make_kimi_k2(ModelSpec& m) {
@@ -31,34 +30,10 @@ void make_kimi_k2(ModelSpec& m) {
   m.moe->first_dense_layers = 1;
 }
 
-void make_gpt_oss_120b(ModelSpec& m) {
-  m.name = "gpt-oss-120b";
-  m.layers = 36;
-  m.hidden = m.intermediate = 2880;
-  m.heads = 64;
-  m.kv_heads = 8;
-  m.head_dim = 64;
-  m.vocab = 201088;
-  m.qk_norm = false;
-  m.qkv_bias = m.o_bias = true;
-  m.moe->experts = 128;
-  m.moe->experts_per_token = 4;
-  m.moe->expert_intermediate = 2880;
-}
-
-void make_gpt_oss_20b(ModelSpec& m) {
-  make_gpt_oss_120b(m);
-  m.name = "gpt-oss-20b";
-  m.layers = 24;
-  m.moe->experts = 32;
-}
-
-/// By letters and digits alone: sources write GPT OSS 20B and GPT-OSS 20B. K2.5's language model is K2.
+/// By letters and digits alone. K2.5's language model is K2.
 const std::map<std::string, ChangedModel>& changed_models() {
   static const std::map<std::string, ChangedModel> cards = {{"KIMIK2", {"deepseek-v3", make_kimi_k2}},
-                                                            {"KIMIK25", {"deepseek-v3", make_kimi_k2}},
-                                                            {"GPTOSS120B", {"qwen3-30b-a3b", make_gpt_oss_120b, 128}},
-                                                            {"GPTOSS20B", {"qwen3-30b-a3b", make_gpt_oss_20b, 128}}};
+                                                            {"KIMIK25", {"deepseek-v3", make_kimi_k2}}};
   return cards;
 }
 
@@ -83,6 +58,16 @@ const char* unpriced(const std::string& model) {
   for (const char* linear : {"Next", "Qwen3.5", "Qwen3_5", "Qwen35"})
     if (model.find(linear) != std::string::npos) return "linear attention is not priced";
   return "";
+}
+
+/// Keys that a token of a sequence of so many sees, on average over layers: all before it, or a window's.
+double mean_keys_of(const ModelSpec& model, std::int64_t sequence) {
+  double sum = 0.0;
+  for (int layer = 0; layer < model.layers; ++layer) {
+    const std::int64_t window = model.window_of(layer);
+    sum += window > 0 ? static_cast<double>(window) : (static_cast<double>(sequence) + 1.0) / 2.0;
+  }
+  return sum / static_cast<double>(model.layers);
 }
 
 TrainPoint point_of(CellReader& cells, const ModelSpec& model) {
@@ -149,8 +134,7 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
       format = "bf16";
     }
     TrainSetting setting{.sequence = cells.count("seq"), .precision = format, .state = {2, 2, 4, 8}};
-    if (changed.window > 0)
-      setting.mean_keys = (changed.window + (static_cast<double>(setting.sequence) + 1.0) / 2.0) / 2.0;
+    if (model->sliding_window > 0) setting.mean_keys = mean_keys_of(*model, setting.sequence);
     TrainPoint p = point_of(cells, *model);
     const TrainModel trained(*model, setting, *cost, *frame);
     // Interleaving of layers that do not divide: uneven chunks, priced without.

@@ -1,6 +1,7 @@
 // What the kernels do not compute is refused op by op, before anything runs; of the families that are executed, nothing
 // is.
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,29 +61,15 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
         Kinds{});
   CHECK(refused("deepseek-cpu.yaml", {"rollout.layout={tp: 1, cp: 2, dp: 2}"}) == Kinds{});
   CHECK(refused("moe-cpu.yaml", {"train.router_aux_loss_coef=0.1", "train.router_z_loss_coef=0.01"}) == Kinds{});
-  for (const char* file : {"gemma2-cpu.yaml",
-                           "gemma3-cpu.yaml",
-                           "gpt2-cpu.yaml",
-                           "gpt-oss-cpu.yaml",
-                           "glm4-moe-cpu.yaml",
-                           "deepseek-cpu.yaml",
-                           "lora-cpu.yaml",
-                           "frozen-cpu.yaml",
-                           "moe-cpu.yaml",
-                           "expert-parallel-cpu.yaml",
-                           "expert-rounds-cpu.yaml",
-                           "expert-mesh-cpu.yaml",
-                           "expert-copies-cpu.yaml",
-                           "expert-columns-cpu.yaml",
-                           "expert-sharers-cpu.yaml",
-                           "bf16-gradients-cpu.yaml",
-                           "engine-context-cpu.yaml",
-                           "router-losses-cpu.yaml",
-                           "offload-cpu.yaml",
-                           "cpu-optimizer-cpu.yaml"}) {
+  std::size_t seen = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(source_folder) + "/scenarios")) {
+    const std::string file = entry.path().filename();
+    if (!file.ends_with("-cpu.yaml")) continue;
+    ++seen;
     INFO(file);
     CHECK(refused(file, {}) == Kinds{});
   }
+  CHECK(seen > 30);
   CHECK(refused("expert-columns-cpu.yaml", {"train.layout.ep=1"}) == Kinds{});  // in blocks
   CHECK(refused("expert-parallel-cpu.yaml", {"train.lora={rank: 3, alpha: 6, targets: all-linear}"}) == Kinds{});
 }

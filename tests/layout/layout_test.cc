@@ -10,6 +10,7 @@
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
 #include "models.h"
+#include "spec/family.h"
 
 using namespace hotbunk;
 
@@ -24,7 +25,7 @@ const ParamSpec& find(const std::vector<ParamSpec>& parameters, ParamRole role, 
 ModelSpec tiny_moe() {
   ModelSpec m = test::tiny_llama();
   m.name = "tiny-moe";
-  m.family = ModelFamily::qwen3_moe;
+  m.family = find_family("qwen3_moe");
   m.moe = MoeSpec{};
   m.moe->experts = 8, m.moe->experts_per_token = 2, m.moe->expert_intermediate = 12;
   return m;

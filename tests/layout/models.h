@@ -1,5 +1,6 @@
 // The models of the layout tests, spelled out so that their expected values can be derived beside them.
 #pragma once
+#include "spec/family.h"
 #include "spec/model.h"
 
 namespace hotbunk::test {
@@ -8,7 +9,7 @@ namespace hotbunk::test {
 inline ModelSpec qwen2_5_7b() {
   ModelSpec m;
   m.name = "qwen2.5-7b";
-  m.family = ModelFamily::qwen2;
+  m.family = find_family("qwen2");
   m.hidden = 3584, m.intermediate = 18944, m.layers = 28, m.heads = 28, m.kv_heads = 4, m.head_dim = 128;
   m.vocab = 152064;
   m.qkv_bias = true;
@@ -27,7 +28,7 @@ inline ModelSpec tiny_llama() {
 inline ModelSpec tiny_qwen3() {
   ModelSpec m = tiny_llama();
   m.name = "tiny-qwen3";
-  m.family = ModelFamily::qwen3;
+  m.family = find_family("qwen3");
   m.qk_norm = true;
   m.tie_embeddings = true;
   return m;
@@ -37,7 +38,7 @@ inline ModelSpec tiny_qwen3() {
 inline ModelSpec tiny_mixtral() {
   ModelSpec m = tiny_llama();
   m.name = "tiny-mixtral";
-  m.family = ModelFamily::mixtral;
+  m.family = find_family("mixtral");
   m.moe = MoeSpec{.experts = 4, .experts_per_token = 2, .expert_intermediate = 10};
   return m;
 }
@@ -46,7 +47,7 @@ inline ModelSpec tiny_mixtral() {
 inline ModelSpec tiny_gpt2() {
   ModelSpec m = tiny_llama();
   m.name = "tiny-gpt2";
-  m.family = ModelFamily::gpt2;
+  m.family = find_family("gpt2");
   m.heads = m.kv_heads = 6;
   m.max_position = 15;
   m.gated_mlp = false;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -37,33 +38,39 @@ std::vector<std::int32_t> integers(const TensorView& view) {
   return out;
 }
 
+/// Folders whose golden.json has that key, by name; those of whole models that train have none of the keys that it may
+/// be.
+std::vector<std::string> goldens_with(const std::string& key) {
+  std::vector<std::string> out;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(source_folder) + "/tests/golden")) {
+    if (!std::filesystem::exists(entry.path() / "golden.json")) continue;
+    const auto json = json_from<nlohmann::json>(value(read_file(entry.path() / "golden.json")));
+    const bool whole = !json.contains("lora") && !json.contains("frozen") && !json.contains("router_losses");
+    if (key.empty() ? whole : json.contains(key)) out.push_back(entry.path().filename());
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
 }  // namespace
 
 const std::vector<std::string>& golden_models() {
-  static const std::vector<std::string> names = {
-      "llama-gqa",    "llama3-rope",    "qwen2-bias",       "qwen3-norm",       "llama-tied",    "mha-one-kv",
-      "mixtral-tiny", "qwen3-moe-tiny", "llama-yarn-bias",  "mistral-window",   "mistral-full",  "gemma2-tiny",
-      "gemma3-tiny",  "gpt2-tiny",      "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"};
+  static const std::vector<std::string> names = goldens_with("");
   return names;
 }
 
 const std::vector<std::string>& golden_adapters() {
-  static const std::vector<std::string> names = {
-      "lora-llama-gqa",    "lora-qwen2-bias",     "lora-qwen3-norm",           "lora-mha-one-kv",
-      "lora-gemma2-tiny",  "lora-mixtral-tiny",   "lora-deepseek-v3-tiny",     "lora-deepseek-v2-tiny",
-      "lora-gpt2-tiny",    "lora-qwen3-moe-tiny", "lora-mixtral-tiny-experts", "lora-deepseek-v3-tiny-experts",
-      "lora-glm4-moe-tiny"};
+  static const std::vector<std::string> names = goldens_with("lora");
   return names;
 }
 
 const std::vector<std::string>& golden_frozen() {
-  static const std::vector<std::string> names = {"frozen-llama-gqa",    "frozen-llama-tied",       "frozen-qwen3-norm",
-                                                 "frozen-mixtral-tiny", "frozen-deepseek-v3-tiny", "frozen-gpt2-tiny"};
+  static const std::vector<std::string> names = goldens_with("frozen");
   return names;
 }
 
 const std::vector<std::string>& golden_router_losses() {
-  static const std::vector<std::string> names = {"aux-mixtral-tiny", "aux-qwen3-moe-tiny", "aux-deepseek-v3-tiny"};
+  static const std::vector<std::string> names = goldens_with("router_losses");
   return names;
 }
 

@@ -11,6 +11,8 @@
 
 namespace hotbunk::test {
 
+// What there is in tests/golden, by name.
+
 /// Every set of adapters that has goldens.
 const std::vector<std::string>& golden_adapters();
 

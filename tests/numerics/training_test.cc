@@ -59,13 +59,14 @@ TEST_CASE("recomputation, logits in chunks and gradient accumulation compute the
 }
 
 TEST_CASE("FSDP over 2 and 4 ranks computes what one rank does") {
-  for (const char* name :
-       {"llama-gqa", "qwen3-norm", "llama-tied", "qwen2-bias", "mixtral-tiny", "llama-yarn-bias", "mistral-window",
-        "gemma3-tiny", "gpt2-tiny", "deepseek-v2-tiny", "deepseek-v3-tiny", "glm4-moe-tiny", "gpt-oss-tiny"}) {
+  std::size_t number = 0;
+  for (const std::string& name : golden_models()) {
     const Golden g = Golden::load(name);
     const TrainingResult one = train(g, golden_scenario(g, 1));
+    ++number;
     for (const std::int64_t ranks : {2, 4})
       for (const bool reshard : {true, false}) {
+        if (reshard == ((number + static_cast<std::size_t>(ranks) / 2) % 2 == 0)) continue;  // each golden two of four
         CAPTURE(name, ranks, reshard);
         Scenario s = golden_scenario(g, ranks);
         s.train.reshard_after_forward = reshard;

@@ -27,6 +27,7 @@
 #include "planner/answers/plan_answer.h"
 #include "planner/answers/plan_shifts.h"
 #include "spec/catalog.h"
+#include "spec/family.h"
 #include "spec/loader.h"
 #include "spec/names.h"
 #include "tests/blocks.h"
@@ -70,7 +71,7 @@ void note_knobs(const Scenario& s, std::set<std::string>& seen) {
   const auto note = [&](const char* knob, const auto& value) { seen.insert(fmt::format("{}={}", knob, value)); };
   const bool sft = s.algorithm.name == AlgorithmName::sft;
   note("algorithm", sft ? "sft" : "grpo");
-  note("family", name_of(s.model.family)), note("tied", s.model.tie_embeddings);
+  note("family", family_of(s.model).model_type), note("tied", s.model.tie_embeddings);
   note("cpu", s.cluster.gpu.is_cpu), note("nodes", s.cluster.nodes);
   const ShardMesh mesh = shard_mesh(s);
   note("engine", name_of(s.train.engine)), note("copies", mesh.shards > 1 && mesh.replicas > 1);
@@ -142,7 +143,7 @@ Visits draw_visits(const Scenario& s) {
   return v;
 }
 
-using TrafficTable = std::map<std::tuple<std::string, int, OpKind>, std::array<std::int64_t, 3>>;
+using TrafficTable = std::map<std::tuple<std::string, std::string, OpKind>, std::array<std::int64_t, 3>>;
 
 /// What a meter would count on one rank if the driver chose the blocks of `v` (sim/, backends/: traffic_of).
 TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, const Visits& v) {
@@ -198,7 +199,7 @@ TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, con
           const auto& members = plan.group_of(op->group, rank);
           const TrafficCount c = traffic_of(*op, sizes, static_cast<std::int64_t>(members.size()), places);
           if (c.calls == 0) return;
-          auto& line = out[{plan.phases[p].name, op->group, op->kind}];
+          auto& line = out[{plan.phases[p].name, plan.groups[static_cast<std::size_t>(op->group)].name, op->kind}];
           line[0] += c.calls, line[1] += c.payload_bytes, line[2] += c.padding_bytes;
         });
   return out;
@@ -207,7 +208,7 @@ TrafficTable traffic_of_plan(const Scenario& s, const Plan& plan, Rank rank, con
 TrafficTable table_of(const std::vector<PlanTraffic>& lines) {
   TrafficTable out;
   for (const PlanTraffic& t : lines)
-    out[{std::string(name_of(t.phase)), static_cast<int>(t.group), t.op}] = {t.calls, t.payload_bytes, t.padding_bytes};
+    out[{std::string(name_of(t.phase)), t.group, t.op}] = {t.calls, t.payload_bytes, t.padding_bytes};
   return out;
 }
 
@@ -362,7 +363,7 @@ std::vector<ShiftOp> shifts_by_ops(const Plan& plan, std::size_t of_program, con
       for (const Op& op : test::ops_of(program, block)) {
         ShiftOp shift{.phase = phase.phase, .kind = op.kind, .every = phase.every};
         if (op.kind == OpKind::map || op.kind == OpKind::unmap)
-          shift.section = op.section, shift.space = program.section(op.section).space,
+          shift.section = program.section(op.section).name, shift.space = program.section(op.section).space,
           shift.bytes = op.map_end - op.map_begin;
         else if (op.kind == OpKind::copy && !is_training(phase.phase) &&
                  (op.stream == streams::h2d || op.stream == streams::d2h))
@@ -572,17 +573,17 @@ TEST_CASE(
       padding += u.padding_elements();
     }
     const std::int64_t all = root + layers, backwards = streams || engine == "zero2" ? micro_batches : 1;
-    std::map<std::pair<Family, OpKind>, std::int64_t> moved;  // with padding
+    std::map<std::pair<std::string, OpKind>, std::int64_t> moved;  // with padding
     PlanRuns runs;
     runs.micro_batches = micro_batches, runs.optimizer_steps = 1;
     for (const PlanTraffic& t : traffic_of(lower(s).value(), 0, runs))
-      if (t.phase == PlanPhase::train && t.group != Family::world)
+      if (t.phase == PlanPhase::train && t.group != "world")
         moved[{t.group, t.op}] += t.payload_bytes + t.padding_bytes;
     // Layers once for forward and once for backward, the root stays; else what the step changed, once.
     const std::int64_t gathered = streams ? micro_batches * (2 * layers + root) : all;
-    CHECK(moved[{Family::fsdp, OpKind::all_gather}] == (shards > 1 ? 2 * gathered : 0));
-    CHECK(moved[{Family::fsdp, OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
-    CHECK(moved[{Family::replicas, OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
+    CHECK(moved[{"fsdp", OpKind::all_gather}] == (shards > 1 ? 2 * gathered : 0));
+    CHECK(moved[{"fsdp", OpKind::reduce_scatter}] == (shards > 1 ? 4 * backwards * all : 0));
+    CHECK(moved[{"replicas", OpKind::all_reduce}] == (shards < 4 ? 4 * backwards * all / shards : 0));
     if (flat) CHECK(padding < (shards > 1 ? 4 * shards : 1));  // less than a shard of each of 4 units
     else CHECK((shards == 1) == (padding == 0));
   }
@@ -601,7 +602,7 @@ TEST_CASE("Traffic of tensor parallelism: what a pass of N tokens moves between 
     runs.micro_batches = runs.old_logprobs = 1, runs.optimizer_steps = 1, runs.trained_tokens = N;
     std::map<std::pair<PlanPhase, OpKind>, std::int64_t> moved;
     for (const PlanTraffic& t : traffic_of(lower(s).value(), 0, runs))
-      if (t.group == Family::train_tp) moved[{t.phase, t.op}] += t.payload_bytes;
+      if (t.group == "train_tp") moved[{t.phase, t.op}] += t.payload_bytes;
     const std::int64_t stats = 2 * 16 * N;
     if (!sequence) {
       CHECK(moved[{PlanPhase::old_logprobs, OpKind::all_reduce}] == (1 + 2 * layers) * hidden);
@@ -638,8 +639,8 @@ TEST_CASE("Traffic of Ulysses: four all-to-alls a layer, of all heads of a rank'
       runs.micro_batches = runs.old_logprobs = 1, runs.optimizer_steps = 1, runs.trained_tokens = T;
       std::map<PlanPhase, PlanTraffic> moved;
       for (const PlanTraffic& t : traffic_of(plan, 0, runs)) {
-        CHECK((t.op == OpKind::all_to_all) == (t.group == Family::ulysses));
-        if (t.group == Family::ulysses) moved[t.phase] = t;
+        CHECK((t.op == OpKind::all_to_all) == (t.group == "ulysses"));
+        if (t.group == "ulysses") moved[t.phase] = t;
       }
       CHECK(moved.size() == 2);
       CHECK(moved[PlanPhase::old_logprobs].payload_bytes == forward);
@@ -677,7 +678,7 @@ TEST_CASE("Traffic of context parallelism: keys and values of a rank go around, 
         runs.micro_batches = runs.old_logprobs = 1, runs.optimizer_steps = 1, runs.trained_tokens = T;
         std::map<std::pair<PlanPhase, OpKind>, PlanTraffic> moved;
         for (const PlanTraffic& t : traffic_of(plan, 0, runs))
-          if (t.group == Family::context) moved[{t.phase, t.op}] = t;
+          if (t.group == "context") moved[{t.phase, t.op}] = t;
         const std::int64_t kv = ranks * T * row * 2, d_kv = ranks * T * row * 4,
                            passes = std::string_view(recompute) == "full" ? 3 : 2;
         if (ring) {

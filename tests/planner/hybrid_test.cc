@@ -7,6 +7,7 @@
 #include "planner/search/train_points.h"
 #include "planner/validate/validate_tables.h"
 #include "spec/catalog.h"
+#include "spec/family.h"
 #include "spec/loader.h"
 
 namespace hotbunk {
@@ -36,7 +37,7 @@ TrainModel hybrid_model(const ModelSpec& m, std::int64_t nodes, bool overlaps = 
 ModelSpec dense() { return gpt_model(8, 1024, 16, 32000, 2048); }
 ModelSpec sparse() {
   ModelSpec m = dense();
-  m.family = ModelFamily::qwen3_moe;
+  m.family = find_family("qwen3_moe");
   m.gated_mlp = true;
   m.layer_norm = m.qkv_bias = m.o_bias = m.mlp_bias = m.tie_embeddings = m.learned_positions = false;
   m.moe = MoeSpec{.experts = 16, .experts_per_token = 2, .expert_intermediate = 512};

@@ -5,6 +5,7 @@
 
 #include "planner/train/expert_dispatch.h"
 #include "spec/catalog.h"
+#include "spec/family.h"
 #include "tests/planner/small_models.h"
 
 namespace hotbunk {
@@ -19,7 +20,7 @@ FrameworkProfile frame_with(const std::string& keys) {
 
 ModelSpec small_mla() {
   ModelSpec m = small_moe();
-  m.family = ModelFamily::deepseek_v3;
+  m.family = find_family("deepseek_v3");
   m.mla = MlaSpec{
       .q_lora_rank = 256, .kv_lora_rank = 128, .qk_nope_head_dim = 64, .qk_rope_head_dim = 32, .v_head_dim = 64};
   return m;

@@ -50,8 +50,8 @@ double loaded(const PlanAnswer& plan) {
 double payload(const std::vector<PlanTraffic>& traffic, OpKind kind) {
   double bytes = 0;
   for (const PlanTraffic& t : traffic)
-    if (t.phase == PlanPhase::train &&
-        (t.group == Family::fsdp || t.group == Family::data || t.group == Family::replicas) && t.op == kind)
+    if (t.phase == PlanPhase::train && (t.group == "fsdp" || t.group == "data" || t.group == "replicas") &&
+        t.op == kind)
       bytes += static_cast<double>(t.payload_bytes);
   return bytes;
 }

@@ -9,6 +9,7 @@
 #include "layout/scenario_layout.h"
 #include "planner/rl/reshard_volume.h"
 #include "planner/rl/rl_model.h"
+#include "spec/family.h"
 #include "tests/planner/pricers.h"
 #include "tests/planner/small_models.h"
 
@@ -41,7 +42,7 @@ ModelSpec drawn_model(LayoutDraw& draw) {
   m.tie_embeddings = draw.coin();
   if (m.moe) m.moe->first_dense_layers = draw.one_of({0, 1, 3});
   if (!m.moe && draw.coin()) {
-    m.family = ModelFamily::llama;
+    m.family = find_family("llama");
     m.gated_mlp = true;
     m.layer_norm = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = false;
   }

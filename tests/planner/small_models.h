@@ -4,6 +4,7 @@
 
 #include "planner/train/train_model.h"
 #include "planner/validate/validate_tables.h"
+#include "spec/family.h"
 
 namespace hotbunk {
 
@@ -36,7 +37,7 @@ inline ModelSpec small_gpt() { return gpt_model(8, 1024, 16, 32000, 2048); }
 
 inline ModelSpec small_moe() {
   ModelSpec m = gpt_model(8, 1024, 16, 32000, 2048);
-  m.family = ModelFamily::qwen3_moe;
+  m.family = find_family("qwen3_moe");
   m.gated_mlp = true;
   m.layer_norm = m.qkv_bias = m.o_bias = m.mlp_bias = m.tie_embeddings = false;
   m.learned_positions = false;

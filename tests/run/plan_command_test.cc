@@ -56,6 +56,42 @@ TEST_CASE("plan --print: JSON, one phase, and no phase of that name") {
                            Catch::Contains("its phases: load, ") && Catch::Contains("did you mean sync?"));
 }
 
+TEST_CASE("compare of two saved plans says what the second does otherwise, line by line") {
+  const fs::path file = scenario("compared", 2, 2);
+  const auto saved = [&](const char* name, const std::string& set) {
+    const fs::path out = work_folder() / name;
+    REQUIRE(hotbunk_command(fmt::format("plan {} --out {}{}", file.string(), out.string(), set)).code == 0);
+    return out.string();
+  };
+  const std::string first = saved("first.plan.json", ""), again = saved("again.plan.json", ""),
+                    other = saved("other.plan.json", " --set train.recompute=full --set optimizer.lr=0.5");
+  const Result2 same = hotbunk_command(fmt::format("compare {} {}", first, again));
+  INFO(same.err);
+  CHECK(same.code == 0);
+  CHECK(same.out.find("Both are plan ") == 0);
+  const Result2 differ = hotbunk_command(fmt::format("compare {} {}", first, other));
+  INFO(differ.out);
+  CHECK(differ.code == 1);
+  for (const char* line : {"train.recompute: first none, second full\n", "optimizer.lr: first ",
+                           "\n- program 0: ", "\n+ program 0: ", "\n~ program 0: section transient: "})
+    CHECK_THAT(differ.out, Catch::Contains(line));
+  CHECK_THAT(differ.err, Catch::Contains("run SCENARIO --plan " + other));
+  // Beside the same plan, another learning rate alone is a difference too.
+  const Result2 rate =
+      hotbunk_command(fmt::format("compare --json {} {}", first, saved("rate.plan.json", " --set optimizer.lr=0.5")));
+  CHECK(rate.code == 1);
+  const Json doc = json_from<Json>(rate.out);
+  CHECK(doc["schema"] == "hotbunk.plan-difference/1");
+  CHECK(doc["equal"] == false);
+  CHECK(doc["plans"][0] == doc["plans"][1]);
+  CHECK(doc["differences"].size() == 1);
+  const fs::path torn = work_folder() / "torn.plan.json";
+  std::ofstream(torn) << "{";
+  const Result2 broken = hotbunk_command(fmt::format("compare {} {}", first, torn.string()));
+  CHECK(broken.code == 2);
+  CHECK_THAT(broken.err, Catch::Contains("error[E501]"));
+}
+
 TEST_CASE("what is no UTF-8 is told before anything is planned") {
   const fs::path file = scenario("bytes", 2, 2);
   for (const char* json : {"", " --json"}) {
