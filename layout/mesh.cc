@@ -31,6 +31,24 @@ Mesh::Mesh(std::vector<MeshAxis> fastest_first) : axes_(std::move(fastest_first)
   }
 }
 
+Mesh::Mesh(std::vector<MeshAxis> fastest_first, std::vector<std::int64_t> ranks) : Mesh(std::move(fastest_first)) {
+  HB_CHECK(std::ssize(ranks) == size_, "{} ranks of the mesh {}", ranks.size(), describe(*this));
+  ranks_ = std::move(ranks);
+  places_.assign(ranks_.size(), -1);
+  for (std::size_t place = 0; place < ranks_.size(); ++place) {
+    HB_CHECK(ranks_[place] >= 0 && ranks_[place] < size_ && places_[static_cast<std::size_t>(ranks_[place])] < 0,
+             "rank {} at place {} of the mesh {}", ranks_[place], place, describe(*this));
+    places_[static_cast<std::size_t>(ranks_[place])] = static_cast<std::int64_t>(place);
+  }
+}
+
+std::int64_t Mesh::place_of(std::int64_t rank) const {
+  return places_.empty() ? rank : places_[static_cast<std::size_t>(rank)];
+}
+std::int64_t Mesh::rank_at(std::int64_t place) const {
+  return ranks_.empty() ? place : ranks_[static_cast<std::size_t>(place)];
+}
+
 std::size_t Mesh::index(std::string_view axis) const {
   const auto found = std::find_if(axes_.begin(), axes_.end(), [&](const MeshAxis& a) { return a.name == axis; });
   HB_CHECK(found != axes_.end(), "mesh {} has no axis {}", describe(*this), axis);
@@ -46,12 +64,12 @@ std::int64_t Mesh::extent(std::string_view axis) const { return axes_[index(axis
 std::int64_t Mesh::coordinate(std::int64_t rank, std::string_view axis) const {
   HB_CHECK(rank >= 0 && rank < size_, "rank {} outside the mesh {}", rank, describe(*this));
   const std::size_t i = index(axis);
-  return rank / strides_[i] % axes_[i].size;
+  return place_of(rank) / strides_[i] % axes_[i].size;
 }
 
 std::vector<std::int64_t> Mesh::group_of(std::int64_t rank, const std::vector<std::string>& axes) const {
   // The member with coordinate 0 on every one of the axes, then all combinations of steps along them.
-  std::int64_t origin = rank;
+  std::int64_t origin = place_of(rank);
   for (const std::string& axis : axes) origin -= coordinate(rank, axis) * strides_[index(axis)];
   std::vector<std::int64_t> members = {origin};
   for (const std::string& axis : axes) {
@@ -61,6 +79,7 @@ std::vector<std::int64_t> Mesh::group_of(std::int64_t rank, const std::vector<st
       for (std::size_t m = 0; m < before; ++m) members.push_back(members[m] + step * strides_[i]);
     }
   }
+  for (std::int64_t& member : members) member = rank_at(member);
   std::sort(members.begin(), members.end());
   return members;
 }

@@ -21,6 +21,9 @@ struct MeshAxis {
 class Mesh {
  public:
   explicit Mesh(std::vector<MeshAxis> fastest_first);
+  /// The same box over ranks in another order: its i-th place, counted the same way, is rank `ranks[i]`. A permutation
+  /// of 0 ... size-1, else InternalError.
+  Mesh(std::vector<MeshAxis> fastest_first, std::vector<std::int64_t> ranks);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
   std::int64_t size() const { return size_; }
@@ -35,9 +38,12 @@ class Mesh {
 
  private:
   std::size_t index(std::string_view axis) const;
+  std::int64_t place_of(std::int64_t rank) const;
+  std::int64_t rank_at(std::int64_t place) const;
 
   std::vector<MeshAxis> axes_;
   std::vector<std::int64_t> strides_;
+  std::vector<std::int64_t> ranks_, places_;  // by place, by rank; none: each rank is at its own place
   std::int64_t size_ = 1;
 };
 

@@ -14,6 +14,21 @@ namespace {
 /// FSDP keeps shards; the other engines shard gradients or the optimizer's state and keep parameters whole.
 bool keeps_shards(TrainEngine e) { return e == TrainEngine::fsdp1 || e == TrainEngine::fsdp2; }
 
+/// The experts' mesh over the same ranks: of a stage, tensor-parallel place by place and there data rank by data rank
+/// (data_ranks()), whatever their order, etp fastest, then ep, then copies ("dp").
+Mesh expert_mesh_over(const TrainLayout& l) {
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t stage = 0; stage < l.pp; ++stage) {
+    const std::vector<std::vector<std::int64_t>> data = data_ranks(l, stage);
+    for (std::size_t d = 0; d < data.front().size(); ++d)
+      for (const std::vector<std::int64_t>& of_place : data) ranks.push_back(of_place[d]);
+  }
+  const std::int64_t copies = std::ssize(ranks) / (l.etp * l.ep * l.pp);
+  std::vector<MeshAxis> axes{{"etp", l.etp}, {"ep", l.ep}, {"dp", copies}, {"pp", l.pp}};
+  if (l.etp * l.ep * copies * l.pp != std::ssize(ranks)) return Mesh(std::move(axes));  // E242
+  return Mesh(std::move(axes), std::move(ranks));
+}
+
 }  // namespace
 
 Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
@@ -21,26 +36,7 @@ Result<TrainHoldings> TrainHoldings::of(const Scenario& s) {
   auto stages = train_stages(s);
   if (!stages) return tl::unexpected(stages.error());
   const Mesh dense = train_mesh(l);
-  Mesh expert = dense;
-  if (s.model.moe && s.model.moe->experts > 0) {
-    std::vector<MeshAxis> axes;
-    const MeshAxis ep{"ep", l.ep}, copies{"dp", dense.size() / (l.etp * l.ep * l.pp)};
-    const bool over_data = l.etp == l.tp;  // neighbours among the data ranks (train_mesh.h)
-    const bool all_over_data = l.tp == 1;
-    // Copies lie where the data ranks do, from the first of their axes on.
-    const bool one_rank = l.dp * l.cp * l.ulysses == 1;
-    bool has_copies = false;
-    for (const MeshAxis& axis : dense.axes())
-      if (axis.name == "tp" && (over_data || all_over_data)) axes.push_back({over_data ? "etp" : "tp", l.tp});
-      else if (axis.name == "tp") axes.push_back({"etp", l.etp}), axes.push_back(ep);
-      else if (axis.name == "pp") axes.push_back(axis);
-      else if (!has_copies && (one_rank ? axis.name == "dp" : axis.size > 1)) {
-        if (!over_data && all_over_data) axes.push_back({"etp", l.etp});
-        if (over_data || all_over_data) axes.push_back(ep);
-        axes.push_back(copies), has_copies = true;
-      }
-    expert = Mesh(std::move(axes));
-  }
+  const Mesh expert = s.model.moe && s.model.moe->experts > 0 ? expert_mesh_over(l) : dense;
   if (Status ok = check_expert_mesh(dense, expert); !ok) return tl::unexpected(ok.error());
   const std::int64_t shards = keeps_shards(s.train.engine) ? shard_mesh(s).shards : 1;
   const std::int64_t vocab_multiple = std::max<std::int64_t>(1, s.model.vocab_multiple);

@@ -31,6 +31,10 @@ struct ShardMesh {
   /// Ranks that hold one copy of all parameters of a stage in so many shards.
   std::int64_t holders(std::int64_t in_shards) const { return (in_shards == 1 ? experts.spread : in_shards) * tensor; }
   std::int64_t holders() const { return holders(shards); }
+  /// Of the ranks that hold one copy of all experts, those with the same columns of some.
+  std::int64_t expert_columns_ranks() const {
+    return (shards > 1 ? shards * tensor : experts.places * experts.spread) / experts.columns();
+  }
   /// Of parameters in so many shards: into how many an expert is cut, and how many copies of them there are.
   std::int64_t expert_shards(std::int64_t in_shards) const {
     return in_shards == 1 ? 1 : in_shards * experts.blocks / experts.spread;

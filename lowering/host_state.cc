@@ -39,7 +39,8 @@ void TrainState::make_host_buffers(ProgramBuilder& b) {
     for (const SteppedPart& p : u.parts)
       if (u.is_split() && p.on_host && u.publishes()) apart = std::max(apart, p.elements.size());
   }
-  const bool steps = reduced > 0 || std::ranges::any_of(units_, &UnitState::is_split);
+  // A stage where nothing trains has sums and steps all the same: the norm and its coefficient go through all stages.
+  const bool steps = streams_ || std::ranges::any_of(units_, &UnitState::is_split);
   const auto make = [&](const std::string& name, DType dtype, std::int64_t elements, Category category) {
     return b.managed("train.host_" + name, dtype, elements, category, sections::host_resident);
   };
@@ -49,7 +50,7 @@ void TrainState::make_host_buffers(ProgramBuilder& b) {
     if (apart > 0 && precision.params != precision.master)
       cast_below_[i] = make("cast." + std::to_string(i), precision.params, apart, Category::communication);
   }
-  if (reduced > 0) host_sums_ = make("grad_squares", DType::f32, repeats_adapters() ? 5 : 4, Category::workspace);
+  if (streams_) host_sums_ = make("grad_squares", DType::f32, repeats_adapters() ? 5 : 4, Category::workspace);
   if (steps) host_step_ = make("step", DType::f32, 3, Category::workspace);
 }
 

@@ -95,8 +95,7 @@ void add_expert_groups(Families& all, const std::vector<std::vector<std::int64_t
 /// Where adapters of experts lie on ranks that share each; of a stage's ranks by place and block.
 void add_expert_sharers(Families& all, const std::vector<std::vector<std::int64_t>>& ranks, const ShardMesh& mesh) {
   const std::int64_t places = mesh.experts.places, columns = mesh.experts.columns(),
-                     of_stage = mesh.data() * mesh.tensor,
-                     of_copy = mesh.shards > 1 ? mesh.shards * mesh.tensor : places * mesh.experts.spread;
+                     of_stage = mesh.data() * mesh.tensor, of_copy = mesh.expert_columns_ranks() * columns;
   const auto add = [&](Family f, std::int64_t count, std::int64_t first, std::int64_t step) {
     at(all, f).groups.push_back(members(count, [&](auto i) {
       const std::int64_t n = first + i * step;
@@ -105,7 +104,8 @@ void add_expert_sharers(Families& all, const std::vector<std::vector<std::int64_
   };
   for (std::int64_t first = 0; first < of_stage; first += columns) add(Family::expert_sharers, columns, first, 1);
   for (std::int64_t copy = 0; copy < of_stage; copy += of_copy)
-    for (std::int64_t c = 0; c < columns; ++c) add(Family::expert_columns, of_copy / columns, copy + c, columns);
+    for (std::int64_t c = 0; c < columns; ++c)
+      add(Family::expert_columns, mesh.expert_columns_ranks(), copy + c, columns);
 }
 
 void add_stage(Families& all, const Scenario& s, const ShardMesh& mesh, std::int64_t stage) {

@@ -413,8 +413,9 @@ void lower_step(const Scenario& s, ProgramBuilder& b, const TrainState& state, c
     b.communicate(OpKind::all_reduce, streams::control, mesh.ranks() == mesh.shards ? Family::world : Family::fsdp,
                   "train.grad_squares.all_reduce", {sum}, {sum});
   if (of_sharers) {
-    b.communicate(OpKind::all_reduce, streams::control, Family::expert_columns,
-                  "train.grad_squares_of_sharers.all_reduce", {*of_sharers}, {*of_sharers});
+    if (mesh.expert_columns_ranks() > 1)  // else all experts are on the ranks that share each
+      b.communicate(OpKind::all_reduce, streams::control, Family::expert_columns,
+                    "train.grad_squares_of_sharers.all_reduce", {*of_sharers}, {*of_sharers});
     b.emit(OpKind::add, streams::compute, "train.grad_squares_of_sharers.add", {sum, *of_sharers}, {sum});
   }
   if (mesh.stages > 1)

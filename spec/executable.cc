@@ -8,8 +8,6 @@
 #include "spec/expert_rounds.h"
 #include "spec/names.h"
 #include "spec/pipeline_split.h"
-#include "spec/shard_over.h"
-#include "spec/train_axes.h"
 #include "spec/validate.h"
 
 namespace hotbunk {
@@ -35,24 +33,6 @@ void executable_precision(const Scenario& s, const Need& need) {
     need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
 }
 
-/// The axes of more than one rank in their order, innermost first: t of tensor-parallel, d of data ranks, o of others.
-std::string axes_of(const TrainLayout& t) {
-  std::string out;
-  for (const std::string& axis : axes_in_order(t))
-    if (ranks_of(t, axis) > 1) out += is_data_axis(axis) ? 'd' : axis == "tp" ? 't' : 'o';
-  return out;
-}
-
-/// Whether no other axis stands between those that make data ranks.
-bool data_ranks_follow(const TrainLayout& t) {
-  const std::string axes = axes_of(t);
-  const auto count = static_cast<std::size_t>(std::ranges::count(axes, 'd'));
-  return count < 2 || axes.rfind('d') - axes.find('d') + 1 == count;
-}
-
-/// Whether those come right behind tp.
-bool data_ranks_follow_tensor(const TrainLayout& t) { return axes_of(t).find("td") != std::string::npos; }
-
 /// Of the model itself.
 template <class Need>
 void executable_model(const Scenario& s, const Need& need) {
@@ -74,7 +54,7 @@ void executable_experts(const Scenario& s, const Need& need) {
        s.model.hidden % t.etp);
   const ExpertMesh mesh = expert_mesh(s);
   if (!mesh.lies_apart()) return;
-  const std::int64_t data = t.dp * t.cp * t.ulysses, shards = s.train.engine == TrainEngine::ddp ? 1 : t.shard_ranks();
+  const std::int64_t shards = s.train.engine == TrainEngine::ddp ? 1 : t.shard_ranks();
   const bool over_both = mesh.blocks > 1 || mesh.wholes > 1;
   const std::string where = !over_both ? (mesh.parts > 1 ? fmt::format(" x etp {}", t.etp) : "")
                             : mesh.blocks == 1
@@ -89,16 +69,6 @@ void executable_experts(const Scenario& s, const Need& need) {
        where,
        mesh.blocks == 1 ? fmt::format("its places share rows of tokens evenly, which have to divide by tp {}", t.tp)
                         : std::string("a block needs tokens of its own"));
-  if (mesh.places * mesh.spread == 1) return;  // all experts on each rank: nothing of them is by a rank's place
-  need(t.etp == t.tp || t.tp == 1 || data == 1 || data_ranks_follow_tensor(t),
-       "train.layout.ep {}{} with order {}: the data ranks do not follow tp in it", t.ep, where, t.order);
-  need(data_ranks_follow(t),
-       "train.layout.ep {} with order {}: dp {} and the ranks that share sequences ({}) do not follow one another",
-       t.ep, t.order, t.dp, t.cp * t.ulysses);
-  need(shards == 1 || shard_groups_follow(t),
-       "train.layout.ep {} with shard_over {} and order {}: experts are spread over data ranks that follow one another "
-       "(dp {} x cp {} x ulysses {} in that order), and the {} of a shard group do not",
-       t.ep, listed_shard_over(t.shard_over), t.order, t.dp, t.cp, t.ulysses, shards);
 }
 
 /// A flat parameter is stepped as a whole.

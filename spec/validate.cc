@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "base/format.h"
+#include "spec/engine_experts.h"
 #include "spec/expert_rounds.h"
 #include "spec/family.h"
 #include "spec/frozen.h"
@@ -322,6 +323,12 @@ class Validator {
     if (engine % r.ep != 0)
       report("E213", "rollout.layout.ep", "expert parallel does not divide an engine's ranks",
              {fmt::format("{} % ep {} = {}", equation({{"tp", r.tp}, {"cp", r.cp}}), r.ep, engine % r.ep)});
+    else if (!may_spread_experts(s_.rollout.engine, r.ep, engine))
+      report("E213", "rollout.layout.ep", "vllm's ranks have whole experts each, or columns of all of them",
+             {fmt::format("ep {} of {}; --enable-expert-parallel is a flag, and its groups are as many as the ranks "
+                          "(docs.vllm.ai, Expert Parallel Deployment)",
+                          r.ep, equation({{"tp", r.tp}, {"cp", r.cp}}))},
+             fmt::format("set rollout.layout.ep to 1 or to {}, or rollout.engine to sglang", engine));
   }
 
   void expert_dispatch() {

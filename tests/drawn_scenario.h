@@ -152,20 +152,21 @@ inline std::string draw_scenario() {
     if (data % g == 0 && (g == 1 || g % spread == 0)) shard_groups.push_back(g);
   // Units that few ranks keep among them from forward to backward.
   std::int64_t group = one_of(shard_groups), shared = group == -1 ? data : group;
-  // Or all ranks of some of the data ranks' dimensions: experts are spread over those that follow one another.
+  // Or all ranks of some of the data ranks' dimensions: what spreads experts is among them.
   std::string over;
   if (engine != "ddp" && in(0, 3) == 0) {
     const std::int64_t outer = data / ulysses / cp;
-    std::vector<std::pair<std::string, std::int64_t>> ways{{"cp", cp}, {"cp, ulysses", cp * ulysses}};
-    if (spread == 1)
-      ways.insert(ways.end(),
-                  {{"dp", outer}, {"ulysses", ulysses}, {"dp, cp", outer * cp}, {"ulysses, dp", ulysses * outer}});
-    const auto [names, ranks] = one_of(ways);
+    const auto [names, ranks] = one_of<std::pair<std::string, std::int64_t>>({{"cp", cp},
+                                                                              {"cp, ulysses", cp * ulysses},
+                                                                              {"dp", outer},
+                                                                              {"ulysses", ulysses},
+                                                                              {"dp, cp", outer * cp},
+                                                                              {"ulysses, dp", ulysses * outer}});
     if (ranks == 1 || ranks % spread == 0) over = fmt::format(", shard_over: [{}]", names), group = -1, shared = ranks;
   }
   std::vector<std::string> reshards{yaml_bool(true), yaml_bool(false)};
-  for (std::int64_t few = 2; few < shared && engine == "fsdp2" && spread == 1; ++few)
-    if (shared % few == 0) reshards.push_back(std::to_string(few));
+  for (std::int64_t few = 2; few < shared && engine == "fsdp2"; ++few)
+    if (shared % (few * spread) == 0) reshards.push_back(std::to_string(few));
   const std::string params = dtype(), grads = params == "bf16" && coin() ? "bf16" : state(), master = state(),
                     moments = state();
   std::string some;  // of what trains: adapters only of what lowers, and where the model is awake for its reference

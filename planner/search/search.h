@@ -142,9 +142,8 @@ struct RlSpace {
   std::vector<std::int64_t> attention_dp{1};
   bool spreads_experts = false;
   /// Groups of an engine's ranks that have other experts each: 1, where ranks have columns of all; and where they may
-  /// be spread, as many as have whole ones and what lies between. vLLM has no such: its ranks spread whole experts or
-  /// none (--enable-expert-parallel); SGLang's --ep-size divides tp. Our context-parallel ranks have the same experts,
-  /// other engines' spread them.
+  /// be spread, as many as have whole ones and what lies between where the engine can (spec/engine_experts.h). Our
+  /// context-parallel ranks have the same experts, other engines' spread them.
   std::vector<std::int64_t> expert_groups(RolloutEngine, std::int64_t tp, std::int64_t cp) const;
   std::vector<bool> strided{false, true};
   std::vector<double> memory_fraction{0.8};

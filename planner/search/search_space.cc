@@ -9,6 +9,7 @@
 #include "lowering/sample_rows.h"
 #include "planner/search/search.h"
 #include "planner/search/train_points.h"
+#include "spec/engine_experts.h"
 #include "spec/names.h"
 
 namespace hotbunk {
@@ -60,7 +61,7 @@ std::vector<std::int64_t> RlSpace::expert_groups(RolloutEngine engine, std::int6
   if (!spreads_experts) return out;
   const std::int64_t whole = engine == RolloutEngine::hotbunk ? tp : tp * cp;
   for (const std::int64_t ep : divisors(tp))
-    if (engine != RolloutEngine::vllm && ep < whole) include(out, ep);
+    if (ep < whole && may_spread_experts(engine, ep, tp * cp)) include(out, ep);
   include(out, whole);
   return out;
 }

@@ -169,22 +169,6 @@ def draw_order(r):
     return "-".join(axes)
 
 
-def experts_in_order(layout):
-    """Whether experts lie over neighbours in the layout's order of ranks: the data ranks right behind tp where they are
-    over both, else one behind the other (spec/executable.cc)."""
-    tp, ep, etp = layout["tp"], layout.get("ep", 1), layout.get("etp", 1)
-    places = math.gcd(tp, etp * ep)
-    if etp * ep == 1 or (places == tp and etp * ep == tp):  # all on each rank; or over tp alone
-        return True
-    order = layout.get("order", "tp-cp-ep-dp-pp").split("-")
-    sizes = {"tp": tp, "dp": layout["dp"], "pp": layout["pp"], "cp": layout["cp"], "ulysses": layout["ulysses"]}
-    if "ulysses" not in order:
-        sizes["cp"] *= sizes.pop("ulysses")
-    axes = "".join({"tp": "t", "pp": "o"}.get(axis, "d") for axis in order if sizes.get(axis, 1) > 1)
-    data = axes[axes.find("d"):axes.rfind("d") + 1]
-    return set(data) <= {"d"} and (etp == tp or tp == 1 or not data or "td" in axes)
-
-
 def draw_experts_mesh(r, model, layout, data_ranks, shards):
     """Any etp that divides the ranks and an expert's columns, and any ep of those that divide the experts and the ranks;
     sequence parallelism where a block of ranks needs tokens of its own (spec/expert_mesh.h)."""
@@ -219,6 +203,23 @@ def draw_part_that_trains(r, model):
     return {}
 
 
+def draw_shards(r, engine, layout, data_ranks, experts):
+    """Shard groups of some of the data ranks' dimensions, in the layout; units that few ranks of a group keep among them.
+    Where experts are spread over data ranks these have to be in one group, and the few have the same ones."""
+    spread = layout["etp"] * layout["ep"] // math.gcd(layout["tp"], layout["etp"] * layout["ep"]) if experts else 1
+    if engine != "ddp" and r.random() < 0.2:
+        named = r.choice([["dp"], ["cp"], ["ulysses"], ["dp", "cp"], ["ulysses", "dp"]])
+        ranks = math.prod(layout[axis] for axis in named)
+        if ranks == 1 or ranks % spread == 0:
+            layout.update(fsdp=-1, shard_over=named)
+            return {}
+    if engine == "fsdp2" and r.random() < 0.3:
+        group = data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
+        few = [n for n in divisors(group) if 1 < n < group and group % (n * spread) == 0]
+        return {"reshard_after_forward": r.choice([True] + few)}
+    return {}
+
+
 def draw_train(r, world, cuts, model, longest):
     data_ranks = world // cuts["tp"] // cuts["pp"]
     sp = cuts["tp"] > 1 and r.random() < 0.5
@@ -244,16 +245,10 @@ def draw_train(r, world, cuts, model, longest):
             {"policy": "layer"}, {"policy": "size", "min_parameters": r.choice([1, 200, 1000, 5000, 100000])},
             {"policy": "names", "names": r.choice([["transformer.h.0*"], ["*.wte", "*.attn"]]) if model["model_type"] == "gpt2"
              else [r.choice(["model.layers.0*", "*embed*"]), "*.self_attn"]}]))
-    if train["engine"] != "ddp" and not num_experts(model) and r.random() < 0.2:
-        layout.update(fsdp=-1, shard_over=r.choice([["dp"], ["cp"], ["ulysses"], ["dp", "cp"], ["ulysses", "dp"]]))
-    elif train["engine"] == "fsdp2" and not num_experts(model) and r.random() < 0.3:
-        group = data_ranks if layout["fsdp"] == -1 else layout["fsdp"]
-        train["reshard_after_forward"] = r.choice([True] + [n for n in divisors(group) if 1 < n < group])
+    train.update(draw_shards(r, engine, layout, data_ranks, num_experts(model) > 0))
     train.update(draw_part_that_trains(r, model))
     if r.random() < 0.3:
         layout["order"] = draw_order(r)
-        if not experts_in_order(layout):
-            del layout["order"]
     if cuts["pp"] > 1:
         train.update(draw_split(r, num_layers(model), cuts))
         train["pipeline_schedule"] = r.choice(["1f1b", "1f1b", "gpipe", "zero-bubble"] + ["interleaved"] * (cuts["vpp"] > 1))
@@ -408,6 +403,7 @@ def with_world(r, scenario, world):
     if "rollout" in s:
         tp = r.choice(tensor_parallel_sizes(s, world))
         s["rollout"]["layout"] = {"tp": tp, "dp": world // tp, "order": s["rollout"]["layout"]["order"]}
+        s["sync"]["verify"] = True
     return s
 
 

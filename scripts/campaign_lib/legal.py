@@ -75,10 +75,18 @@ def close(a, b, tolerance):
     return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
 
 
+def sampled_tokens(folder):
+    """Of the first step, by sample; none of supervised fine-tuning."""
+    file = folder / "samples.jsonl"
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else []
+    return {line["sample"]: line["tokens"] for line in lines if line["step"] == 1}
+
+
 def same_numerics(outcome, first, other, what):
     """P3: the first step's tokens, reward, loss and gradient, before two optimizers' rounding can part the runs."""
     a, b = result_of(first), result_of(other)
     outcome.expect(a["lengths"].split("\n")[0] == b["lengths"].split("\n")[0], f"{what}: other lengths in step 1")
+    outcome.expect(sampled_tokens(first) == sampled_tokens(other), f"{what}: other tokens in step 1")
     x, y = a["metrics"][0], b["metrics"][0]
     for key, tolerance in (("reward", 1e-6), ("loss", 1e-4), ("actor/grad_norm", 1e-3), ("actor/entropy", 1e-3)):
         if key in x or key in y:

@@ -52,6 +52,19 @@ TEST_CASE("BACKGROUND B9: 128 GPUs hold a dense mesh TP8 CP4 PP4 and an expert m
       "rank 1: stage 0 of tp 8 x cp 4 x dp 1 x pp 4 = 128 ranks, stage 1 of pp 4 x etp 1 x ep 32 x edp 1 = 128 ranks");
 }
 
+TEST_CASE("A mesh over ranks in another order has their places, and groups of them") {
+  const Mesh mesh({{"etp", 2}, {"ep", 3}},
+                  {4, 0, 5, 1, 3, 2});  // (etp, ep): rank 4 is (0, 0), 0 is (1, 0), 5 is (0, 1)
+  CHECK((mesh.coordinate(4, "etp") == 0 && mesh.coordinate(4, "ep") == 0));
+  CHECK((mesh.coordinate(0, "etp") == 1 && mesh.coordinate(0, "ep") == 0));
+  CHECK((mesh.coordinate(5, "etp") == 0 && mesh.coordinate(2, "ep") == 2));
+  CHECK(mesh.group_of(5, {"etp"}) == Ranks{1, 5});
+  CHECK(mesh.group_of(5, {"ep"}) == Ranks{3, 4, 5});
+  CHECK(mesh.groups({"etp"}) == std::vector<Ranks>{{0, 4}, {1, 5}, {2, 3}});
+  CHECK_THROWS_AS(Mesh({{"tp", 2}}, {0, 0}), InternalError);
+  CHECK_THROWS_AS(Mesh({{"tp", 2}}, {0, 1, 2}), InternalError);
+}
+
 TEST_CASE("An order that is wrong says where, all mistakes at once") {
   const Result<Mesh> mesh = mesh_from_order("tp-dp-tp", {{"tp", 2}, {"dp", 0}, {"pp", 4}, {"cp", 1}});
   REQUIRE_FALSE(mesh);

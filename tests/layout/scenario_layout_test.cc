@@ -165,6 +165,45 @@ TEST_CASE("experts lie on a mesh of their own over the same ranks") {
   }
 }
 
+TEST_CASE("experts lie tensor-parallel place by place and data rank by data rank, whatever the order of the ranks") {
+  // Any order, any shard groups: each copy has every expert's elements once, and who has which is what the groups say.
+  MoeSpec moe;
+  moe.experts = 4, moe.experts_per_token = 2, moe.expert_intermediate = 8;
+  std::int64_t apart = 0, seen = 0;
+  for (const char* order : {"tp-cp-ep-dp-pp", "dp-tp-cp-ep-pp", "cp-tp-dp-ep-pp", "dp-pp-tp-cp-ep", "pp-dp-cp-tp-ep"})
+    for (const char* over : {"", "dp", "cp"})
+      for (const auto& [etp, ep] : {std::pair(1, 4), {2, 2}, {1, 2}, {4, 1}, {4, 2}, {1, 1}}) {
+        Scenario s = megatron(2, 2, 2);
+        s.train.engine = TrainEngine::fsdp2, s.model.moe = moe;
+        TrainLayout& l = s.train.layout;
+        l.cp = 2, l.order = order, l.shard_over = over, l.etp = etp, l.ep = ep, l.sp = true;
+        const ExpertMesh mesh = expert_mesh(s);
+        if (l.shard_ranks() % mesh.spread != 0) continue;
+        CAPTURE(order, over, etp, ep);
+        ++seen, apart += std::ranges::is_sorted(data_ranks(l).front()) ? 0 : 1;
+        const TrainHoldings held = TrainHoldings::of(s).value();
+        for (std::int64_t stage = 0; stage < 2; ++stage) {
+          const auto blocks = block_ranks(l, mesh, stage);  // by place, and there by block
+          for (std::size_t p = 0; p < blocks.size(); ++p)
+            for (std::size_t b = 0; b < blocks[p].size(); ++b) {
+              const auto at = static_cast<std::int64_t>(b) % mesh.spread * mesh.places + static_cast<std::int64_t>(p);
+              CHECK(held.expert().coordinate(blocks[p][b], "etp") == at % etp);
+              CHECK(held.expert().coordinate(blocks[p][b], "ep") == at / etp);
+            }
+        }
+        const std::int64_t copies = 8 / (l.shard_ranks() * l.tp);
+        for (const ParamSpec& p : parameters_of(s.model)) {
+          if (p.expert < 0 || p.layer > 0) continue;
+          std::int64_t all = 0;
+          for (std::int64_t rank = 0; rank < 16; ++rank) all += elements_of(held.held(p, rank));
+          CAPTURE(p.name);
+          CHECK(all == copies * p.numel());
+        }
+      }
+  CHECK(seen > 60);
+  CHECK(apart > 10);
+}
+
 TEST_CASE("whole experts of an engine may lie over its context-parallel ranks too") {
   Scenario s = megatron(8, 1, 1);
   s.rollout.engine = RolloutEngine::vllm;

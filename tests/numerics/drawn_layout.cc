@@ -35,9 +35,7 @@ void draw_experts(Scenario& s, std::mt19937_64& random) {
       if (!why_not_train_tp(s.model, l.tp, etp).empty()) continue;
       l.etp = etp, l.ep = ep;
       const ExpertMesh mesh = expert_mesh(s);
-      if (shards > 1 && (shards % mesh.spread != 0 ||
-                         (mesh.places * mesh.spread > 1 && mesh.lies_apart() && !shard_groups_follow(l))))
-        continue;
+      if (shards > 1 && shards % mesh.spread != 0) continue;
       if ((mesh.blocks > 1 || mesh.wholes > 1) && mesh.lies_apart() && !l.sp) continue;
       ways[mesh.parts > 1 ? 0 : mesh.blocks > 1 ? 1 : mesh.spread > 1 ? 2 : 3].emplace_back(etp, ep);
     }

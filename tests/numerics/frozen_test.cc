@@ -30,6 +30,7 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
     TrainEngine engine;
     TrainLayout layout;
     const char* schedule = "1f1b";
+    Offload offload = Offload::sleep;
   };
   const auto fsdp2 = TrainEngine::fsdp2;
   for (const Way& way : {Way{"frozen-llama-gqa", fsdp2, {.dp = 4}},
@@ -47,6 +48,9 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
                          {"frozen-llama-gqa", TrainEngine::fsdp1, {.dp = 2, .tp = 2, .sp = true}},
                          {"frozen-llama-tied", TrainEngine::fsdp1, {.dp = 2, .pp = 2}},
                          {"frozen-llama-tied", TrainEngine::fsdp1, {.dp = 4, .fsdp = 2}},
+                         // State on the host, and a stage where nothing trains.
+                         {"frozen-llama-gqa", fsdp2, {.dp = 2, .pp = 2}, "1f1b", Offload::layerwise},
+                         {"frozen-llama-gqa", TrainEngine::fsdp1, {.dp = 2, .pp = 2}, "1f1b", Offload::layerwise},
                          {"frozen-mixtral-tiny", fsdp2, {.dp = 2, .tp = 2}},
                          {"frozen-mixtral-tiny", fsdp2, {.dp = 4, .ep = 2}},
                          {"frozen-mixtral-tiny", TrainEngine::ddp, {.dp = 2, .ep = 2}}}) {
@@ -54,7 +58,8 @@ TEST_CASE("frozen: every kind of layout computes what torch does") {
             way.layout.pp, way.layout.cp, way.layout.ulysses, way.schedule);
     const Golden g = Golden::load(way.model);
     Scenario s = golden_scenario(g, way.layout.ranks());
-    s.train.engine = way.engine, s.train.layout = way.layout, s.train.pipeline_schedule = way.schedule;
+    s.train.engine = way.engine, s.train.layout = way.layout, s.train.pipeline_schedule = way.schedule,
+    s.train.offload = way.offload;
     s.train.micro_batch_tokens = way.layout.share_of(g.num_tokens());
     if (g.model.moe) s.train.layout.etp = way.layout.tp;
     if (way.layout.pp > 1) s.train.pipeline_split = {1, g.model.layers - 1};

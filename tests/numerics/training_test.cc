@@ -390,6 +390,44 @@ TEST_CASE("interleaved stages compute what one rank does") {
     }
 }
 
+TEST_CASE("dozens of drawn pipelines of eight ranks come to their end and compute what one rank does") {
+  // Of 2, 4 and 8 stages, most of them in 1F1B, beside ranks that share the stages; of few micro-batches and many.
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 36),
+                      seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
+  std::uint64_t one_forward_one_backward = 0, of_eight_stages = 0;
+  for (std::uint64_t i = 0; i < rounds; ++i) {
+    std::mt19937_64 random(seed * 11'000'027 + i);
+    const auto one_of = [&](std::initializer_list<std::int64_t> values) {
+      return *(values.begin() + static_cast<std::ptrdiff_t>(random() % values.size()));
+    };
+    const auto& [g, one] = deep_model("llama-gqa", 8);
+    Scenario s = golden_scenario(g, 8);
+    TrainLayout& l = s.train.layout;
+    l.pp = one_of({8, 8, 4, 4, 2}), l.tp = l.pp < 8 ? one_of({1, 2}) : 1, l.dp = 8 / l.pp / l.tp;
+    l.sp = l.tp > 1 && one_of({0, 1}) == 1;
+    if (i % 3 == 0) {  // the others
+      s.train.pipeline_schedule = std::array{"gpipe", "interleaved", "zero-bubble"}[i / 3 % 3];
+      if (l.pp < 8) l.vpp = s.train.pipeline_schedule == "interleaved" ? 8 / l.pp : one_of({1, 8 / l.pp});
+      else if (s.train.pipeline_schedule == "interleaved") s.train.pipeline_schedule = "1f1b";
+    }
+    s.train.pipeline_split.assign(static_cast<std::size_t>(l.pp * l.vpp), 1);
+    for (std::int64_t rest = 8 - l.pp * l.vpp; rest > 0; --rest)
+      ++s.train.pipeline_split[random() % s.train.pipeline_split.size()];
+    s.train.engine = std::array{TrainEngine::ddp, TrainEngine::zero1, TrainEngine::zero2, TrainEngine::fsdp1,
+                                TrainEngine::fsdp2}[random() % 5];
+    s.train.recompute = static_cast<Recompute>(one_of({0, 1, 2}));
+    s.train.micro_batch_tokens =
+        l.share_of(std::max(g.longest_sequence(), one_of({1, g.num_tokens() / 2, g.num_tokens()})));
+    CAPTURE(i, text_of(s));
+    one_forward_one_backward += s.train.pipeline_schedule == "1f1b" ? 1 : 0, of_eight_stages += l.pp == 8 ? 1 : 0;
+    const TrainingResult r = train(g, s, Against::reference_and_plan);
+    check_same(r, one);
+    CHECK(r.unlike_plan == "");
+  }
+  CHECK(2 * one_forward_one_backward > rounds);
+  CHECK(4 * of_eight_stages > rounds);
+}
+
 TEST_CASE("zero-bubble schedules compute what transformers does") {
   struct Way {
     const char* model;
@@ -658,7 +696,7 @@ TEST_CASE("whether rows or copies of tokens travel to experts, the bits are the 
 // P3 over layouts. HOTBUNK_LAYOUT_ROUNDS draws more of them, HOTBUNK_LAYOUT_SEED others.
 TEST_CASE("layouts drawn at random compute what transformers does") {
   std::uint64_t rounds = 0, cut = 0, staged = 0, shared = 0, chunked = 0, spread = 0, copied = 0, flat = 0,
-                in_blocks = 0, apart = 0, flat_parts = 0;
+                in_blocks = 0, apart = 0, flat_parts = 0, parted = 0;
   std::vector<std::string> goldens = golden_models();
   std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
   for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& s) {
@@ -670,6 +708,8 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
     spread += expert_mesh(s).spread > 1 ? 1 : 0, in_blocks += expert_mesh(s).blocks > 1 ? 1 : 0;
     copied += s.train.expert_dispatch == ExpertDispatch::per_rank ? 1 : 0;
     apart += s.train.engine != TrainEngine::ddp && l.shard_ranks() > 1 && !shard_groups_follow(l) ? 1 : 0;
+    // Ranks with other experts, or parts of one, between which others stand.
+    parted += expert_mesh(s).lies_apart() && (l.order != TrainLayout().order || !shard_groups_follow(l)) ? 1 : 0;
     const TrainingResult r = train(g, s, Against::reference_and_plan);
     check_training(g, r);
     CHECK(r.unlike_plan == "");
@@ -684,6 +724,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
   CHECK(20 * flat > rounds / 2);
   CHECK(40 * apart > rounds / 2);
   CHECK(40 * flat_parts > rounds / 2);
+  CHECK(40 * parted > rounds / 2);
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {
@@ -764,6 +805,34 @@ TEST_CASE("five steps in one layout and five in another are ten in the first, in
       else CHECK(update_error(parts.at_end.at(name), value, g.initial(name)) <= update_bound);
     }
   }
+}
+
+TEST_CASE("of drawn layouts, too: ten steps are five and five in another one, and bit for bit in the same") {
+  // HOTBUNK_RESUME_ROUNDS draws more.
+  std::uint64_t rounds = 0, other_worlds = 0;
+  for_drawn_pairs(golden_models(), number_of_environment("HOTBUNK_RESUME_ROUNDS", 12), 13'000'027,
+                  [&](const Golden& g, const Scenario& drawn, const Scenario& other) {
+                    Scenario first = drawn, then = other;
+                    first.steps = then.steps = 10;
+                    ++rounds, other_worlds += first.train.layout.ranks() != then.train.layout.ranks() ? 1 : 0;
+                    const TrainingResult whole = train(g, first), same = train_on(g, first, first, 5),
+                                         parts = train_on(g, first, then, 5);
+                    REQUIRE((whole.losses.size() == 10 && same.losses.size() == 5 && parts.losses.size() == 5));
+                    for (std::size_t i = 0; i < 5; ++i) {
+                      CAPTURE(i);
+                      CHECK(same.losses[i] == whole.losses[5 + i]);
+                      CHECK(same.grad_norms[i] == whole.grad_norms[5 + i]);
+                      CHECK(parts.losses[i] == Approx(whole.losses[5 + i]).epsilon(scalar_bound));
+                      CHECK(parts.grad_norms[i] == Approx(whole.grad_norms[5 + i]).epsilon(scalar_bound));
+                    }
+                    CHECK(same.at_end == whole.at_end);
+                    for (const auto& [name, value] : whole.at_end) {
+                      CAPTURE(name);
+                      if (name.ends_with("e_score_correction_bias")) CHECK(parts.at_end.at(name) == value);
+                      else CHECK(update_error(parts.at_end.at(name), value, g.initial(name)) <= update_bound);
+                    }
+                  });
+  CHECK(2 * other_worlds > rounds);
 }
 
 TEST_CASE("and so between FSDP1's flat units and other engines") {

@@ -65,7 +65,7 @@ std::string first_of(std::initializer_list<std::string> complaints) {
   return "";
 }
 
-/// Section A, per rank; over all W of a group as fractions of W need no rounding.
+/// Section A, per rank, over W shards and C copies of each; over all of a group fractions of W need no rounding.
 std::string data_parallel(const Outcome& o) {
   const Scenario& s = o.job.scenario;
   double bytes = 0, root = 0;
@@ -73,33 +73,36 @@ std::string data_parallel(const Outcome& o) {
     bytes += 4.0 * static_cast<double>(p.numel());
     if (p.layer < 0) root += 4.0 * static_cast<double>(p.numel());
   }
-  const double W = static_cast<double>(o.plan.num_ranks()), steps = static_cast<double>(s.steps);
+  const bool whole = s.train.engine == TrainEngine::ddp;
+  const double ranks = static_cast<double>(o.plan.num_ranks()), steps = static_cast<double>(s.steps),
+               W = whole ? 1.0 : static_cast<double>(s.train.layout.shard_ranks()), C = ranks / W;
   double micro = 0;  // of all ranks, which play as many each
   for (Rank r = 0; r < o.plan.num_ranks(); ++r) micro += static_cast<double>(micro_batches(o, r));
-  if (micro < 2 * W * steps) return "one micro-batch a step: nothing accumulates";
+  if (micro < 2 * ranks * steps) return "one micro-batch a step: nothing accumulates";
   const Sent reduced = of_all(o, Family::replicas, OpKind::all_reduce),
              scattered = of_all(o, Family::fsdp, OpKind::reduce_scatter),
              gathered = of_all(o, Family::fsdp, OpKind::all_gather);
   const auto ring = [&](const Sent& x) { return (W - 1) / W * (x.payload + x.padding); };
-  const double each = W * steps;
+  const double each = ranks * steps;
+  double scatters = micro, gathers = 0;  // of all parameters
   switch (s.train.engine) {
-    case TrainEngine::ddp:  // 2 (W - 1) / W B
-      return first_of({unequal("all-reduce", reduced.payload, each * bytes),
-                       unequal("its wire", reduced.wire, 2 * (W - 1) / W * each * bytes),
-                       unequal("gathered", gathered.payload + scattered.payload, 0)});
+    case TrainEngine::ddp:
+      scatters = 0;
+      break;
     case TrainEngine::zero1:
-    case TrainEngine::zero2:  // ZeRO-2 scatters every micro-batch's
-      return first_of(
-          {unequal("reduce-scatter", scattered.payload, (s.train.engine == TrainEngine::zero1 ? each : micro) * bytes),
-           unequal("all-gather", gathered.payload, each * bytes),
-           unequal("wire of the one", scattered.wire, ring(scattered)),
-           unequal("wire of the other", gathered.wire, ring(gathered))});
-    default:  // the root stays from forward to backward
-      return first_of({unequal("reduce-scatter", scattered.payload, micro * bytes),
-                       unequal("all-gather", gathered.payload, micro * (2 * bytes - root)),
-                       unequal("wire of the one", scattered.wire, ring(scattered)),
-                       unequal("wire of the other", gathered.wire, ring(gathered))});
+    case TrainEngine::zero2:  // which scatters every micro-batch's
+      scatters = s.train.engine == TrainEngine::zero1 ? each : micro, gathers = each * bytes;
+      break;
+    default:  // the root stays from forward to backward, and so do units that nothing reshards
+      gathers = micro * (s.train.reshard_after_forward ? 2 * bytes - root : bytes);
   }
+  // What copies sum is a shard, its padding too; all of it where nothing is sharded.
+  const double copied = whole ? each * bytes : C > 1 ? (scattered.payload + scattered.padding) / W : 0.0;
+  return first_of({unequal("reduce-scatter", scattered.payload, scatters * bytes),
+                   unequal("its wire", scattered.wire, ring(scattered)),
+                   unequal("all-gather", gathered.payload, gathers), unequal("its wire", gathered.wire, ring(gathered)),
+                   unequal("all-reduce", reduced.payload, copied),
+                   unequal("its wire", reduced.wire, 2 * (C - 1) / C * copied)});
 }
 
 /// HSDP of W shards in R copies: a micro-batch gathers and scatters among the W ranks of a shard group, and sums each
@@ -170,6 +173,35 @@ std::string by_experts(const Outcome& o) {
   return unequal("rows of experts", of_all(o, Family::experts, OpKind::all_to_all).payload, expected);
 }
 
+/// A ring of W: each rank sends its own keys and values, and what came, to the next one W - 1 times, so that (W - 1) /
+/// W of them all come to each; backward again, and their gradients with them. Or each gathers all, and what comes of
+/// their gradients is reduced and scattered. Sequences are filled up to 2 W equal chunks.
+std::string around_context(const Outcome& o) {
+  const Scenario& s = o.job.scenario;
+  const ModelSpec& m = s.model;
+  const std::int64_t W = s.train.layout.cp;
+  std::int64_t rows = 0;
+  for (const SampleLengths& step : o.lengths)
+    for (std::size_t i = 0; i < step.prompt_tokens.size(); ++i)
+      rows += round_up(step.prompt_tokens[i] + step.response_tokens[i], 2 * W);
+  const auto ranks = static_cast<double>(W), layers = static_cast<double>(m.layers);
+  const double kv = static_cast<double>(rows * 2 * m.kv_heads * m.head_dim * 4);
+  double micro = 0;
+  for (Rank r = 0; r < W; ++r) micro += static_cast<double>(micro_batches(o, r));
+  const Sent sent = of_all(o, Family::context, OpKind::send_recv),
+             gathered = of_all(o, Family::context, OpKind::all_gather),
+             scattered = of_all(o, Family::context, OpKind::reduce_scatter);
+  const double share = (ranks - 1) / ranks;
+  const bool ring = s.train.context_exchange == ContextExchange::ring;
+  return first_of({unequal("sent", sent.payload, ring ? 3 * layers * ranks * share * kv : 0.0),
+                   unequal("its wire", sent.wire, sent.payload),
+                   unequal("messages", static_cast<double>(sent.calls), ring ? 3 * layers * (ranks - 1) * micro : 0.0),
+                   unequal("gathered", gathered.payload, ring ? 0.0 : 2 * layers * ranks * kv),
+                   unequal("its wire", gathered.wire, share * gathered.payload),
+                   unequal("scattered", scattered.payload, ring ? 0.0 : layers * ranks * kv),
+                   unequal("its wire", scattered.wire, share * scattered.payload)});
+}
+
 /// FSDP2 in a pipeline whose layers stay whole, or of which few ranks keep parts: those are gathered once a step, what
 /// is of no layer once a micro-batch; and those that few keep twice a micro-batch, among these.
 std::string held_layers(const Outcome& o) {
@@ -198,10 +230,34 @@ double activations(const Outcome& o, Rank rank) {
 
 TEST_CASE("what data ranks sent is what section A says of DDP, ZeRO and FSDP, on the wire too") {
   std::vector<Case> cases;
-  for (const char* engine : {"ddp", "zero1", "zero2", "fsdp2"})
+  const auto add = [&](const char* engine, int shards, const char* reshard) {
     cases.push_back(
-        {engine, tiny_scenario(4, 2, {fmt::format("train.engine={}", engine), "train.micro_batch_tokens=24"}), {}, {}});
+        {fmt::format("{} over {}, {}", engine, shards, reshard),
+         tiny_scenario(4, 2,
+                       {fmt::format("train.engine={}", engine), fmt::format("train.layout.fsdp={}", shards),
+                        "train.micro_batch_tokens=24", fmt::format("train.reshard_after_forward={}", reshard)}),
+         {},
+         {}});
+  };
+  add("ddp", -1, "true");
+  for (const int shards : {-1, 2})  // 2: each shard on two ranks (HSDP)
+    for (const char* engine : {"zero1", "zero2", "fsdp1", "fsdp2"}) add(engine, shards, "true");
+  for (const char* engine : {"fsdp1", "fsdp2"}) add(engine, -1, "false");
   CHECK(run_cases(4, cases, data_parallel) == "");
+}
+
+TEST_CASE("a ring brings (W - 1) / W of keys and values to each rank, in so many messages; a gather as much") {
+  for (const int ranks : {2, 4}) {
+    std::vector<Case> cases;
+    for (const char* exchange : {"ring", "all-gather"})
+      cases.push_back({exchange,
+                       tiny_scenario(ranks, 1,
+                                     {fmt::format("train.layout={{dp: 1, cp: {}}}", ranks),
+                                      fmt::format("train.context_exchange={}", exchange)}),
+                       {},
+                       {}});
+    CHECK(run_cases(ranks, cases, around_context) == "");
+  }
 }
 
 TEST_CASE("shards over dp beside cp: gathers among ranks that share no sequence, sums over those that do") {

@@ -170,6 +170,9 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
         Way{mixture, all, 4, {"train.engine=ddp", "train.layout={dp: 2, tp: 2, etp: 2, sp: true}"}},
         Way{mixture, all, 1, {"train.engine=fsdp1", "train.layout={dp: 2, tp: 2, etp: 4}", "transition=slime"}},
         Way{latent, all, 2, {"train.engine=zero1", "train.layout={dp: 1, tp: 4, ep: 2, etp: 2}"}},
+        // All experts are on the ranks that share each: nobody else has other ones.
+        Way{mixture, all, 2, {"train.engine=ddp", "train.layout={dp: 4, etp: 2}"}},
+        Way{mixture, all, 2, {"train.layout={dp: 1, tp: 4, etp: 4}"}},
         Way{packed, all, 2, {"train.layout={dp: 2, tp: 2, sp: true}", "transition=slime"}},
         Way{packed, all, 4, {"train.engine=fsdp1", "train.precision.params=bf16", "train.layout={dp: 2, cp: 2}"}},
         Way{packed, "targets: [c_attn]", 1, {"train.layout={dp: 2, pp: 2}", split, "train.recompute=full"}}}) {

@@ -724,15 +724,16 @@ TEST_CASE("What is not lowered is refused with the reason") {
               .empty());
   const std::vector<std::string> mixture = {"model.model_type=mixtral", "model.architectures=[MixtralForCausalLM]",
                                             "model.num_local_experts=4", "model.num_experts_per_tok=2"};
-  const auto with_experts = [&](const char* engine, const char* layout) {
+  const auto with_experts = [&](const char* engine, const std::string& layout) {
     std::vector<std::string> sets = mixture;
     sets.insert(sets.end(), {fmt::format("train.engine={}", engine), fmt::format("train.layout={}", layout)});
     return why_not_lowered(tiny(4, 2, sets));
   };
   CHECK(with_experts("fsdp1", "{dp: 4, ep: 2}").empty());
-  CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 2}"),
-             Catch::Contains("train.layout.ep 2 with shard_over [dp] and order tp-cp-ep-dp-pp"));
-  CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [cp], ep: 2}").empty());
+  for (const char* over : {"dp", "cp"})
+    CHECK(with_experts("fsdp2", fmt::format("{{dp: 2, cp: 2, shard_over: [{}], ep: 2}}", over)).empty());
+  CHECK_THAT(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp], ep: 4}"),
+             Catch::Contains("train.layout.ep 4 with what 2 data ranks shard: 2 % 4 = 2"));
   CHECK(with_experts("fsdp2", "{dp: 2, cp: 2, shard_over: [dp]}").empty());
   // A group of the two of cp, though ulysses between cp and dp were left out of a larger one.
   CHECK(with_experts("fsdp2", "{dp: 1, cp: 2, ulysses: 2, fsdp: 2, shard_over: [cp, dp], ep: 2}").empty());

@@ -101,10 +101,10 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
     CHECK(r.code == 2);
     CHECK_THAT(r.err, Catch::Contains(why));
   };
-  // Ranks that share an expert may have other tokens: 4 with tp 2, in any order of ranks but one that parts them.
-  must_run(fmt::format("run {} --set train.layout.etp=4 --set steps=1 --check --out {}", scenario,
-                       (work_folder() / "experts-that-data-ranks-share").string()));
-  refused("--set train.layout.etp=4 --set train.layout.order=dp-tp-cp-ep-pp", "the data ranks do not follow tp in it");
+  // Ranks that share an expert may have other tokens: 4 with tp 2, in any order of ranks.
+  for (const char* order : {"tp-cp-ep-dp-pp", "dp-tp-cp-ep-pp"})
+    must_run(fmt::format("run {} --set train.layout.etp=4 --set train.layout.order={} --set steps=1 --check --out {}",
+                         scenario, order, (work_folder() / fmt::format("experts-shared-{}", order)).string()));
   refused(
       "--set train.layout.etp=1 --set train.layout.sp=false",
       "train.layout.ep 1 x etp 1 over blocks of 1 of tp 2 without sequence parallelism: a block needs tokens of its "
@@ -112,13 +112,18 @@ TEST_CASE("what a layout with experts cannot do is refused with the setting to c
   refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.sp=false",
           "train.layout.ep 4 over tp 2 and 2 data ranks without sequence parallelism: its places share rows of tokens "
           "evenly, which have to divide by tp 2; set train.layout.sp to true");
-  refused("--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
-          "the data ranks do not follow tp in it");
-  // Where each rank has all experts there is no order to follow.
-  must_run(fmt::format(
-      "run {} --set train.layout.etp=1 --set train.layout.ep=1 --set train.layout.order=dp-tp-cp-ep-pp --set steps=1 "
-      "--check --out {}",
-      scenario, (work_folder() / "experts-whole-in-any-order").string()));
+  // So may those that have whole ones, also where a shard group is of every second rank; and a unit that few keep is
+  // kept by ranks with the same experts.
+  for (const char* sets : {"--set train.layout.etp=1 --set train.layout.ep=4 --set train.layout.order=dp-tp-cp-ep-pp",
+                           "--set 'train.layout={dp: 2, cp: 2, tp: 1, ep: 2, shard_over: [dp]}'",
+                           "--set 'train.layout={dp: 4, tp: 1, ep: 2}' --set train.reshard_after_forward=2",
+                           "--set 'train.layout={dp: 4, tp: 1, ep: 1, etp: 2}' --set train.reshard_after_forward=2"})
+    must_run(fmt::format("run {} {} --set steps=1 --overwrite --check --out {}", scenario, sets,
+                         (work_folder() / "experts-in-any-order").string()));
+  refused(
+      "--set 'train.layout={dp: 4, tp: 1, ep: 4}' --set train.reshard_after_forward=2",
+      "train.reshard_after_forward 2 with train.layout.ep 4: of 4 ranks that share a copy, 1 have the same experts, "
+      "1 % 2 = 1; those that keep a unit among them have to");
   refused(
       "--set rollout.layout.tp=2 --set rollout.layout.cp=2 --set rollout.layout.dp=1 --set rollout.layout.ep=4",
       "rollout.layout.ep 4 with tp 2: 2 % 4 = 2; of an engine's tensor-parallel ranks groups of one size have other "
