@@ -533,8 +533,11 @@ void add_run(CommandLine& line) {
          "same on a double of the driver, which executes the kernels' PTX and checks them: slow)")
       .check(one_of({"cpu", "cuda", "cuda-fake"}));
   sub.option("--fake-seed", o->fake_seed, "cuda-fake: which of the orders that streams and events allow");
-  sub.option("--fake-fault", o->fake_fault,
-             "cuda-fake: ENTRY:N, the Nth call of that entry point of the driver fails; ENTRY:N:hang, never returns");
+  sub.option(
+      "--fake-fault", o->fake_fault,
+      "cuda-fake: ENTRY:N, the Nth call of that entry point of the driver, cuBLASLt, cuDNN or NCCL fails; "
+      "ENTRY:N:hang, it never returns; of NCCL also ENTRY:N:async, it is taken and fails later; @RANK behind it: "
+      "of that rank's process alone; seed:S, one of those, drawn");
   sub.option(
          "--products", o->products,
          "cuda: which matrix products cuBLASLt forms: own (none), backward (those alone), equal (default where it is: "

@@ -9,12 +9,14 @@
 #include "base/check.h"
 #include "base/parse.h"
 #include "cli/command.h"
+#include "runtime/deadline.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/evidence.h"
 #include "backends/cuda/fake/fake_blas.h"
 #include "backends/cuda/fake/fake_dnn.h"
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/fake/fake_fault.h"
 #include "backends/cuda/fake/fake_nccl.h"
 #endif
 
@@ -41,26 +43,30 @@ std::int64_t fake_device_bytes(const Job& job, bool processes) {
 #ifdef HOTBUNK_CUDA
 namespace {
 
-/// "ENTRY:N" or "ENTRY:N:hang".
-Status set_fault(cuda::FakeDriver& fake, const std::string& text) {
-  if (text.empty()) return {};
-  const auto first = text.find(':');
-  const std::string entry = text.substr(0, first);
-  std::string rest = first == std::string::npos ? "" : text.substr(first + 1);
-  const bool hangs = rest.ends_with(":hang");
-  if (hangs) rest.resize(rest.size() - 5);
-  const auto nth = parse_integer(rest);
-  const bool known = fake.has_entry(entry) || cuda::FakeBlasLt::has_entry(entry) || cuda::FakeDnn::has_entry(entry);
-  if (!known || !nth || *nth < 1)
+/// The fault that was asked for, said where it was drawn; nothing where this rank's process does not meet it.
+Result<std::optional<cuda::FakeFault>> fault_of(const CudaRun& run, bool processes) {
+  if (run.fake_fault.empty()) return std::optional<cuda::FakeFault>();
+  const auto refuse = [&](std::string message, std::string help) {
     return fail(
-        Diagnostic{.code = "E708",
-                   .message = fmt::format("--fake-fault '{}' names no call of the driver, cuBLASLt or cuDNN", text),
-                   .where = {},
-                   .notes = {},
-                   .help = "write ENTRY:N or ENTRY:N:hang, as in cuLaunchKernel:100"});
-  if (hangs) fake.hang_call(entry, *nth);
-  else fake.fail_call(entry, *nth, entry == "cuMemCreate" ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_LAUNCH_FAILED);
-  return {};
+        Diagnostic{.code = "E708", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)});
+  };
+  constexpr std::string_view by_seed = "seed:";
+  const bool drawn = run.fake_fault.starts_with(by_seed);
+  const auto seed = drawn ? parse_integer(run.fake_fault.substr(by_seed.size())) : std::nullopt;
+  std::optional<cuda::FakeFault> fault =
+      seed ? cuda::drawn_fault(static_cast<std::uint64_t>(*seed), cuda::entries_with_faults(processes),
+                               processes ? run.env->world_size : 0)
+           : cuda::fake_fault_from(run.fake_fault);
+  if (!fault)
+    return refuse(fmt::format("--fake-fault '{}' names no call of the driver, cuBLASLt, cuDNN or NCCL", run.fake_fault),
+                  "write ENTRY:N, ENTRY:N:hang, of NCCL also ENTRY:N:async, or seed:S, as in cuLaunchKernel:100");
+  if (fault->rank && !processes)
+    return refuse(fmt::format("--fake-fault '{}' is of one rank, and the ranks are threads", run.fake_fault),
+                  "leave @RANK out, or start a process per rank");
+  if (drawn && (!processes || run.env->rank == 0))
+    fmt::print(stderr, "the double's fault of {} is {}\n", run.fake_fault, cuda::text_of(*fault));
+  if (fault->rank && *fault->rank != run.env->rank) return std::optional<cuda::FakeFault>();
+  return fault;
 }
 
 struct Products {
@@ -128,15 +134,24 @@ int run_rank_in(const CudaRun& run, const Libraries& libraries, cuda::CudaWorld&
   });
 }
 
+/// Before ranks have met nobody waits for one whose driver does not answer.
+template <class Open>
+auto opened(const CudaRun& run, const std::string& who, const Open& open) {
+  const Deadline deadline(who + "opening the device,", run.world.timeout_seconds);
+  return open();
+}
+
 /// All ranks, as threads on the first device.
 int run_threads(const CudaRun& run, const Libraries& libraries, const cuda::Driver& driver, const RunRank& rank) {
-  const auto context = std::make_shared<cuda::Context>(driver);
+  auto context = opened(run, "", [&] { return std::make_shared<cuda::Context>(driver); });
   const auto local = std::make_shared<cuda::LocalRanks>();
   const std::vector<int> codes = thread_ranks(run.ranks, [&](const LaunchEnv& env) {
     context->make_current();
     cuda::CudaWorld world(context, local, env, run.world);
     return run_rank_in(run, libraries, world, rank);
   });
+  const Deadline deadline("giving the device back,", run.world.timeout_seconds);
+  context.reset();
   for (const int code : codes)
     if (code != exit_done) return code;
   return exit_done;
@@ -146,12 +161,14 @@ int run_threads(const CudaRun& run, const Libraries& libraries, const cuda::Driv
 /// own device only, that is the first.
 int run_process(const CudaRun& run, const Libraries& libraries, const cuda::Driver& driver, const cuda::Nccl& nccl,
                 const RunRank& rank) {
-  int devices = 0;
-  HB_CUDA(driver, cuInit(0));
-  HB_CUDA(driver, cuDeviceGetCount(&devices));
-  if (devices == 0) throw RuntimeFailure("the driver shows no device (CUDA_VISIBLE_DEVICES)");
-  cuda::CudaWorld world(std::make_shared<cuda::Context>(driver, run.env->local_rank % devices), nccl, *run.env,
-                        run.world);
+  auto context = opened(run, fmt::format("rank {}, ", run.env->rank), [&] {
+    int devices = 0;
+    HB_CUDA(driver, cuInit(0));
+    HB_CUDA(driver, cuDeviceGetCount(&devices));
+    if (devices == 0) throw RuntimeFailure("the driver shows no device (CUDA_VISIBLE_DEVICES)");
+    return std::make_shared<cuda::Context>(driver, run.env->local_rank % devices);
+  });
+  cuda::CudaWorld world(std::move(context), nccl, *run.env, run.world);
   return run_rank_in(run, libraries, world, rank);
 }
 
@@ -215,7 +232,9 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
     }
     // Granules as small as the chunks of a plan for the CPU: then a byte of a sleeping section is mapped for nobody.
     cuda::FakeDriver fake({.memory_bytes = run.fake_bytes, .seed = run.fake_seed, .granularity_bytes = 4096});
-    if (auto s = set_fault(fake, run.fake_fault); !s) return fail(std::move(s.error()));
+    const auto fault = fault_of(run, in_processes(run));
+    if (!fault) return fail(fault.error());
+    if (*fault) cuda::put(fake, **fault);
     cuda::FakeBlasLt blas(fake);
     cuda::FakeDnn dnn(fake);
     const auto libraries = libraries_of(run);
@@ -227,6 +246,8 @@ Result<int> run_on_cuda(const CudaRun& run, const std::function<int(World&, cons
     } else {
       code = run_threads(run, *libraries, fake.table(), rank);
     }
+    if (*fault && fake.faults_met() == 0)
+      fmt::print(stderr, "the double's fault {} was not met: there were fewer calls\n", cuda::text_of(**fault));
     for (const std::string& finding : fake.findings()) fmt::print(stderr, "the driver's double found: {}\n", finding);
     return fake.findings().empty() || code != exit_done ? code : static_cast<int>(exit_runtime);
   } catch (const RuntimeFailure& e) {

@@ -26,7 +26,7 @@ using MakeBackend = std::function<std::unique_ptr<RankBackend>(Driver&, std::int
 struct CudaRun {
   bool fake = false;
   std::uint64_t fake_seed = 1;
-  std::string fake_fault{};     // "ENTRY:N" or "ENTRY:N:hang": what happens to the Nth call of an entry point
+  std::string fake_fault{};     // of the double (backends/cuda/fake/fake_fault.h)
   std::int64_t fake_bytes = 0;  // of the double's device
   bool check_order = false;
   bool keep_timings = false;

@@ -100,7 +100,8 @@
 //   gelu               x[T,I] -> y[T,I]          by tanh
 //   gelu_backward      dy[T,I], x[T,I] -> dx[T,I]
 //   split_heads        x[T,Q] -> y[W,T,Q']       Q' = (a/W + 2 max(1, k/W)) d: part r has the r-th of a and k; where
-//                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim
+//                                                k < W, W/k neighbours have the same KV head   heads, kv_heads (0: none), head_dim;
+//                                                value_dim: of values, v in the place of one d
 //   merge_heads        y[W,T,Q'] -> x[T,Q]       split_heads backwards; KV heads that several parts have are summed, fp32
 //   take_kv            x[T,Q] -> kv[T,2kd]       the columns of keys, then those of values      heads, kv_heads, head_dim
 //   merge_qkv          dq[T,ad], dkv[T,2kd], (dkv[T,2kd]) -> dx[T,Q]   take_kv backwards, of queries too; two of keys and values are summed   heads, …

@@ -13,7 +13,7 @@
 
 namespace hotbunk::cuda {
 
-using BlasStatus = int;  // 0: success
+using BlasStatus = int;  // 0: success; blas::not_supported
 using BlasHandle = struct BlasHandleOpaque*;
 using BlasDesc = struct BlasDescOpaque*;
 using BlasLayout = struct BlasLayoutOpaque*;
@@ -30,6 +30,7 @@ struct BlasHeuristic {
 };
 
 namespace blas {
+inline constexpr BlasStatus not_supported = 15;  // a search found no kernel
 inline constexpr int compute_32f = 68, type_f32 = 0, type_bf16 = 14, op_n = 0, op_t = 1;
 // attributes of a product
 inline constexpr int desc_transa = 3, desc_transb = 4, desc_epilogue = 7, desc_bias_pointer = 8;

@@ -113,6 +113,11 @@ void CudaDevice::make_streams() {
     for (const Block& block : blocks)
       for (const Call& call : block.calls)
         for (const Mark& m : call.marks) used[static_cast<std::size_t>(m.stream)] = true;
+  for (const Program& program : plan_.programs)  // a group's communicator is made by all its ranks, whoever uses it
+    for (const Body& body : program.bodies)
+      for (const Op& op : body.ops)
+        if (is_communication(op.kind) && !plan_.group_of(op.group, rank_).empty())
+          used[static_cast<std::size_t>(op.stream)] = true;
   for (std::size_t s = 0; s < used.size(); ++s) {
     if (!used[s]) continue;
     const auto& info = plan_.stream(static_cast<StreamId>(s));

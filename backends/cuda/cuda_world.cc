@@ -3,11 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
-#include <thread>
 #include <utility>
 
+#include "backends/cuda/naps.h"
 #include "base/check.h"
 
 namespace hotbunk::cuda {
@@ -31,6 +30,7 @@ CudaWorld::CudaWorld(std::shared_ptr<Context> context, const Nccl& nccl, const L
 }
 
 CudaWorld::~CudaWorld() {
+  closing_.emplace(fmt::format("rank {}, giving communicators and context back,", rank()), options().timeout_seconds);
   if (nccl_) nccl_->close(watch().all_left());
 }
 
@@ -103,26 +103,23 @@ void CudaWorld::synchronize(CUstream stream) {
     HB_CUDA(d, cuStreamSynchronize(stream));
     return;
   }
-  using Clock = std::chrono::steady_clock;
   const auto where = [this] {
     const std::string status = watch().status_of(rank());
     return status.empty() ? "a stream's work" : "a stream's work, behind " + status;
   };
   std::optional<StallWatch::Wait> told;
-  const auto began = Clock::now();
-  for (auto nap = std::chrono::microseconds(10);; nap = std::min(2 * nap, std::chrono::microseconds(1000))) {
+  for (Naps naps;; naps.nap()) {
     const CUresult r = d.cuStreamQuery(stream);
     if (r == CUDA_SUCCESS) return;
     if (r != CUDA_ERROR_NOT_READY) check(d, r, "cuStreamQuery(stream)");
     nccl_->look(where());
-    if (!told && Clock::now() - began > std::chrono::milliseconds(100))
+    if (!told && naps.is_long())
       told.emplace(watch().stalls(), where, [this] {  // for whom, the device does not say
         std::vector<int> others;
         for (int other = 0; other < size(); ++other)
           if (other != rank()) others.push_back(other);
         return others;
       });
-    std::this_thread::sleep_for(nap);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "backends/cuda/local_communicator.h"
 #include "backends/cuda/nccl_communicator.h"
 #include "backends/cuda/peer_memory.h"
+#include "runtime/deadline.h"
 #include "runtime/world.h"
 
 namespace hotbunk::cuda {
@@ -57,6 +58,8 @@ class CudaWorld final : public World {
   std::unique_ptr<Communicator> make(std::span<const int> ranks, std::string_view name, std::optional<Launcher>);
   void one_rank_per_device();
 
+  std::optional<Deadline>
+      closing_;  // of what the destructor gives back: all have said goodbye, and nobody waits for it
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<LocalRanks> local_;
   std::unique_ptr<NcclRank> nccl_;     // where ranks are processes

@@ -109,9 +109,8 @@ void run_expert_sort(const CudaCall& c) {
   const int each = narrow(own.count / own.groups), group = narrow(each * c.op.integer(Attr::tp, 1));
   const int first = narrow(own.first), parts = extent(c, out(c, 0), 1) / extent(c, in(c, 0), 1);
   c.launch.fill(at(c, out(c, 0)), 0xff, out(c, 0).bytes(c.sizes));  // -1: another rank's
-  c.launch("own_expert_counts", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, n, each, group, first, parts);
-  c.launch("expert_rows", {own.count}, walk_threads, at(c, in(c, 0)), c.scratch, at(c, out(c, 0)), at(c, out(c, 1)), n,
-           each, group, first, parts);
+  c.launch("expert_rows", {own.count}, walk_threads, at(c, in(c, 0)), at(c, out(c, 0)), at(c, out(c, 1)), n, each,
+           group, first, parts);
 }
 
 void run_expert_arrivals(const CudaCall& c) {
@@ -139,10 +138,10 @@ void run_copy_arrivals(const CudaCall& c) {
   const Tensor &blocks = in(c, 0), &slots = in(c, 1), &arrivals = in(c, 2), &rows = out(c, 1);
   const int W = extent(c, blocks, 0), place = narrow(c.places.at(static_cast<std::size_t>(c.op.group)));
   const int segments = (extent(c, arrivals, 0) - 1) / W, U = extent(c, rows, 0);
-  c.launch("copy_sources", {walking_blocks_of(std::max(1, extent(c, slots, 0)), walk_threads), W}, walk_threads,
-           at(c, blocks), at(c, slots), at(c, arrivals), at(c, out(c, 0)), at(c, out(c, 2)), W, place, segments);
-  c.launch("copy_rows", {blocks_of(U, walk_threads)}, walk_threads, at(c, blocks), at(c, slots), at(c, arrivals),
-           at(c, rows), U, W, place, segments, width(c, rows));
+  const std::int64_t longest = std::max<std::int64_t>(extent(c, slots, 0), U);
+  c.launch("copy_arrivals", {walking_blocks_of(std::max<std::int64_t>(1, longest), walk_threads), W + 1}, walk_threads,
+           at(c, blocks), at(c, slots), at(c, arrivals), at(c, out(c, 0)), at(c, rows), at(c, out(c, 2)), U, W, place,
+           segments, width(c, rows));
 }
 
 void run_dispatch(const CudaCall& c) {
@@ -238,7 +237,6 @@ void run_expert_lora_up_wgrad(const CudaCall& c) {
 }
 
 std::int64_t expert_scratch_bytes(const Op& op) {
-  if (op.kind == OpKind::expert_sort) return (op.outputs[1].shape[0].size - 1) * count_bytes;
   // How many copies go to each rank, and each token's number among them.
   if (op.kind == OpKind::copy_sort)
     return (op.outputs[3].shape[0].size - 1) * (1 + op.inputs[0].shape[0].size) * count_bytes;

@@ -4,13 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "backends/cuda/naps.h"
 #include "backends/cuda/rank_sums.h"
 #include "base/check.h"
 
@@ -18,9 +17,6 @@ namespace hotbunk::cuda {
 namespace {
 
 constexpr std::int64_t piece_alignment = 256;  // bytes, of what cudaMalloc gives
-
-constexpr std::chrono::microseconds first_nap{10}, longest_nap{1000};
-constexpr std::chrono::milliseconds told_after{100};  // a wait that lasts so long is known to the watch
 
 }  // namespace
 
@@ -88,7 +84,7 @@ NcclHandle::NcclHandle(NcclRank& owner, std::string name, std::vector<int> ranks
   const NcclResult r =
       owner_.nccl().ncclCommInitRankConfig(&comm_, static_cast<int>(ranks_.size()), id, rank_, &config);
   try {
-    settle(r, of_group("ncclCommInitRankConfig"));
+    settle({"ncclCommInitRankConfig", r}, of_group("ncclCommInitRankConfig"));
   } catch (...) {
     abort();
     throw;
@@ -100,8 +96,9 @@ NcclHandle::NcclHandle(NcclRank& owner, std::string name, NcclHandle& parent)
   NcclConfig config;
   config.blocking = 0;
   // The child is there when the parent has settled.
-  parent.call(of_group("ncclCommSplit"),
-              [&](NcclComm comm) { return owner_.nccl().ncclCommSplit(comm, 0, rank_, &comm_, &config); });
+  parent.call(of_group("ncclCommSplit"), [&](NcclComm comm) {
+    return NcclCall{"ncclCommSplit", owner_.nccl().ncclCommSplit(comm, 0, rank_, &comm_, &config)};
+  });
 }
 
 NcclHandle::~NcclHandle() { abort(); }
@@ -114,7 +111,7 @@ void NcclHandle::close() {
       const std::lock_guard lock(mutex_);
       r = owner_.nccl().ncclCommFinalize(comm_);
     }
-    settle(r, of_group("ncclCommFinalize"));
+    settle({"ncclCommFinalize", r}, of_group("ncclCommFinalize"));
   } catch (const std::exception&) {
     return abort();  // all had said goodbye: nobody needs it
   }
@@ -140,9 +137,10 @@ std::string NcclHandle::error() {
   if (aborted_) return of_group("aborted, the communicator");
   NcclResult state = NcclResult::success;
   const NcclResult asked = comm_ == nullptr ? NcclResult::success : owner_.nccl().ncclCommGetAsyncError(comm_, &state);
-  for (const NcclResult r : {asked, state})
-    if (r != NcclResult::success && r != NcclResult::in_progress)
-      return fmt::format("{}: {}", of_group("NCCL failed, in the communicator"), text_of(r));
+  const auto failed = [](NcclResult r) { return r != NcclResult::success && r != NcclResult::in_progress; };
+  if (failed(asked))
+    return fmt::format("{}: {}", of_group("ncclCommGetAsyncError of the communicator"), text_of(asked));
+  if (failed(state)) return fmt::format("{}: {}", of_group("NCCL failed, in the communicator"), text_of(state));
   return "";
 }
 
@@ -156,12 +154,18 @@ bool NcclHandle::is_aborted() {
   return aborted_;
 }
 
-void NcclHandle::settle(NcclResult r, const std::string& what) {
+std::vector<int> NcclHandle::others() const {
+  std::vector<int> out = ranks_;
+  std::erase(out, ranks_[static_cast<std::size_t>(rank_)]);
+  return out;
+}
+
+void NcclHandle::settle(NcclCall called, const std::string& what) {
   const auto where = [&] { return what; };
+  NcclResult r = called.result;
   std::optional<StallWatch::Wait> told;
-  const auto began = std::chrono::steady_clock::now();
-  for (auto nap = first_nap; r == NcclResult::in_progress; nap = std::min(2 * nap, longest_nap)) {
-    std::this_thread::sleep_for(nap);
+  for (Naps naps; r == NcclResult::in_progress;) {
+    naps.nap();
     if (owner_.watch().any_dead()) {
       owner_.abort_all();
       owner_.watch().check(where());
@@ -170,26 +174,25 @@ void NcclHandle::settle(NcclResult r, const std::string& what) {
       const std::lock_guard lock(mutex_);
       if (aborted_) throw RuntimeFailure(fmt::format("{}: its communicator was aborted", what));
       const NcclResult asked = owner_.nccl().ncclCommGetAsyncError(comm_, &r);
-      if (asked != NcclResult::success) r = asked;
+      if (asked != NcclResult::success) r = asked, called.entry = "ncclCommGetAsyncError";
     }
-    if (!told && std::chrono::steady_clock::now() - began > told_after)
-      told.emplace(owner_.watch().stalls(), where, [this] {
-        std::vector<int> others = ranks_;
-        std::erase(others, ranks_[static_cast<std::size_t>(rank_)]);
-        return others;
-      });
+    if (!told && naps.is_long()) told.emplace(owner_.watch().stalls(), where, [this] { return others(); });
   }
-  if (r != NcclResult::success) throw RuntimeFailure(fmt::format("{}: NCCL says: {}", what, text_of(r)));
+  if (r == NcclResult::success) return;
+  const std::string at = what.starts_with(called.entry) ? "" : fmt::format("{}: ", called.entry);
+  throw RuntimeFailure(fmt::format("{}: {}NCCL says: {}", what, at, text_of(r)));
 }
 
-void NcclHandle::call(const std::string& what, const std::function<NcclResult(NcclComm)>& enqueue) {
-  NcclResult r = NcclResult::success;
+void NcclHandle::call(const std::string& what, const std::function<NcclCall(NcclComm)>& enqueue) {
+  NcclCall called{};
   {
     const std::lock_guard lock(mutex_);
     if (aborted_) throw RuntimeFailure(fmt::format("{}: its communicator was aborted", what));
-    r = enqueue(comm_);
+    const StallWatch::Wait told(
+        owner_.watch().stalls(), [&] { return what; }, [this] { return others(); });
+    called = enqueue(comm_);
   }
-  settle(r, what);
+  settle(called, what);
 }
 
 NcclCommunicator::NcclCommunicator(std::string name, std::vector<int> ranks, int rank,
@@ -203,10 +206,11 @@ NcclCommunicator::~NcclCommunicator() { drop_scratch(); }
 
 void NcclCommunicator::drop_scratch() {
   if (registered_ != nullptr) try {
-      handle_->call(handle_->of_group("ncclCommDeregister"),
-                    [&](NcclComm comm) { return handle_->owner().nccl().ncclCommDeregister(comm, registered_); });
+      handle_->call(handle_->of_group("ncclCommDeregister"), [&](NcclComm comm) {
+        return NcclCall{"ncclCommDeregister", handle_->owner().nccl().ncclCommDeregister(comm, registered_)};
+      });
     } catch (const RuntimeFailure&) {
-      // Aborted: it went with the communicator.
+      handle_->abort();  // with it go its registrations: what is registered must not be unmapped
     }
   registered_ = nullptr;
   scratch_.reset();
@@ -223,8 +227,9 @@ std::byte* NcclCommunicator::scratch(std::int64_t bytes) {
     scratch_.emplace(launch_.context(), bytes, registers);  // NCCL gives what it registers to other processes
     if (registers)
       handle_->call(handle_->of_group("ncclCommRegister"), [&](NcclComm comm) {
-        return nccl.ncclCommRegister(comm, reinterpret_cast<void*>(scratch_->address()),
-                                     static_cast<std::size_t>(scratch_->bytes()), &registered_);
+        return NcclCall{"ncclCommRegister",
+                        nccl.ncclCommRegister(comm, reinterpret_cast<void*>(scratch_->address()),
+                                              static_cast<std::size_t>(scratch_->bytes()), &registered_)};
       });
   }
   return reinterpret_cast<std::byte*>(scratch_->address());
@@ -260,19 +265,21 @@ void NcclCommunicator::exchange(const std::string& what, std::span<const Part> s
   for (const std::span<const Part> side : {send, recv})
     for (const Part& p : side) in_place(p.data, p.bytes);
   handle_->call(what, [&](NcclComm comm) {
-    NcclResult first = nccl.ncclGroupStart();
-    const auto keep = [&](NcclResult r) {
-      if (first == NcclResult::success && r != NcclResult::in_progress) first = r;
+    NcclCall first{"ncclGroupStart", nccl.ncclGroupStart()};
+    const auto keep = [&](const char* entry, NcclResult r) {
+      if (first.result == NcclResult::success && r != NcclResult::in_progress) first = {entry, r};
     };
     for (int i = 1; i < size(); ++i) {
       const int to = (rank() + i) % size(), from = (rank() + size() - i) % size();  // not all the same peer at once
       if (const Part& p = send[static_cast<std::size_t>(to)]; p.bytes > 0)
-        keep(nccl.ncclSend(p.data, static_cast<std::size_t>(p.bytes), nccl_bytes, to, comm, launch_.stream()));
+        keep("ncclSend",
+             nccl.ncclSend(p.data, static_cast<std::size_t>(p.bytes), nccl_bytes, to, comm, launch_.stream()));
       if (const Part& p = recv[static_cast<std::size_t>(from)]; p.bytes > 0)
-        keep(nccl.ncclRecv(p.data, static_cast<std::size_t>(p.bytes), nccl_bytes, from, comm, launch_.stream()));
+        keep("ncclRecv",
+             nccl.ncclRecv(p.data, static_cast<std::size_t>(p.bytes), nccl_bytes, from, comm, launch_.stream()));
     }
     const NcclResult end = nccl.ncclGroupEnd();
-    return first == NcclResult::success ? end : first;
+    return first.result == NcclResult::success ? NcclCall{"ncclGroupEnd", end} : first;
   });
 }
 
@@ -281,8 +288,8 @@ void NcclCommunicator::do_all_gather(const Call& call, const std::byte* send, st
   if (bytes == 0) return;
   in_place(send, bytes), in_place(recv, size() * bytes);
   handle_->call(describe(call), [&](NcclComm comm) {
-    return handle_->owner().nccl().ncclAllGather(send, recv, static_cast<std::size_t>(bytes), nccl_bytes, comm,
-                                                 launch_.stream());
+    return NcclCall{"ncclAllGather", handle_->owner().nccl().ncclAllGather(send, recv, static_cast<std::size_t>(bytes),
+                                                                           nccl_bytes, comm, launch_.stream())};
   });
 }
 
@@ -343,8 +350,9 @@ void NcclCommunicator::do_broadcast(const Call& call, std::byte* data, std::int6
   if (bytes == 0) return;
   in_place(data, bytes);
   handle_->call(describe(call), [&](NcclComm comm) {
-    return handle_->owner().nccl().ncclBroadcast(data, data, static_cast<std::size_t>(bytes), nccl_bytes, call.root,
-                                                 comm, launch_.stream());
+    return NcclCall{"ncclBroadcast",
+                    handle_->owner().nccl().ncclBroadcast(data, data, static_cast<std::size_t>(bytes), nccl_bytes,
+                                                          call.root, comm, launch_.stream())};
   });
 }
 
@@ -375,7 +383,8 @@ void NcclCommunicator::do_barrier(const Call& call) {
   std::byte* const bytes = scratch(size());
   launch_.fill(reinterpret_cast<CUdeviceptr>(bytes), 0, size());
   handle_->call(describe(call), [&](NcclComm comm) {
-    return handle_->owner().nccl().ncclAllGather(bytes + rank(), bytes, 1, nccl_bytes, comm, launch_.stream());
+    return NcclCall{"ncclAllGather", handle_->owner().nccl().ncclAllGather(bytes + rank(), bytes, 1, nccl_bytes, comm,
+                                                                           launch_.stream())};
   });
 }
 

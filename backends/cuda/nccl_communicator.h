@@ -25,6 +25,12 @@ namespace hotbunk::cuda {
 
 class NcclHandle;
 
+/// What a call of NCCL's, or the first of several that failed, came to.
+struct NcclCall {
+  const char* entry;
+  NcclResult result;
+};
+
 /// The communicators of one rank. Thread-safe.
 class NcclRank {
  public:
@@ -67,8 +73,8 @@ class NcclHandle {
   NcclHandle& operator=(const NcclHandle&) = delete;
 
   /// Calls `enqueue` with the communicator, inside a group of NCCL, and waits until NCCL has taken it. RuntimeFailure
-  /// names `what`, the group and NCCL's reason.
-  void call(const std::string& what, const std::function<NcclResult(NcclComm)>& enqueue);
+  /// names `what`, the group, the entry point and NCCL's reason. A call that does not return is a wait for the others.
+  void call(const std::string& what, const std::function<NcclCall(NcclComm)>& enqueue);
   /// "" or why it cannot go on.
   std::string error();
   void abort();
@@ -84,7 +90,8 @@ class NcclHandle {
 
  private:
   /// Waits while a call is in progress. With what the call returned.
-  void settle(NcclResult, const std::string& what);
+  void settle(NcclCall, const std::string& what);
+  std::vector<int> others() const;
   std::string text_of(NcclResult) const;
 
   NcclRank& owner_;

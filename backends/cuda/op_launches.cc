@@ -144,7 +144,7 @@ void run_rope_backward(const CudaCall& c) { rotate(c, -1.0f); }
 void run_heads(const CudaCall& c, const char* kernel, const Tensor& parts) {
   const Heads h = heads(c);
   c.launch(named(kernel, in(c, 0).dtype), {walking_blocks_of(out(c, 0).elements(c.sizes), walk_threads)}, walk_threads,
-           at(c, in(c, 0)), at(c, out(c, 0)), extent(c, parts, 1), h.a, h.k, h.d, extent(c, parts, 0));
+           at(c, in(c, 0)), at(c, out(c, 0)), extent(c, parts, 1), h.a, h.k, h.d, h.v, extent(c, parts, 0));
 }
 void run_split_heads(const CudaCall& c) { run_heads(c, "split_heads", out(c, 0)); }
 void run_merge_heads(const CudaCall& c) { run_heads(c, "merge_heads", in(c, 0)); }

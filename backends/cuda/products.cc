@@ -123,7 +123,12 @@ BlasProducts::Chosen& BlasProducts::choose(const Key& key) {
                                                     1, &best, &found);
   blas_.cublasLtMatmulPreferenceDestroy(preference);
   check(status, "cublasLtMatmulPreferenceSetAttribute");
-  c.none = searched != 0 || found < 1 || best.state != 0;
+  // Nothing but "not supported" says that there is no kernel: of a handle or a device that has failed ours would go on
+  // with what it leaves.
+  if (searched == 0 && found > 0) searched = best.state;
+  if (searched != blas::not_supported)
+    check(searched, fmt::format("cublasLtMatmulAlgoGetHeuristic of {} x {} x {}", p.m, p.n, p.k).c_str());
+  c.none = searched == blas::not_supported || found < 1;
   c.algo = best.algo;
   return c;
 }

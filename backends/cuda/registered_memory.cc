@@ -26,8 +26,14 @@ void RegisteredMemory::unmapping(CUdeviceptr begin) {
   }
   for (const auto& [handle, registration] : registrations) {
     if (registration == nullptr || handle->is_aborted()) continue;  // it went with the communicator
-    handle->call(handle->of_group("ncclCommDeregister"),
-                 [&](NcclComm comm) { return nccl_.ncclCommDeregister(comm, registration); });
+    try {
+      handle->call(handle->of_group("ncclCommDeregister"), [&](NcclComm comm) {
+        return NcclCall{"ncclCommDeregister", nccl_.ncclCommDeregister(comm, registration)};
+      });
+    } catch (const RuntimeFailure&) {
+      handle->abort();  // with it go its registrations: whoever unmaps all the same leaves nothing registered
+      throw;
+    }
   }
 }
 
@@ -52,7 +58,8 @@ void RegisteredMemory::use(const std::shared_ptr<NcclHandle>& handle, const std:
   }();
   void* registration = nullptr;
   handle->call(handle->of_group("ncclCommRegister"), [&](NcclComm comm) {
-    return nccl_.ncclCommRegister(comm, reinterpret_cast<void*>(begin), whole, &registration);
+    return NcclCall{"ncclCommRegister",
+                    nccl_.ncclCommRegister(comm, reinterpret_cast<void*>(begin), whole, &registration)};
   });
   const std::lock_guard lock(mutex_);
   piece().registrations[handle] = registration;

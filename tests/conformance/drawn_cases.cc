@@ -209,7 +209,17 @@ class Drawn {
       const std::int64_t of_part = (a / W + 2 * std::max<std::int64_t>(1, k / W)) * d;
       add(OpKind::split_heads, {in({T, Q})}, {made({W, T, of_part})}, heads());
       add(OpKind::merge_heads, {in({W, T, of_part})}, {made({T, Q})}, heads());
+      // Of values that are narrower than keys, and wider.
+      for (const std::int64_t v : {d - 1, d + 3}) {
+        const std::int64_t whole = (a + k) * d + k * v, own = a / W * d + std::max<std::int64_t>(1, k / W) * (d + v);
+        add(OpKind::split_heads, {in({T, whole})}, {made({W, T, own})}, heads({{Attr::value_dim, v}}));
+        add(OpKind::merge_heads, {in({W, T, own})}, {made({T, whole})}, heads({{Attr::value_dim, v}}));
+      }
     }
+    // Query heads alone, as what attention gives has them.
+    const Attrs queries = {{Attr::heads, a}, {Attr::kv_heads, std::int64_t{0}}, {Attr::head_dim, d}};
+    add(OpKind::split_heads, {in({T, a * d})}, {made({a, T, d})}, queries);
+    add(OpKind::merge_heads, {in({a, T, d})}, {made({T, a * d})}, queries);
     add(OpKind::take_kv, {in({T, Q})}, {made({T, 2 * k * d})}, heads());
     add(OpKind::merge_qkv, {in(f32, {T, a * d}), in(f32, {T, 2 * k * d})}, {made({T, Q})}, heads());
     add(OpKind::merge_qkv, {in(f32, {T, a * d}), in(f32, {T, 2 * k * d}), in(f32, {T, 2 * k * d})}, {made({T, Q})},

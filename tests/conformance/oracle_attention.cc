@@ -392,10 +392,8 @@ void each_column(const OracleCall& c, std::int64_t part, std::int64_t parts, Use
   const Heads n = heads_of(c);
   const std::int64_t a = n.a / parts, k = std::max<std::int64_t>(1, n.k / parts), first = part * n.k / parts;
   for (std::int64_t j = 0; j < a * n.d; ++j) use(j, part * a * n.d + j);
-  for (std::int64_t j = 0; j < k * n.d; ++j) {
-    use(a * n.d + j, n.key(first) + j);
-    use((a + k) * n.d + j, n.value(first) + j);
-  }
+  for (std::int64_t j = 0; n.k > 0 && j < k * n.d; ++j) use(a * n.d + j, n.key(first) + j);
+  for (std::int64_t j = 0; n.k > 0 && j < k * n.v; ++j) use((a + k) * n.d + j, n.value(first) + j);
 }
 void split_heads_formula(OracleCall& c) {
   const Numbers& x = c.inputs[0];

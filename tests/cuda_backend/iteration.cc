@@ -2,13 +2,21 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/fake/fake_blas.h"
 #include "backends/cuda/fake/fake_dnn.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "rl/sft_driver.h"
+#include "runtime/deadline.h"
 #include "runtime/launch.h"
 #include "spec/loader.h"
 #include "tests/cuda_backend/processes.h"
@@ -101,6 +109,87 @@ std::vector<std::string> numbers_over_nccl(const Plan& plan, const Scenario& sce
     const auto trace = execute(plan, backend, **driver, {.local_ranks = {static_cast<Rank>(p.world.rank())}});
     return trace ? numbers : render(trace.error());
   });
+}
+
+bool Processes::went_well() const {
+  return std::ranges::all_of(codes, [](int code) { return code == 0; }) && text().empty();
+}
+std::string Processes::text() const { return fmt::format("{}", fmt::join(said, "")); }
+
+namespace {
+
+/// One rank's process, as `hotbunk run` has it; why it failed, or "".
+std::string run_process(const Plan& plan, const Scenario& scenario, const LaunchEnv& env, const WorldOptions& options,
+                        cuda::FakeDriver& fake, const cuda::FakeNccl& nccl, Iteration& out) {
+  try {
+    std::shared_ptr<cuda::Context> context;
+    {
+      const Deadline deadline(fmt::format("rank {}, opening the device,", env.rank), options.timeout_seconds);
+      context = std::make_shared<cuda::Context>(fake.table());
+    }
+    cuda::CudaWorld world(std::move(context), nccl.table(), env, options);
+    std::string failure;
+    try {
+      const auto trace = play(plan, scenario, world, out, {}, [&](TrainingDriver& driver) {
+        return std::make_unique<cuda::CudaBackend>(world, driver, cuda::CudaOptions{.span_steps = 0, .scope = ""});
+      });
+      if (trace) world.leave();
+      else failure = render(trace.error());
+    } catch (const RuntimeFailure& e) {
+      failure = e.what();
+    }
+    if (!failure.empty()) world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), failure));
+    return failure;
+  } catch (const RuntimeFailure& e) {
+    return e.what();
+  }
+}
+
+}  // namespace
+
+Processes run_over_nccl(const Plan& plan, const Scenario& scenario, const std::optional<cuda::FakeFault>& fault,
+                        double timeout_s, std::uint64_t seed) {
+  namespace fs = std::filesystem;
+  const auto modules = cuda::test::parsed_kernels();
+  const fs::path folder = fs::temp_directory_path() / fmt::format("hotbunk_over_nccl.{}", ::getpid());
+  fs::create_directories(folder);
+  const auto file = [&](const char* what, int rank) { return folder / fmt::format("{}.{}", what, rank); };
+  const auto began = std::chrono::steady_clock::now();
+  const LaunchResult ended = fork_ranks(plan.num_ranks(), [&](const LaunchEnv& env) {
+    if (std::freopen(file("stderr", env.rank).c_str(), "w", stderr) == nullptr) return 4;
+    std::setvbuf(stderr, nullptr, _IONBF, 0);  // who is stuck ends at once
+    cuda::FakeDriver fake({.memory_bytes = std::int64_t{64} << 20,
+                           .seed = seed + static_cast<std::uint64_t>(env.rank),
+                           .granularity_bytes = 4096,
+                           .modules = modules});
+    const cuda::FakeNccl nccl(fake);
+    if (fault && fault->rank.value_or(env.rank) == env.rank) cuda::put(fake, *fault);
+    Iteration out;
+    std::string failure =
+        run_process(plan, scenario, env, {.connect_seconds = 4, .timeout_seconds = timeout_s, .unwind_seconds = 0.5},
+                    fake, nccl, out);
+    for (const std::string& finding : fake.findings()) failure += "\nfound: " + finding;
+    const nlohmann::json learned = {
+        {"failure", failure}, {"calls", fake.calls()}, {"met", fake.faults_met()}, {"numbers", out.numbers}};
+    const bool written = write_file_atomic(file("learned", env.rank), learned.dump()).has_value();
+    return !written ? 4 : failure.empty() ? 0 : 3;
+  });
+  Processes out;
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  for (const RankExit& e : ended.ranks) {
+    const auto learned =
+        nlohmann::json::parse(read_file(file("learned", e.rank)).value_or(""), nullptr, /*allow_exceptions=*/false);
+    const bool came_back = learned.is_object();
+    out.codes.push_back(e.signal == 0 ? e.exit_code : -1);
+    out.said.push_back(read_file(file("stderr", e.rank)).value_or("") +
+                       (came_back ? learned["failure"].get<std::string>() : "(did not come back)"));
+    out.calls.push_back(came_back ? learned["calls"].get<std::map<std::string, std::int64_t>>()
+                                  : std::map<std::string, std::int64_t>{});
+    out.faults_met += came_back ? learned["met"].get<std::int64_t>() : 1;
+    if (e.rank == 0 && came_back) out.numbers = learned["numbers"].get<std::string>();
+  }
+  fs::remove_all(folder);
+  return out;
 }
 
 Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Setting& setting) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/fake/fake_fault.h"
 #include "backends/cuda/products.h"
 #include "base/diagnostic.h"
 #include "exec/lengths.h"
@@ -67,5 +68,23 @@ Iteration run_on_cpu(const Plan&, const Scenario&);
 /// The same on ranks that are processes, over the double of NCCL: what each says, rank 0 its numbers, or any of them
 /// why it failed.
 std::vector<std::string> numbers_over_nccl(const Plan&, const Scenario&);
+
+/// What ranks that are processes, over the double of NCCL, came to, each by rank.
+struct Processes {
+  std::vector<int> codes;         // 0, 3 after a failure; -1: it was killed
+  std::vector<std::string> said;  // why it failed, and what it had on stderr; "" where all went well
+  std::vector<std::map<std::string, std::int64_t>>
+      calls;  // of the driver and NCCL; none of a rank that did not come back
+  std::int64_t faults_met = 0;
+  std::string numbers;  // of rank 0, where all went well
+  double seconds = 0;   // until the last one had ended
+
+  bool went_well() const;
+  std::string text() const;
+};
+/// `fault`: met by the rank that it names, or by all. A wait for which nobody works ends after `timeout_s`, and who
+/// does not come back from it as long after.
+Processes run_over_nccl(const Plan&, const Scenario&, const std::optional<cuda::FakeFault>& fault = {},
+                        double timeout_s = 1.5, std::uint64_t seed = 1);
 
 }  // namespace hotbunk::test

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <regex>
+
 #include "spec/router_loss.h"
 #include "tests/cuda_backend/beside_cpu.h"
 
@@ -36,6 +38,8 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
       "bos_token_id: 1, eos_token_id: 2, q_lora_rank: 8, kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 8, "
       "v_head_dim: 8, moe_intermediate_size: 8, n_routed_experts: 4, num_experts_per_tok: 2, n_shared_experts: 1, "
       "n_group: 2, topk_group: 1, first_k_dense_replace: 2, routed_scaling_factor: 2.5}";
+  const std::string half_dense =
+      std::regex_replace(latents, std::regex("first_k_dense_replace: 2"), "first_k_dense_replace: 1");
   const std::string adapters = "train.lora={rank: 3, alpha: 6, targets: all-linear}";
   const std::string four_ranks = "cluster.ranks_per_device=4";
   const std::string parts = "rollout.layout={tp: 1, cp: 2, dp: 1}";
@@ -91,12 +95,17 @@ TEST_CASE("layouts, dtypes and models: bytes and calls as simulated, in fp32 one
        "train.layout={dp: 1, tp: 4, ep: 2, etp: 2}", "rollout.layout={tp: 1, dp: 4}"},
       {"train.layout={dp: 2, pp: 2}", four_ranks, "train.reshard_after_forward=false", two_layers, four_batches,
        "rollout.layout={tp: 2, dp: 2}"},
+      // Experts in the second stage alone: of the first one's ranks no op is on the stream of their exchanges.
+      {half_dense, four_ranks, "train.layout={dp: 2, pp: 2, ep: 2}", four_batches, "rollout.layout={tp: 1, dp: 4}",
+       "seed=5"},
       // An engine of two groups that have sequences of their own, and columns of their own experts.
       {mixtral, four_ranks, "model.num_local_experts=4", "model.num_attention_heads=4", "model.head_dim=4",
        "train.layout={dp: 4}", "rollout.layout={tp: 4, attention_dp: 2, ep: 2, dp: 1}", "rollout.kv_cache_tokens=64"},
       // Adapters of other families.
       {gpt2, adapters, alone, two},
       {latents, adapters, alone, two, seed},
+      // Values that are narrower than keys, between all tokens of some heads and all heads of some tokens.
+      {latents, "train.layout={dp: 1, ulysses: 2}", alone, two, seed},
       // Of each expert, whose rows come from both ranks.
       {mixtral, "model.num_local_experts=4", "train.layout.ep=2", adapters, alone, two},
   };

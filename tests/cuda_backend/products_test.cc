@@ -109,12 +109,24 @@ TEST_CASE("a shape is searched for once, worse aligned addresses are another, an
   empty.m = 0;
   CHECK_FALSE(products.take(empty, at(0), OpKind::linear_wgrad));
   CHECK(products.counts().taken == 3);
-  t.blas.know_nothing();
+  t.blas.answer_search(blas::not_supported);
   Product other = p;
   other.m = 3;
   CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));  // no kernel: ours
   CHECK_FALSE(products.take(other, at(0), OpKind::linear_wgrad));
   CHECK(products.counts().searched == 3);
+  // A kernel that is not supported is none either; any other status, of the search or of a kernel, is an error.
+  BlasProducts later(t.blas.table(), ProductPolicy::backward, t.launch);
+  t.blas.answer_search(0, blas::not_supported);
+  CHECK_FALSE(later.take(p, at(0), OpKind::linear_wgrad));
+  constexpr BlasStatus invalid_value = 7;
+  for (const auto& [search, kernel] : {std::pair{invalid_value, 0}, std::pair{0, invalid_value}}) {
+    t.blas.answer_search(search, kernel);
+    ++other.m;
+    CHECK_THROWS_WITH(later.take(other, at(0), OpKind::linear_wgrad),
+                      Catch::Contains(fmt::format("cublasLtMatmulAlgoGetHeuristic of {} x 8 x 8: ", other.m)) &&
+                          Catch::Contains("CUBLAS_STATUS_INVALID_VALUE"));
+  }
   HB_CUDA(t.context.driver(), cuStreamSynchronize(t.stream.handle()));
   CHECK(t.fake.findings().empty());
 }
@@ -203,7 +215,7 @@ TEST_CASE("a call of cuBLASLt's that fails ends the run with rank, phase and op"
   REQUIRE_THAT(whole.text(), Catch::Equals(""));
   int entries = 0;
   for (const auto& [entry, calls] : whole.calls) {
-    if (!entry.starts_with("cublasLt") || entry == "cublasLtMatmulAlgoGetHeuristic") continue;  // that one may decline
+    if (!entry.starts_with("cublasLt")) continue;
     ++entries;
     setting.prepare = [&, at = entry, nth = calls / 2 + 1](FakeDriver& f) {
       f.fail_call(at, nth, CUDA_ERROR_LAUNCH_FAILED);
@@ -215,7 +227,7 @@ TEST_CASE("a call of cuBLASLt's that fails ends the run with rank, phase and op"
     if (entry != "cublasLtCreate")
       CHECK_THAT(it.text(), Catch::Contains("rank ") && Catch::Contains("phase train") && Catch::Contains("(op "));
   }
-  CHECK(entries == 6);
+  CHECK(entries == 7);
 }
 
 TEST_CASE(

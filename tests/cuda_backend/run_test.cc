@@ -187,6 +187,29 @@ TEST_CASE(
     CHECK_THAT(failed[r].err, Catch::Contains("rank 1") && Catch::Contains("phase train") &&
                                   Catch::Contains("cuLaunchKernel(") && !Catch::Contains("double found"));
   }
+  // NCCL fails behind a call, or a call of it never returns: likewise, and soon.
+  const std::string gathers = demo + " --set sync.transport=collective --set run.timeout_s=2 --fake-fault ";
+  for (const auto& [fault, says] : {std::pair("ncclAllGather:9:async@2", "remote process exited or there was"),
+                                    std::pair("ncclSend:40:hang@1", "run.timeout_s")}) {
+    const ReservedPort port;
+    const auto broken = launched("broken", gathers + fault + " --overwrite", "", port.number());
+    for (std::size_t r = 0; r < broken.size(); ++r) {
+      INFO(fault << ", node " << r << ": " << broken[r].err);
+      CHECK(broken[r].code == 3);
+      CHECK(broken[r].seconds < 40);  // this machine may be busy; the limits are 2 s without work and 5 s to unwind
+      CHECK_THAT(broken[r].err, Catch::Contains(fault[4] == 'A' ? "rank 2" : "rank 1") && Catch::Contains("phase ") &&
+                                    Catch::Contains(", op ") && Catch::Contains(says));
+    }
+  }
+  // Where one never gives its communicator back, what the run has written is whole.
+  const ReservedPort sixth;
+  const auto late = launched("late", gathers + "ncclCommFinalize:1:hang@1", "", sixth.number());
+  INFO(late[0].err);
+  CHECK((late[0].code == 3 && late[1].code == 0));
+  CHECK_THAT(late[0].err, Catch::Contains("rank 1, giving communicators and context back, has not come to an end"));
+  CHECK(weights("late") == weights("threads"));
+  for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
+    CHECK(folder.lines("late", file) == folder.lines("threads", file));
   // Memory that cannot be had from a peer ends the run likewise.
   const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", fourth.number());
   for (std::size_t r = 0; r < no_import.size(); ++r) {
@@ -268,6 +291,8 @@ TEST_CASE("what a backend has not is refused before anything runs") {
   };
   refused("--backend cuda-fake --fake-fault cuNothing:1", 2, "E708");
   refused("--backend cuda-fake --fake-fault cuLaunchKernel", 2, "E708");
+  refused("--backend cuda-fake --fake-fault cuLaunchKernel:1:async", 2, "E708");  // it fails when it is called
+  refused("--backend cuda-fake --fake-fault cuLaunchKernel:1@0", 2, "E708");      // ranks are threads
   refused("--fake-fault cuLaunchKernel:1", 2, "E707");
   refused("--backend cuda-fake --transport shm", 2, "E707");
   refused("--attention-backward cudnn", 2, "E707");

@@ -144,14 +144,11 @@ TEST_CASE("choices are sorted by own expert, then in order", "[kernels][experts]
     }
     offsets.push_back(next);
     Array<std::int32_t> chosen(d.memory, "experts", choice),
-        counts(d.memory, "counts", static_cast<std::size_t>(count)),
         got(d.memory, "rows", std::vector<std::int32_t>(rows.size(), -1)), begins(d.memory, "offsets", offsets.size()),
         here(d.memory, "own", 1);
     const auto blocks = static_cast<std::uint32_t>(count);
-    d.run("own_expert_counts", {blocks}, 64, chosen.begin(), counts.begin(), own.choices, each, group, first,
+    d.run("expert_rows", {blocks}, 64, chosen.begin(), got.begin(), begins.begin(), own.choices, each, group, first,
           own.parts);
-    d.run("expert_rows", {blocks}, 64, chosen.begin(), counts.begin(), got.begin(), begins.begin(), own.choices, each,
-          group, first, own.parts);
     CHECK(got.values() == rows);
     CHECK(begins.values() == offsets);
     d.run("own_rows", {1}, 64, got.begin(), here.begin(), own.choices * own.parts);
@@ -423,10 +420,8 @@ TEST_CASE("rows that come from three ranks find their copies, on each of them", 
         begins(d.memory, "arrivals", arrivals), sources(d.memory, "sources", slots.size()),
         rows(d.memory, "rows", at(U * rows_each));
     Array<std::int64_t> count(d.memory, "count", 1);
-    d.run("copy_sources", {2, W}, 32, of_blocks.begin(), of_slots.begin(), begins.begin(), sources.begin(),
-          count.begin(), W, place, each);
-    d.run("copy_rows", {static_cast<std::uint32_t>(U + 31) / 32}, 32, of_blocks.begin(), of_slots.begin(),
-          begins.begin(), rows.begin(), U, W, place, each, rows_each);
+    d.run("copy_arrivals", {2, W + 1}, 32, of_blocks.begin(), of_slots.begin(), begins.begin(), sources.begin(),
+          rows.begin(), count.begin(), U, W, place, each, rows_each);
     CHECK(count[0] == static_cast<std::int64_t>(came.size()));
     std::vector<std::int32_t> wanted(at(U * rows_each), -1);
     for (std::size_t row = 0; row < slots.size(); ++row) {

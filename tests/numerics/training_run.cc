@@ -223,7 +223,7 @@ void add_forward(const Golden& g, std::map<std::string, std::vector<float>> raw,
 }
 
 /// Of what all ranks counted, what differs from what the simulator says of the plan (P1, P2); said on rank 0.
-std::string unlike_plan(const Plan& plan, const Scenario& s, CpuWorld& world, const Trace& own,
+std::string unlike_plan(const Plan& plan, const Scenario& s, World& world, const Trace& own,
                         std::vector<SampleLengths> lengths) {
   std::vector<std::string> parts = {trace_to_json(own, "")};
   if (world.size() > 1) parts = gather_strings(world, "trace", parts.front());
@@ -239,8 +239,8 @@ std::string unlike_plan(const Plan& plan, const Scenario& s, CpuWorld& world, co
 
 /// One rank's whole run; rank 0 leaves metrics.json, checkpoints and what differs from the plan in the folder, each its
 /// gradients.
-std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, CpuWorld& world,
-                                                   const std::filesystem::path& folder,
+std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scenario& s, World& world,
+                                                   const MakeTestBackend& make, const std::filesystem::path& folder,
                                                    const std::optional<SavedCheckpoint>& from = {},
                                                    Against against = Against::reference) {
   nlohmann::json metrics;
@@ -259,11 +259,8 @@ std::map<std::string, std::vector<float>> run_rank(const Plan& plan, const Scena
   options.on_samples = [&](std::int32_t, const SampleLengths& of_step) { lengths.push_back(of_step); };
   const auto driver = value(SftDriver::create(plan, s, options));
   ProbingDriver probing(plan, s.model, *driver);
-  CpuOptions cpu;
-  cpu.poison = cpu.check_finite = true;
-  cpu.span_steps = 1;
-  CpuBackend backend(world, probing, cpu);
-  const Trace trace = value(execute(plan, backend, probing,
+  const auto backend = make(probing);
+  const Trace trace = value(execute(plan, *backend, probing,
                                     {.steps = static_cast<std::int32_t>(s.steps),
                                      .local_ranks = {static_cast<Rank>(world.rank())},
                                      .first_step = from ? static_cast<std::int32_t>(from->state.step) + 1 : 1}));
@@ -317,13 +314,17 @@ void write_data(const Golden& g, const std::string& path) {
   if (auto written = write_file_atomic(path, lines); !written) throw std::runtime_error(render(written.error()));
 }
 
-void run_ranks(const Plan& plan, const Scenario& s, const std::filesystem::path& folder,
-               const std::optional<SavedCheckpoint>& from = {}, Against against = Against::reference) {
-  static std::once_flag prepared;  // not anew in each of some thousands of ranks
-  std::call_once(prepared, kernels::prepare_products);
-  const LaunchResult ended =
-      with_ranks(plan.num_ranks(), [&](CpuWorld& world) { run_rank(plan, s, world, folder, from, against); });
-  if (ended.exit_code != 0) throw std::runtime_error(ended.message);
+/// Rank 0's probes, where it was in this process.
+std::map<std::string, std::vector<float>> run_ranks(const Plan& plan, const Scenario& s,
+                                                    const std::filesystem::path& folder, const StartRanks& start,
+                                                    const std::optional<SavedCheckpoint>& from = {},
+                                                    Against against = Against::reference) {
+  std::map<std::string, std::vector<float>> taken;
+  start(plan.num_ranks(), [&](World& world, const MakeTestBackend& make) {
+    auto own = run_rank(plan, s, world, make, folder, from, against);
+    if (world.rank() == 0) taken = std::move(own);
+  });
+  return taken;
 }
 
 void read_result(const Golden& g, const std::filesystem::path& folder, TrainingResult& result) {
@@ -352,20 +353,38 @@ void read_result(const Golden& g, const std::filesystem::path& folder, TrainingR
 
 }  // namespace
 
+void start_cpu_ranks(int ranks, const PlayRank& play) {
+  static std::once_flag prepared;  // not anew in each of some thousands of ranks
+  std::call_once(prepared, kernels::prepare_products);
+  const auto on = [&](CpuWorld& world) {
+    CpuOptions cpu;
+    cpu.poison = cpu.check_finite = true;
+    cpu.span_steps = 1;
+    play(world, [&](Driver& driver) { return std::make_unique<CpuBackend>(world, driver, cpu); });
+  };
+  if (ranks == 1) {
+    CpuWorld world;
+    return on(world);
+  }
+  const LaunchResult ended = with_ranks(ranks, on);
+  if (ended.exit_code != 0) throw std::runtime_error(ended.message);
+}
+
 TrainingResult train_on(const Golden& g, const Scenario& first, const Scenario& then, std::int64_t steps) {
   const TemporaryFolder folder;
   Scenario before = first, after = then;
   before.task.data = after.task.data = (folder.path() / "data.jsonl").string();
   write_data(g, after.task.data);
   before.steps = steps, before.checkpoint_every = 0;
-  run_ranks(value(lower(before)), before, folder.path());
-  run_ranks(value(lower(after)), after, folder.path(), value(read_checkpoint(folder.path() / "final")));
+  run_ranks(value(lower(before)), before, folder.path(), start_cpu_ranks);
+  run_ranks(value(lower(after)), after, folder.path(), start_cpu_ranks,
+            value(read_checkpoint(folder.path() / "final")));
   TrainingResult result;
   read_result(g, folder.path(), result);
   return result;
 }
 
-TrainingResult train(const Golden& g, const Scenario& given, Against against) {
+TrainingResult train(const Golden& g, const Scenario& given, Against against, const StartRanks& start) {
   const TemporaryFolder folder;
   Scenario s = given;
   s.task.data = (folder.path() / "data.jsonl").string();
@@ -373,12 +392,8 @@ TrainingResult train(const Golden& g, const Scenario& given, Against against) {
   Plan plan = value(lower(s));
   add_probes(plan);
   TrainingResult result;
-  if (plan.num_ranks() == 1) {
-    CpuWorld world;
-    add_forward(g, run_rank(plan, s, world, folder.path(), {}, against), result.probes);
-  } else {
-    run_ranks(plan, s, folder.path(), {}, against);
-  }
+  auto taken = run_ranks(plan, s, folder.path(), start, {}, against);
+  if (plan.num_ranks() == 1) add_forward(g, std::move(taken), result.probes);
   add_gradients(g, read_gradients(g.model, folder.path(), plan.num_ranks()), result.probes);
   read_result(g, folder.path(), result);
   return result;

@@ -4,11 +4,16 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "exec/backend.h"
+#include "exec/driver.h"
 #include "graph/plan.h"
+#include "runtime/world.h"
 #include "tests/numerics/golden.h"
 
 namespace hotbunk::test {
@@ -45,9 +50,16 @@ struct TrainingResult {
 /// simulator says of the same plan (P1, P2).
 enum class Against : std::uint8_t { reference, reference_and_plan };
 
-/// Throws std::runtime_error with what went wrong, also where ranks differ in a gradient that each of them has. More
-/// than one rank: forked children.
-TrainingResult train(const Golden&, const Scenario&, Against = Against::reference);
+/// One rank's part of a run, on the backend that it is given the means to make.
+using MakeTestBackend = std::function<std::unique_ptr<Backend>(Driver&)>;
+using PlayRank = std::function<void(World&, const MakeTestBackend&)>;
+/// Starts so many ranks, each of which plays its part, and throws std::runtime_error where one of them fails.
+using StartRanks = std::function<void(int ranks, const PlayRank&)>;
+/// CPU ranks: forked children, or, of one, this process.
+void start_cpu_ranks(int ranks, const PlayRank&);
+
+/// Throws std::runtime_error with what went wrong, also where ranks differ in a gradient that each of them has.
+TrainingResult train(const Golden&, const Scenario&, Against = Against::reference, const StartRanks& = start_cpu_ranks);
 
 /// The same after so many steps as `first` says, from the checkpoint that these left: losses and norms are those of the
 /// other steps.

@@ -14,7 +14,8 @@ namespace hotbunk::cuda {
 namespace {
 
 std::atomic<FakeBlasLt*> alive_blas{nullptr};
-constexpr BlasStatus success = 0, not_supported = 15, invalid_value = 7, internal_error = 14;
+using blas::not_supported;
+constexpr BlasStatus success = 0, invalid_value = 7, internal_error = 14;
 
 struct Desc {
   std::int32_t transa = blas::op_n, transb = blas::op_n, epilogue = 1;
@@ -197,15 +198,16 @@ struct FakeBlasLt::Entries {
       *found = 0;
       if (asked < 1 || !fit(as<Desc>(d), as<Layout>(a), as<Layout>(b), as<Layout>(c))) return invalid_value;
       const Preference& preference = as<Preference>(p);
+      if (blas.search_ != success) return blas.search_;
       // A sum by atomics has no fixed order: nobody here may allow it.
-      if (!blas.knows_ ||
-          (preference.reductions != blas::reduction_compute_type && preference.reductions != blas::reduction_none))
+      if (preference.reductions != blas::reduction_compute_type && preference.reductions != blas::reduction_none)
         return not_supported;
       *out = {};
+      out->state = blas.kernel_;
+      if (*found = 1; out->state != success) return success;
       const Algo algo{algo_magic, *std::min_element(preference.alignment, preference.alignment + 4)};
       std::memcpy(&out->algo, &algo, sizeof algo);
-      out->workspace_bytes = 0, out->state = success, out->waves = 1.0f;
-      *found = 1;
+      out->workspace_bytes = 0, out->waves = 1.0f;
       return success;
     });
   }

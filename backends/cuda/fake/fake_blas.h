@@ -20,8 +20,8 @@ class FakeBlasLt {
 
   static BlasLt table();
   static bool has_entry(const std::string& name);
-  /// From now on no kernel is found for any shape.
-  void know_nothing() { knows_ = false; }
+  /// From now on searches end with this status, or find a kernel that has that one; blas::not_supported: there is none.
+  void answer_search(BlasStatus search, BlasStatus kernel = 0) { search_ = search, kernel_ = kernel; }
 
   /// From now on sums over K are one chain in steps of 16, as our kernels' are.
   void sum_as_ours() { as_ours_ = true; }
@@ -31,7 +31,8 @@ class FakeBlasLt {
  private:
   friend struct Entries;
   FakeDriver& driver_;
-  bool knows_ = true, as_ours_ = false;
+  BlasStatus search_ = 0, kernel_ = 0;
+  bool as_ours_ = false;
 };
 
 }  // namespace hotbunk::cuda

@@ -37,34 +37,46 @@ std::map<std::string, std::int64_t> FakeDriver::calls() const {
   return calls_;
 }
 
-void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
+void FakeDriver::put_fault(const std::string& entry, std::int64_t nth, Fault fault) {
   const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {error, false};
+  faults_[entry][calls_[entry] + nth] = fault;
 }
+void FakeDriver::fail_call(const std::string& entry, std::int64_t nth, CUresult error) {
+  put_fault(entry, nth, {.error = error});
+}
+void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) { put_fault(entry, nth, {.hangs = true}); }
+void FakeDriver::fail_call_later(const std::string& entry, std::int64_t nth) { put_fault(entry, nth, {.later = true}); }
 
-void FakeDriver::hang_call(const std::string& entry, std::int64_t nth) {
-  const std::lock_guard lock(mutex_);
-  faults_[entry][calls_[entry] + nth] = {CUDA_SUCCESS, true};
+std::optional<FakeDriver::Fault> FakeDriver::fault_at(const std::string& entry, std::unique_lock<std::mutex>& lock) {
+  const std::int64_t nth = ++calls_[entry];
+  const auto at = faults_.find(entry);
+  if (at == faults_.end() || !at->second.contains(nth)) return {};
+  ++faults_met_;
+  Fault fault = at->second.at(nth);
+  if (!fault.hangs) return fault;
+  ++hanging_;
+  gone_.wait(lock, [&] { return going_; });
+  --hanging_;
+  gone_.notify_all();
+  fault.error = CUDA_ERROR_DEINITIALIZED;
+  return fault;
 }
 
 CUresult FakeDriver::met(const std::string& entry, std::unique_lock<std::mutex>& lock) {
-  const std::int64_t nth = ++calls_[entry];
-  if (const auto at = faults_.find(entry); at != faults_.end())
-    if (const auto fault = at->second.find(nth); fault != at->second.end()) {
-      ++faults_met_;
-      if (!fault->second.hangs) return fault->second.error;
-      ++hanging_;
-      gone_.wait(lock, [&] { return going_; });
-      --hanging_;
-      gone_.notify_all();
-      return CUDA_ERROR_DEINITIALIZED;
-    }
-  return sticky_;
+  const auto fault = fault_at(entry, lock);
+  return fault ? fault->error : sticky_;
 }
 
 CUresult FakeDriver::other_call(const std::string& entry) {
   std::unique_lock lock(mutex_);
   return met(entry, lock);
+}
+
+FakeDriver::Fate FakeDriver::fate_of_call(const std::string& entry) {
+  std::unique_lock lock(mutex_);
+  const auto fault = fault_at(entry, lock);
+  if (!fault) return Fate::goes_on;
+  return fault->later ? Fate::fails_later : Fate::fails;
 }
 
 std::vector<FakeDriver::Touch> FakeDriver::launched(const KernelHandle& kernel, const ptx::Launch& launch) {

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -77,6 +78,9 @@ class FakeDriver {
   /// the double is gone.
   void fail_call(const std::string& entry, std::int64_t nth, CUresult error);
   void hang_call(const std::string& entry, std::int64_t nth);
+  /// Of NCCL's calls: that one returns as if all were well, and its communicator has an asynchronous error from then
+  /// on.
+  void fail_call_later(const std::string& entry, std::int64_t nth);
   /// How many of those calls came.
   std::int64_t faults_met() const;
   /// How often each entry point was called.
@@ -110,6 +114,10 @@ class FakeDriver {
   /// Another library's entry point is called: counted, and what was put there happens, as to the driver's own; the
   /// error that it returns, CUDA_SUCCESS to go on.
   CUresult other_call(const std::string& entry);
+  /// The same of a library that goes on when the context has an error, since it must be closed then: the double of
+  /// NCCL. Returns, or not at all, with what the call comes to.
+  enum class Fate : std::uint8_t { goes_on, fails, fails_later };
+  Fate fate_of_call(const std::string& entry);
   /// What was enqueued, or will be, is dropped when its turn comes: a collective was aborted, and what is behind it
   /// would compute with bytes that never came.
   void give_up();
@@ -126,6 +134,13 @@ class FakeDriver {
 
  private:
   friend struct Entries;
+  struct Fault {
+    CUresult error = CUDA_SUCCESS;
+    bool hangs = false, later = false;
+  };
+  void put_fault(const std::string& entry, std::int64_t nth, Fault);
+  /// What was put at this call, met: with one that hangs it does not return until the double is gone.
+  std::optional<Fault> fault_at(const std::string& entry, std::unique_lock<std::mutex>&);
   CUresult met(const std::string& entry, std::unique_lock<std::mutex>&);
 
   struct Task {
@@ -245,10 +260,6 @@ class FakeDriver {
   CUresult sticky_ = CUDA_SUCCESS;
   std::vector<std::string> findings_;
   std::int64_t faults_met_ = 0;
-  struct Fault {
-    CUresult error = CUDA_SUCCESS;
-    bool hangs = false;
-  };
   std::map<std::string, std::map<std::int64_t, Fault>> faults_;  // entry -> call -> what happens
   std::map<std::string, std::int64_t> calls_;
   std::int64_t next_handle_ = 1, tasks_run_ = 0;

@@ -21,6 +21,9 @@ namespace fs = std::filesystem;
 
 std::atomic<FakeNccl*> alive_nccl{nullptr};
 
+/// Of this thread's call at hand: the error that its communicator has when it has returned.
+thread_local NcclResult error_behind_call = NcclResult::success;
+
 /// Whole when it is there under its name.
 void write_whole(const std::string& path, const std::string& header, const void* data, std::size_t bytes) {
   const std::string draft = fmt::format("{}.draft{}", path, ::getpid());
@@ -177,6 +180,7 @@ NcclResult FakeNccl::enqueue(Exchange made) {
   comm.in_progress = 1;
   ++comm.pending;
   if (const auto fault = faults_.find(++exchanges_); fault != faults_.end()) made.fault = fault->second;
+  if (error_behind_call != NcclResult::success) made.fault = std::exchange(error_behind_call, NcclResult::success);
   const auto exchange = std::make_shared<Exchange>(std::move(made));
   const std::string name = fmt::format("{} of rank {} of {}", exchange->name, comm.rank, comm.size);
   const CUstream stream = exchange->stream;
@@ -277,8 +281,12 @@ struct FakeNccl::Entries {
   static NcclResult call(const char* name, Body&& body) {
     FakeNccl* n = alive_nccl.load();
     if (n == nullptr) return NcclResult::internal_error;
+    // Before this double is locked, as the driver's is locked first elsewhere. One that has failed may be gone.
+    const FakeDriver::Fate fate = n->driver_.fate_of_call(name);
+    if (fate == FakeDriver::Fate::fails) return NcclResult::system_error;
     const std::lock_guard lock(n->mutex_);
     ++n->calls_[name];
+    error_behind_call = fate == FakeDriver::Fate::fails_later ? NcclResult::remote_error : NcclResult::success;
     return body(*n);
   }
   /// With the communicator, or a refusal of one that is not, or is gone.
@@ -286,7 +294,10 @@ struct FakeNccl::Entries {
   static NcclResult on(const char* name, NcclComm handle, Body&& body) {
     return call(name, [&](FakeNccl& n) {
       Comm* comm = n.find(handle);
-      return comm == nullptr || comm->gone ? NcclResult::invalid_argument : body(n, *comm);
+      if (comm == nullptr || comm->gone) return NcclResult::invalid_argument;
+      const NcclResult r = body(n, *comm);
+      if (error_behind_call != NcclResult::success) comm->error = error_behind_call;  // else an exchange has it
+      return r;
     });
   }
 
@@ -320,7 +331,10 @@ struct FakeNccl::Entries {
   static NcclResult init_rank(NcclComm* out, int size, NcclId id, int rank, NcclConfig* config) {
     return call("ncclCommInitRankConfig", [&](FakeNccl& n) {
       if (config == nullptr || config->blocking != 0) return NcclResult::invalid_usage;  // the double never blocks
-      return n.init(out, size, id.bytes, rank);
+      const NcclResult r = n.init(out, size, id.bytes, rank);
+      if (Comm* comm = n.find(*out); comm != nullptr && error_behind_call != NcclResult::success)
+        comm->error = error_behind_call;
+      return r;
     });
   }
   static NcclResult comm_split(NcclComm c, int color, int, NcclComm* out, NcclConfig*) {
@@ -450,6 +464,19 @@ struct FakeNccl::Entries {
     });
   }
 };
+
+bool FakeNccl::has_entry(const std::string& name) {
+#define HB_NCCL_NAMED(entry, ...) \
+  if (name == #entry) return true;
+  HB_NCCL_ENTRIES(HB_NCCL_NAMED)
+  HB_NCCL_OPTIONAL_ENTRIES(HB_NCCL_NAMED)
+#undef HB_NCCL_NAMED
+  return false;
+}
+
+bool FakeNccl::may_fail_later(const std::string& name) {
+  return has_entry(name) && !name.starts_with("ncclGet") && name != "ncclGroupStart";
+}
 
 Nccl FakeNccl::table() const {
   using E = Entries;

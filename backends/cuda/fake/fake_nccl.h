@@ -6,7 +6,9 @@
 // the same order with the same sizes, also of several communicators (two ranks launch what they share in one order),
 // memory that is mapped when the stream comes to it, and that is unmapped only when no communicator has it registered.
 // What breaks one is a finding of the driver's double. Calls are in progress first, as of a communicator that does not
-// block. An asynchronous error can be asked for; the messages behind it come only when the communicator is aborted.
+// block. An asynchronous error can be asked for; the messages behind it come only when the communicator is aborted. The
+// driver's double has the faults of these calls too (FakeDriver::fail_call, hang_call, fail_call_later): one that fails
+// returns a system error.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -30,6 +32,9 @@ class FakeNccl {
   FakeNccl& operator=(const FakeNccl&) = delete;
 
   Nccl table() const;
+  static bool has_entry(const std::string& name);
+  /// Whether a call of that entry point can fail later, when it has returned: it has a communicator.
+  static bool may_fail_later(const std::string& name);
   /// The nth exchange from now on (1: the next) meets an asynchronous error.
   void fail_exchange(std::int64_t nth, NcclResult);
   /// How often each entry point was called.

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "backends/cuda/fake/fake_driver.h"
+#include "backends/cuda/naps.h"
 #include "base/rng.h"
 
 namespace hotbunk::cuda {
@@ -161,14 +162,18 @@ CUresult FakeDriver::drain(const std::function<bool()>& done) {
     explicit Blocking(std::int64_t& count) : n(count) { ++n; }
     ~Blocking() { --n; }
   } const blocking(blocking_);
+  Naps naps;
   while (!done()) {
-    if (run_one()) continue;
+    if (run_one()) {
+      naps = {};
+      continue;
+    }
     if (sticky_ != CUDA_SUCCESS) break;
     if (!std::ranges::any_of(streams_, waits_for_others))
       return found("the host waits for what can never run: a wait for an event whose record is behind it");
     // Other processes go on meanwhile, and so do other threads of this one.
     mutex_.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    naps.nap();
     mutex_.lock();
     if (going_) return CUDA_ERROR_DEINITIALIZED;
   }
@@ -185,7 +190,9 @@ CUresult FakeDriver::synchronize(std::int64_t id) {
 CUresult FakeDriver::query(std::int64_t id) {
   Stream& s = streams_.at(id);
   if (captures(s, "cuStreamQuery")) return sticky_;
-  if (!s.queue.empty()) run_one();  // the device has been going on
+  // The device has been going on since it was asked last: mostly as far as it can.
+  while (!s.queue.empty() && run_one() && random_words(options_.seed, RngPurpose::test, 2, draws_++)[0] % 32 != 0) {
+  }
   if (sticky_ != CUDA_SUCCESS) return sticky_;
   if (!s.queue.empty()) return CUDA_ERROR_NOT_READY;
   merge(host(), s.clock);

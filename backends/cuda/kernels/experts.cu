@@ -161,6 +161,16 @@ struct OwnExperts {
   HB_DEVICE int number(int p) const { return p / each * group + p % each + first; }
   HB_DEVICE int expert(int p) const { return number(p) / (each * parts) * each + number(p) % each; }
   HB_DEVICE int part(int p) const { return number(p) / each % parts; }
+  /// How many rows a choice of expert e has with those before the p-th.
+  HB_DEVICE int rows_before(int p, int e) const {
+    if (parts == 1 && count == each) return e >= first && e < first + p ? 1 : 0;  // they follow one another
+    int rows = 0;
+    for (int q = 0; q < parts; ++q) {
+      const int at = (e / each * parts + q) * each + e % each;
+      rows += at >= first && (at - first) % group < each && at < number(p) ? 1 : 0;
+    }
+    return rows;
+  }
 };
 
 /// The number of true ones before this thread, and in the block; all call it, `part` is free again when all returned.
@@ -200,31 +210,17 @@ HB_DEVICE int count_before(bool here, int* part, int& all) {
 HB_ROUTE(float, f32)
 HB_ROUTE(bf16, bf16)
 
-/// counts[p] = choices of own expert p. A block per own expert, or part of one.
-extern "C" __global__ void own_expert_counts(const int32_t* chosen, int32_t* counts, int n, int each, int group,
-                                             int first, int parts) {
-  __shared__ int part[32];
-  const int e = OwnExperts{int(gridDim.x), each, group, first, parts}.expert(blockIdx.x);
-  int mine = 0;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) mine += chosen[i] == e ? 1 : 0;
-  mine = block_sum(mine, part);
-  if (threadIdx.x == 0) counts[blockIdx.x] = mine;
-}
-
-/// rows[i parts + part] of own expert p's choices, in order, from offsets[p] on, which is the sum of the counts before
-/// it; rows of others' choices are -1 already. A block per own expert, or part of one.
-extern "C" __global__ void expert_rows(const int32_t* chosen, const int32_t* counts, int32_t* rows, int32_t* offsets,
-                                       int n, int each, int group, int first, int parts) {
+/// rows[i parts + part] of own expert p's choices, in order, from offsets[p] on, behind all rows of those before it; rows
+/// of others' choices are -1 already. A block per own expert, or part of one.
+extern "C" __global__ void expert_rows(const int32_t* chosen, int32_t* rows, int32_t* offsets, int n, int each,
+                                       int group, int first, int parts) {
   __shared__ int part[32];
   const OwnExperts own{int(gridDim.x), each, group, first, parts};
   const int p = blockIdx.x, e = own.expert(p), of_choice = own.part(p);
   int before = 0;
-  for (int i = threadIdx.x; i < p; i += blockDim.x) before += counts[i];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) before += own.rows_before(p, chosen[i]);
   int next = block_sum(before, part);
-  if (threadIdx.x == 0) {
-    offsets[p] = next;
-    if (p + 1 == gridDim.x) offsets[p + 1] = next + counts[p];
-  }
+  if (threadIdx.x == 0) offsets[p] = next;
   for (int i0 = 0; i0 < n; i0 += blockDim.x) {
     const int i = i0 + threadIdx.x;
     const bool here = i < n && chosen[i] == e;
@@ -233,6 +229,7 @@ extern "C" __global__ void expert_rows(const int32_t* chosen, const int32_t* cou
     if (here) rows[i * parts + of_choice] = next + at;
     next += all;
   }
+  if (threadIdx.x == 0 && p + 1 == gridDim.x) offsets[p + 1] = next;
 }
 
 /// Of what `ranks` ranks send, offsets[ranks, E + 1], where those rows begin here that come to the rank at this place, by
@@ -355,40 +352,38 @@ struct ArrivingCopies {
 
 }  // namespace
 
-/// sources[row]: the copy that each row is of that comes from a rank (block y). count: of all copies.
-extern "C" __global__ void copy_sources(const int32_t* blocks, const int32_t* slots, const int32_t* arrivals,
-                                        int32_t* sources, int64_t* count, int W, int place, int segments) {
-  const int rank = blockIdx.y;
+/// sources[row]: the copy that each row is of that comes from a rank (block y < W). count: of all copies.
+/// rows[U, most] (block y = W): of each copy its rows in order, then -1. In a segment slots grow, so each has one row of
+/// it at most.
+extern "C" __global__ void copy_arrivals(const int32_t* blocks, const int32_t* slots, const int32_t* arrivals,
+                                         int32_t* sources, int32_t* rows, int64_t* count, int U, int W, int place,
+                                         int segments, int most) {
   const ArrivingCopies copies{blocks, W, place};
-  int begin = 0;
-  for (int r = 0; r < rank; ++r) begin += copies.of(r);
-  if (rank + 1 == W && blockIdx.x == 0 && threadIdx.x == 0) count[0] = begin + copies.of(rank);
-  const int end = arrivals[(rank + 1) * segments];
-  for (int row = arrivals[rank * segments] + blockIdx.x * blockDim.x + threadIdx.x; row < end;
-       row += gridDim.x * blockDim.x)
-    sources[row] = begin + slots[row];
-}
-
-/// rows[U, most]: of each copy its rows in order, then -1. In a segment slots grow, so each has one row of it at most.
-/// A thread per copy.
-extern "C" __global__ void copy_rows(const int32_t* blocks, const int32_t* slots, const int32_t* arrivals, int32_t* rows,
-                                     int U, int W, int place, int segments, int most) {
-  const int copy = blockIdx.x * blockDim.x + threadIdx.x;
-  if (copy >= U) return;
-  const ArrivingCopies copies{blocks, W, place};
-  int rank = 0, slot = copy;
-  while (rank < W && slot >= copies.of(rank)) slot -= copies.of(rank++);
-  int found = 0;
-  for (int s = rank * segments; rank < W && s < (rank + 1) * segments; ++s) {
-    int low = arrivals[s], high = arrivals[s + 1];
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (slots[middle] < slot) low = middle + 1;
-      else high = middle;
-    }
-    if (low < arrivals[s + 1] && slots[low] == slot) rows[size_t(copy) * most + found++] = low;
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+  if (int(blockIdx.y) < W) {
+    const int rank = blockIdx.y;
+    int begin = 0;
+    for (int r = 0; r < rank; ++r) begin += copies.of(r);
+    if (rank + 1 == W && thread == 0) count[0] = begin + copies.of(rank);
+    const int end = arrivals[(rank + 1) * segments];
+    for (int row = arrivals[rank * segments] + thread; row < end; row += threads) sources[row] = begin + slots[row];
+    return;
   }
-  for (; found < most; ++found) rows[size_t(copy) * most + found] = -1;
+  for (int copy = thread; copy < U; copy += threads) {
+    int rank = 0, slot = copy;
+    while (rank < W && slot >= copies.of(rank)) slot -= copies.of(rank++);
+    int found = 0;
+    for (int s = rank * segments; rank < W && s < (rank + 1) * segments; ++s) {
+      int low = arrivals[s], high = arrivals[s + 1];
+      while (low < high) {
+        const int middle = (low + high) / 2;
+        if (slots[middle] < slot) low = middle + 1;
+        else high = middle;
+      }
+      if (low < arrivals[s + 1] && slots[low] == slot) rows[size_t(copy) * most + found++] = low;
+    }
+    for (; found < most; ++found) rows[size_t(copy) * most + found] = -1;
+  }
 }
 
 /// own[0] = choices that have a row: all that are not -1. One block.

@@ -1,0 +1,75 @@
+// The layouts that tests/numerics draws, played on the driver's double: ranks as threads over the local transport, held
+// to the same goldens of transformers and to the plan.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <exception>
+#include <stdexcept>
+
+#include "backends/cuda/cuda_backend.h"
+#include "base/check.h"
+#include "runtime/launch.h"
+#include "tests/cuda_backend/processes.h"
+#include "tests/numerics/drawn_layout.h"
+#include "tests/numerics/golden_checks.h"
+
+using namespace hotbunk;
+using namespace hotbunk::test;
+
+namespace {
+
+/// Ranks as threads on one device. Throws what the first of them failed with, or what the double found.
+void start_on_double(int ranks, const PlayRank& play, std::int64_t memory_bytes, std::uint64_t seed) {
+  cuda::FakeDriver fake(
+      {.memory_bytes = memory_bytes, .seed = seed, .granularity_bytes = 4096, .modules = cuda::test::parsed_kernels()});
+  const auto context = std::make_shared<cuda::Context>(fake.table());
+  const auto local = std::make_shared<cuda::LocalRanks>();
+  std::vector<std::string> failures(static_cast<std::size_t>(ranks));
+  thread_ranks(ranks, [&](const LaunchEnv& env) {
+    std::string& failure = failures[static_cast<std::size_t>(env.rank)];
+    try {
+      context->make_current();
+      cuda::CudaWorld world(context, local, env);
+      try {
+        play(world, [&](Driver& driver) {
+          return std::make_unique<cuda::CudaBackend>(world, driver, cuda::CudaOptions{.span_steps = 0, .scope = ""});
+        });
+        world.leave();
+      } catch (const std::exception& e) {
+        failure = e.what();
+        world.watch().announce_failure(fmt::format("rank {} failed: {}", env.rank, failure));
+      }
+    } catch (const RuntimeFailure& e) {
+      failure = e.what();
+    }
+    return 0;
+  });
+  if (const auto found = fake.findings(); !found.empty())
+    throw std::runtime_error("the double found: " + found.front());
+  for (const std::string& f : failures)
+    if (!f.empty()) throw std::runtime_error(f);
+}
+
+}  // namespace
+
+// As many as the suite on CPU ranks draws, the same ones; HOTBUNK_LAYOUT_ROUNDS and HOTBUNK_LAYOUT_SEED: others.
+TEST_CASE("layouts drawn at random compute on the double what transformers does") {
+  std::vector<std::string> goldens = golden_models();
+  std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
+  std::uint64_t seed = 0;
+  for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& drawn) {
+    Scenario s = drawn;
+    s.steps = 2, s.checkpoint_every = 0;
+    const TrainingResult r = train(g, s, Against::reference_and_plan, [&, n = ++seed](int ranks, const PlayRank& play) {
+      start_on_double(ranks, play, ranks * 2 * s.cluster.device_memory_bytes, n);
+    });
+    REQUIRE(r.losses.size() == 2);
+    CHECK(r.losses[0] == Approx(g.losses[0]).epsilon(loss_bound));
+    CHECK(r.losses[1] == Approx(g.losses[1]).epsilon(scalar_bound));
+    CHECK(r.grad_norms[0] == Approx(g.grad_norms[0]).epsilon(scalar_bound));
+    CHECK(r.grad_norms[1] == Approx(g.grad_norms[1]).epsilon(scalar_bound));
+    check_gradients(g, r);
+    CHECK(r.unlike_plan == "");
+  });
+}
