@@ -76,8 +76,7 @@ std::string answer(const Explanation& e) {
                                                      : "";
   return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration, {}\n\n{}",
                      name_of(e.verdict.verdict), format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes),
-                     host, format_seconds(e.price.iteration_seconds), error_text(iteration_error(e.framework)),
-                     render(e));
+                     host, format_seconds(e.price.iteration_seconds), error_text(e.seconds_error), render(e));
 }
 
 Status write_scenario(const ImportArguments& o, const std::string& text) {

@@ -24,7 +24,7 @@ Status write_plan_page(const std::string& file, const ScenarioPricer& pricer, co
   const Json data = {{"scenario", s.name},
                      {"ranks", s.cluster.ranks()},
                      {"verdict", name_of(e.unpriced ? Verdict::no : e.verdict.verdict)},
-                     {"seconds_error", error_text(iteration_error(e.framework))},
+                     {"seconds_error", error_text(e.seconds_error)},
                      {"why_not_lowered", not_lowered},
                      {"findings", json_from<Json>(to_json(s.name, lint_beside(pricer, e)))["findings"]},
                      {"provenance", Json::array({Json::array({"hotbunk", HOTBUNK_VERSION})})},

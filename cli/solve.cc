@@ -28,7 +28,8 @@ int run(SolveArguments o) {
   else print_result(printable(render(*solved)));
   flush_output();
   if (solved->value.empty()) say_next("plan", o.scenario);
-  else say_cure("explain", o.scenario, {o.key + "=" + solved->value});
+  else if (solved->beside.empty()) say_cure("explain", o.scenario, {o.key + "=" + solved->value});
+  else say_cure("explain", o.scenario, {o.key + "=" + solved->value, solved->beside});
   return solved->value.empty() ? exit_no : exit_done;
 }
 

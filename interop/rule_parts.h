@@ -7,6 +7,8 @@
 
 namespace hotbunk::rules {
 
+void read_task(RuleInput&);
+void write_task(RuleOutput&);
 void read_model_role(RuleInput&);
 void write_model_role(RuleOutput&);
 void read_cluster(RuleInput&);
@@ -35,6 +37,8 @@ void read_loss(RuleInput&);
 void write_loss(RuleOutput&);
 void read_critic(RuleInput&);
 void write_critic(RuleOutput&);
+void read_reference(RuleInput&);
+void write_reference(RuleOutput&);
 void read_padding(RuleInput&);
 void write_padding(RuleOutput&);
 void read_staleness(RuleInput&);

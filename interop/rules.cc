@@ -81,6 +81,21 @@ void RuleOutput::give(const std::string& role, double value) { give(role, fmt::f
 
 namespace rules {
 
+/// What is trained, where a system's launches train several things: RL unless said.
+void read_task(RuleInput& in) {
+  const RoleValue* const task = in.find("task");
+  if (task == nullptr || task->value == "rl") return;
+  if (task->value == "sft" || task->value == "ppo")
+    return in.set("algorithm.name", task->value, task->said, task->where);
+  in.problems.push_back({.code = "E152",
+                         .message = fmt::format("a launch of {} is not planned", task->value),
+                         .where = task->where,
+                         .notes = {task->said, "planned are GRPO, PPO and SFT"},
+                         .help = {}});
+}
+
+void write_task(RuleOutput&) {}  // RL is what they do where nothing is said
+
 void read_model_role(RuleInput& in) {
   find_launch_model(in);
   const auto rows = in.number("vocab_multiple");
@@ -103,6 +118,7 @@ namespace {
 
 const std::vector<LaunchRule>& all_rules() {
   static const std::vector<LaunchRule> all = {
+      {"task", {"task"}, {}, rules::read_task, rules::write_task},
       {"model",
        {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
         "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled", "vocab_multiple"},
@@ -111,8 +127,8 @@ const std::vector<LaunchRule>& all_rules() {
        rules::write_model_role},
       {"layout",
        {"sequence_parallel", "expert_tp", "shard_ranks", "replicas", "distributed_optimizer", "optimizer_instances",
-        "engine_gpus", "engine_dp_attention", "engine_attention_dp", "layers_per_virtual_stage", "first_stage_layers",
-        "last_stage_layers"},
+        "engine_gpus", "engine_dp_attention", "engine_attention_dp", "engine_data_parallel", "layers_per_virtual_stage",
+        "first_stage_layers", "last_stage_layers"},
        {{"train.layout.sp", {"sequence_parallel"}},
         {"train.layout.etp", {"expert_tp"}},
         {"train.layout.vpp", {"layers_per_virtual_stage"}},
@@ -204,9 +220,14 @@ const std::vector<LaunchRule>& all_rules() {
        {{"algorithm.critic_placement", {"critic_nodes"}}},
        rules::read_critic,
        rules::write_critic},
+      {"reference",
+       {"reference_nodes", "reference_gpus_per_node", "reference_beside_actor"},
+       {{"algorithm.reference_placement", {"reference_nodes"}}},
+       rules::read_reference,
+       rules::write_reference},
       {"padding",
        {"padding_removed"},
-       {{"train.padding", {"padding_removed"}}},
+       {{"train.padding", {"padding_removed", "packed"}}},
        rules::read_padding,
        rules::write_padding},
       {"staleness",

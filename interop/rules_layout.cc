@@ -157,6 +157,14 @@ void read_layout(RuleInput& in) {
   }
   if (const auto each = in.number("engine_attention_dp"); each && in.is_true("engine_dp_attention"))
     in.set("rollout.layout.attention_dp", *each, in.said("engine_attention_dp"), in.where("engine_attention_dp"));
+  // vLLM's data-parallel engines: groups of tp ranks with sequences of their own, experts spread over all of them.
+  if (const auto groups = in.number("engine_data_parallel"); groups && *groups > 1) {
+    const double each = in.scenario_number("rollout.layout.tp");
+    in.set("rollout.layout.tp", each * *groups,
+           fmt::format("{} x tensor parallel {}: ranks of one engine", in.said("engine_data_parallel"), each),
+           in.where("engine_data_parallel"));
+    in.set("rollout.layout.attention_dp", *groups, in.said("engine_data_parallel"), in.where("engine_data_parallel"));
+  }
   if (!in.model || pp <= 1) return;
   const double layers = static_cast<double>(in.model->layers);
   double vpp = in.scenario_number("train.layout.vpp");

@@ -50,6 +50,17 @@ void read_recompute_kind(RuleInput& in) {
 
 }  // namespace
 
+namespace {
+
+/// verl's order of sleep and wake, as a list, without the steps of what stays.
+std::string order_text(bool params, bool optimizer, bool rollout) {
+  std::vector<std::string_view> steps;
+  for (const TransitionStep step : order_where("verl", params, optimizer, rollout)) steps.push_back(name_of(step));
+  return fmt::format("[{}]", fmt::join(steps, ", "));
+}
+
+}  // namespace
+
 void read_recompute(RuleInput& in) {
   read_recompute_kind(in);
   read_recompute_modules(in);
@@ -70,8 +81,15 @@ void write_recompute(RuleOutput& out) {
 
 void read_offload(RuleInput& in) {
   const bool apart = in.scenario_text("placement") == "disaggregated";
-  if (in.is_true("offload_layers"))
-    return in.set("train.offload", "layerwise", in.said("offload_layers"), in.where("offload_layers"));
+  if (in.is_true("offload_layers")) {
+    in.set("train.offload", "layerwise", in.said("offload_layers"), in.where("offload_layers"));
+    // State that lives on the host has nothing to put to sleep: the system's order without those steps.
+    if (!apart && !in.trains_only() && in.scenario_text("profile") != "hotbunk")
+      in.set("transition", order_text(false, false, in.scenario_text("rollout.sleep") == "true"),
+             in.said("offload_layers") + ": parameters and optimizer live on the host, the engine alone sleeps",
+             in.where("offload_layers"));
+    return;
+  }
   if (in.find("offload_params") == nullptr && in.find("offload_optimizer") == nullptr) {
     if (apart || in.trains_only()) in.set("train.offload", "none", "training keeps its GPUs");  // whatever it says
     return;
@@ -81,12 +99,10 @@ void read_offload(RuleInput& in) {
   for (const char* role : {"offload_params", "offload_grads", "offload_optimizer"})
     if (!in.said(role).empty()) said.push_back(in.said(role));
   const std::string comment = fmt::format("{}", fmt::join(said, ", "));
-  std::vector<std::string_view> steps;
-  for (const TransitionStep step : order_where("verl", params, optimizer, true)) steps.push_back(name_of(step));
   in.set("train.offload", params || optimizer ? "sleep" : "none", comment, in.where("offload_params"));
   // What sleeps alone is an order of its own: verl's, without the steps of what stays.
   if (params != optimizer && !apart && in.scenario_text("rollout.sleep") == "true")
-    in.set("transition", fmt::format("[{}]", fmt::join(steps, ", ")),
+    in.set("transition", order_text(params, optimizer, true),
            comment +
                (params ? ": the parameters sleep, the optimizer stays" : ": the optimizer sleeps, the parameters stay"),
            in.where("offload_params"));

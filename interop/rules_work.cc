@@ -13,6 +13,36 @@ namespace hotbunk::rules {
 
 /// A launch says how long prompts and responses may be, never how long they are.
 constexpr double assumed_prompt_part = 0.25, assumed_response_part = 1.0 / 3.0;
+constexpr double assumed_sft_tokens = 4096;
+
+/// Rotary positions have no table that ends: what trains alone goes beyond what its config says, an engine does not.
+static void widen_positions(RuleInput& in, double longest) {
+  const auto line = std::ranges::find(in.lines, "model", &ScenarioLine::key);
+  if (!in.model || in.model->learned_positions || line == in.lines.end()) return;
+  if (longest <= static_cast<double>(in.model->max_position)) return;
+  std::string yaml = line->value;
+  if (yaml.starts_with('{')) yaml.pop_back();
+  else yaml = "{base: " + yaml;
+  line->value = fmt::format("{}, max_position_embeddings: {}}}", yaml, longest);
+  line->comment +=
+      fmt::format("; its config ends at {} positions, the launch's samples at {}", in.model->max_position, longest);
+}
+
+/// SFT of a system that rolls out otherwise: samples of any length up to a cap, which are read, not sampled.
+static void read_sft_lengths(RuleInput& in) {
+  const auto total = in.number("max_total");
+  const std::string said = total ? in.said("max_total") : "assumed, the launch has no limit";
+  const double longest = std::max(1.0, total.value_or(assumed_sft_tokens) - 1);
+  widen_positions(in, longest + 1);
+  const std::string whole = "a sample is one sequence: it stands under response_tokens";
+  in.set("workload.prompt_tokens.mean", 1, whole);
+  in.set("workload.prompt_tokens.max", 1, whole);
+  in.set("workload.prompt_tokens.distribution", "fixed", whole);
+  in.set("workload.response_tokens.max", longest, said + ", less one token", in.where("max_total"));
+  in.set("workload.response_tokens.mean",
+         std::max(1.0, std::floor(in.scenario_number("workload.response_tokens.max") * assumed_response_part)),
+         "assumed, a third of the longest: --set workload.response_tokens.mean=N");
+}
 
 void read_lengths(RuleInput& in) {
   if (const auto whole = in.number("sequence")) {  // pre-training: every sample is as long
@@ -26,6 +56,7 @@ void read_lengths(RuleInput& in) {
     in.set("workload.response_tokens.distribution", "fixed", said, where);
     return;
   }
+  if (in.trains_only()) return read_sft_lengths(in);
   // A release that has one cap has a default for it; a launch that gives both lengths is of one that has none.
   const auto given = [&](const char* role) { return in.find(role) != nullptr && in.find(role)->given; };
   if (given("max_prompt") && given("max_response") && !given("max_total")) in.roles.erase("max_total");
@@ -59,8 +90,9 @@ void read_lengths(RuleInput& in) {
   in.set("workload.prompt_tokens.mean", std::max(1.0, std::floor(top_prompt * assumed_prompt_part)),
          "assumed, a quarter of the longest: --set workload.prompt_tokens.mean=N");
   in.set("workload.response_tokens.mean",
-         std::max(1.0, std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) *
-                                  assumed_response_part)),
+         std::clamp(std::floor((cap > 0 ? cap - in.scenario_number("workload.prompt_tokens.mean") : top_response) *
+                               assumed_response_part),
+                    1.0, top_response),
          fmt::format("assumed, a third of {}: --set workload.response_tokens.mean=N",
                      cap > 0 ? "what an assumed prompt leaves" : "the longest"));
   if (const auto prefill = in.number("prefill_tokens"); prefill && *prefill > 0)
@@ -83,8 +115,12 @@ void write_lengths(RuleOutput& out) {
 
 void read_batches(RuleInput& in) {
   if (in.trains_only()) {
-    if (const auto batch = in.number("global_batch"); batch && *batch > 0) {
-      in.set("algorithm.prompts", *batch, in.said("global_batch"), in.where("global_batch"));
+    // What a system says of its rollouts by default is not of SFT.
+    if (std::ranges::count(in.lines, "algorithm.samples_per_prompt", &ScenarioLine::key) > 0)
+      in.set("algorithm.samples_per_prompt", 1, "SFT has a sample of each");
+    const std::string role = in.find("global_batch") != nullptr ? "global_batch" : "mini_batch_samples";
+    if (const auto batch = in.number(role); batch && *batch > 0) {
+      in.set("algorithm.prompts", *batch, in.said(role), in.where(role));
     } else {
       // One micro-batch of each data rank.
       const double ranks =
@@ -194,12 +230,15 @@ void write_micro_batches(RuleOutput& out) {
   const std::int64_t cut = t.layout.cp * t.layout.ulysses;
   const bool by_sequences = t.micro_batch_sequences > 0;
   out.give("dynamic", !by_sequences);
-  out.give("packed", !by_sequences);
+  out.give("packed", !by_sequences && t.padding != Padding::batch);
   out.give("packed_dynamically", false);
   if (!by_sequences) {
     out.give("micro_tokens", static_cast<double>(t.micro_batch_tokens));
     out.give("micro_tokens_or_sample", static_cast<double>(t.micro_batch_tokens));
     out.give("packed_tokens", static_cast<double>(t.micro_batch_tokens * cut));
+    if (t.padding == Padding::batch)  // by sequences: as many of the longest as the tokens hold
+      out.give("micro_sequences", std::max(1.0, std::floor(static_cast<double>(t.micro_batch_tokens * cut) /
+                                                           out.scenario.workload.longest())));
     return;
   }
   out.give("micro_sequences", static_cast<double>(t.micro_batch_sequences));
@@ -287,9 +326,12 @@ void write_logprob_batches(RuleOutput& out) {
 void read_loss(RuleInput& in) {
   if (in.trains_only()) return;
   const auto clip = in.number("clip"), low = in.number("clip_low"), high = in.number("clip_high");
-  if (low || clip)
-    in.set("algorithm.clip_low", low.value_or(clip.value_or(0.2)), in.said(low ? "clip_low" : "clip"),
-           in.where(low ? "clip_low" : "clip"));
+  if (low || clip) {
+    const char* const role = low ? "clip_low" : "clip";
+    const double below = low.value_or(clip.value_or(0.2));  // CISPO's 10 is a ratio that has no lower bound
+    in.set("algorithm.clip_low", std::min(below, 1.0),
+           in.said(role) + (below > 1.0 ? ": ratios are positive, so nothing is clipped below" : ""), in.where(role));
+  }
   if (high || clip)
     in.set("algorithm.clip_high", high.value_or(clip.value_or(0.2)), in.said(high ? "clip_high" : "clip"),
            in.where(high ? "clip_high" : "clip"));
@@ -318,30 +360,60 @@ void write_loss(RuleOutput& out) {
 
 // ---- the critic
 
-/// OpenRLHF's has nodes of its own unless all models are colocated (train_ppo_ray.py: RayActorGroup of the critic). It
-/// is taken in the actor's layout and on as many GPUs.
-void read_critic(RuleInput& in) {
-  const auto nodes = in.number("critic_nodes");
-  if (!nodes || in.scenario_text("algorithm.name") != "ppo" || in.is_true("colocated")) return;
-  const double own = *nodes * in.number("critic_gpus_per_node").value_or(8),
+/// GPUs that a model has for itself; it is taken in the actor's layout and on as many as the actor has.
+static void set_apart(RuleInput& in, const std::string& model, const std::string& key) {
+  const double own = in.number(model + "_nodes").value_or(1) * in.number(model + "_gpus_per_node").value_or(8),
                actor = in.number("train_nodes").value_or(1) * in.number("train_gpus_per_node").value_or(8);
-  std::string said = in.said("critic_nodes");
+  std::string said = in.said(model + "_nodes");
   if (own != actor) said += fmt::format(": {} GPUs, taken as {}, the actor's number", own, actor);
-  in.set("algorithm.critic_placement", "disaggregated", std::move(said), in.where("critic_nodes"));
+  in.set(key, "disaggregated", std::move(said), in.where(model + "_nodes"));
+}
+
+static void give_apart(RuleOutput& out, const std::string& model) {
+  const auto per_node = static_cast<double>(out.scenario.cluster.gpus_per_node);
+  out.give(model + "_nodes", static_cast<double>(out.scenario.train.layout.ranks()) / per_node);
+  out.give(model + "_gpus_per_node", per_node);
+}
+
+/// OpenRLHF's has nodes of its own unless all models are colocated (train_ppo_ray.py: RayActorGroup of the critic).
+void read_critic(RuleInput& in) {
+  if (in.find("critic_nodes") == nullptr || in.scenario_text("algorithm.name") != "ppo" || in.is_true("colocated"))
+    return;
+  set_apart(in, "critic", "algorithm.critic_placement");
 }
 
 void write_critic(RuleOutput& out) {
-  const Scenario& s = out.scenario;
-  if (s.algorithm.name != AlgorithmName::ppo || s.algorithm.critic_placement != PlacementMode::disaggregated) return;
-  const auto per_node = static_cast<double>(s.cluster.gpus_per_node);
-  out.give("critic_nodes", static_cast<double>(s.train.layout.ranks()) / per_node);
-  out.give("critic_gpus_per_node", per_node);
+  const AlgorithmSpec& a = out.scenario.algorithm;
+  if (a.name == AlgorithmName::ppo && a.critic_placement == PlacementMode::disaggregated) give_apart(out, "critic");
+}
+
+// ---- the reference model
+
+/// OpenRLHF's has nodes of its own unless it is colocated with the actor, or all models are.
+void read_reference(RuleInput& in) {
+  if (in.find("reference_nodes") == nullptr || in.scenario_text("algorithm.reference") != "true" ||
+      in.is_true("colocated") || in.is_true("reference_beside_actor"))
+    return;
+  set_apart(in, "reference", "algorithm.reference_placement");
+}
+
+void write_reference(RuleOutput& out) {
+  const AlgorithmSpec& a = out.scenario.algorithm;
+  if (!a.reference) return;
+  const bool apart = a.reference_placement == PlacementMode::disaggregated;
+  out.give("reference_beside_actor", !apart);
+  give_apart(out, "reference");  // beside the actor the numbers must be the actor's
 }
 
 // ---- padding
 
 /// verl (its engines of 2026: to_padded_tensor up to a micro-batch's longest) and OpenRLHF.
 void read_padding(RuleInput& in) {
+  // NeMo-RL collates an iteration's samples to its longest; packing and dynamic batches (sorted, cut to their own
+  // longest) leave little of that (nemo_rl/distributed/batched_data_dict.py).
+  if (in.find("packed") != nullptr)
+    return in.set("train.padding", in.is_true("packed") || in.is_true("packed_dynamically") ? "none" : "batch",
+                  in.said(in.is_true("packed_dynamically") ? "packed_dynamically" : "packed"), in.where("packed"));
   if (in.find("padding_removed") == nullptr) return;
   in.set("train.padding", in.is_true("padding_removed") ? "none" : "micro-batch", in.said("padding_removed"),
          in.where("padding_removed"));

@@ -151,6 +151,8 @@ std::vector<std::string> unsupported_to_execute(const Scenario& s) {
   need(s.placement == PlacementMode::colocated, "disaggregated placement");
   need(m.heads <= 128 * m.kv_heads, "{} query heads per KV head: the kernels take 128", m.heads / m.kv_heads);
   need(sft || s.transition != "auto", "transition auto: `plan` names the order that it takes; set that one");
+  need(s.algorithm.reference_placement == PlacementMode::colocated,
+       "a reference model on GPUs of its own (algorithm.reference_placement)");
   need(s.workload.longest() == s.workload.prompt_tokens.max + s.workload.response_tokens.max, "workload.max_tokens");
   need(s.algorithm.name != AlgorithmName::ppo, "algorithm ppo: grpo and sft are executed");
   if (!sft) {

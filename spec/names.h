@@ -29,7 +29,7 @@ struct EnumNames<Offload> {
 };
 template <>
 struct EnumNames<Padding> {
-  static constexpr std::array<std::string_view, 2> names{"none", "micro-batch"};
+  static constexpr std::array<std::string_view, 3> names{"none", "micro-batch", "batch"};
 };
 template <>
 struct EnumNames<WrapPolicy> {

@@ -20,8 +20,8 @@ enum class Recompute : std::uint8_t { none, selective, full };
 enum class Offload : std::uint8_t { none, sleep, layerwise };
 /// Which modules have a flat parameter of their own: decoder layers, modules of so many parameters, or named ones.
 enum class WrapPolicy : std::uint8_t { layer, size, names };
-/// What samples of a micro-batch are filled up to: nothing, they are packed; or the longest of them.
-enum class Padding : std::uint8_t { none, micro_batch };
+/// What samples are filled up to: nothing, they are packed; the longest of their micro-batch; or that of the batch.
+enum class Padding : std::uint8_t { none, micro_batch, batch };
 enum class RolloutEngine : std::uint8_t { hotbunk, sglang, vllm };
 enum class RankOrder : std::uint8_t { contiguous, strided, automatic };
 enum class SyncMode : std::uint8_t { bucketed, stream, broadcast, direct };
@@ -180,6 +180,8 @@ struct AlgorithmSpec {
   bool old_logprobs = true;  // recompute the sampling policy's log-probs with the training engine
   /// Of ppo: its critic beside the actor, by turns; or on as many GPUs of its own, which the cluster does not count.
   PlacementMode critic_placement = PlacementMode::colocated;
+  /// The same of the reference model.
+  PlacementMode reference_placement = PlacementMode::colocated;
   double clip_low = 0.2, clip_high = 0.2, kl_coef = 0.0;
   std::int64_t max_staleness =
       0;                      // iterations that the sampling weights may lag; > 0 lets rollout and training overlap

@@ -61,7 +61,8 @@ void add_train(std::vector<ScenarioKey>& keys) {
   keys.push_back(choice("train.padding", HB_FIELD(train.padding),
                         {"",
                          "none: samples are packed; micro-batch: each is computed with the tokens of the longest of "
-                         "its micro-batch, while micro_batch_tokens counts their own"}));
+                         "its micro-batch, while micro_batch_tokens counts their own; batch: with those of the longest "
+                         "of all samples of the iteration"}));
   keys.push_back(integer("train.logprob_micro_batch_tokens", HB_FIELD(train.logprob_micro_batch_tokens), 0, max_tokens,
                          {"tokens",
                           "of a micro-batch of passes that only score (old log-probs, reference, values); 0 = room for "
@@ -297,6 +298,10 @@ void add_rest(std::vector<ScenarioKey>& keys) {
                          {"", "log-probs of a frozen copy of the initial weights"}));
   keys.push_back(boolean("algorithm.old_logprobs", HB_FIELD(algorithm.old_logprobs),
                          {"", "recompute the sampling policy's log-probs with the training engine"}));
+  keys.push_back(choice("algorithm.reference_placement", HB_FIELD(algorithm.reference_placement),
+                        {"",
+                         "the reference model uses the actor's GPUs, or has as many of its own beside the cluster's, "
+                         "and works while the actor computes its log-probs"}));
   keys.push_back(choice("algorithm.critic_placement", HB_FIELD(algorithm.critic_placement),
                         {"",
                          "of ppo: the critic shares the actor's GPUs, or has as many of its own beside the "
@@ -367,13 +372,28 @@ std::vector<ScenarioKey> build() {
   keys.push_back(integer("checkpoint_every", HB_FIELD(checkpoint_every), 0, 1e9,
                          {"iterations", "between checkpoints; 0 = only at the end"}));
   keys.push_back(word(
-      "profile", HB_FIELD(profile), {"hotbunk",         "verl-fsdp",           "verl-megatron",
-                                     "slime-fsdp",      "slime-megatron",      "nemo-megatron",
-                                     "openrlhf",        "torchtitan",          "torchtitan-compile",
-                                     "megatron",        "megatron-te",         "megatron-te-overlap",
-                                     "megatron-h100",   "megatron-bridge",     "megatron-bridge-graphs",
-                                     "megatron-a100",   "megatron-a100-flash", "megatron-sc21",
-                                     "megatron-vtrain", "deepspeed-zero3"},
+      "profile", HB_FIELD(profile),
+      {"hotbunk",
+       "verl-fsdp",
+       "verl-megatron",
+       "slime-fsdp",
+       "slime-megatron",
+       "nemo-fsdp",
+       "nemo-megatron",
+       "openrlhf",
+       "torchtitan",
+       "torchtitan-compile",
+       "megatron",
+       "megatron-te",
+       "megatron-te-overlap",
+       "megatron-h100",
+       "megatron-bridge",
+       "megatron-bridge-graphs",
+       "megatron-a100",
+       "megatron-a100-flash",
+       "megatron-sc21",
+       "megatron-vtrain",
+       "deepspeed-zero3"},
       {"",
        "framework whose rules and constants are followed; those behind torchtitan are the ones that `validate` "
        "predicts published rows by; verl and slime also set transition and sync.bucket_mib where they are left out"}));

@@ -132,7 +132,8 @@ std::string verdict_lines(const FitVerdict& v, double capacity) {
         fmt::format("  tight: with what PyTorch reserves {}, with the error of such predictions ({:.0f} %) {} of {}\n",
                     format_bytes(v.reserved_bytes), 100.0 * v.error, format_bytes(v.reserved_bytes * (1.0 + v.error)),
                     format_bytes(capacity));
-  if (!v.random) return out;
+  // Samples of one length say nothing of how often.
+  if (!v.random || v.load.charged <= v.load.mean * (1.0 + 1e-9)) return out;
   const MicroBatchLoad& load = v.load;
   out += fmt::format("  train: a micro-batch has {:.0f} tokens on average, {:.0f} at most in 1,000 iterations; ",
                      load.mean, load.charged);
@@ -194,6 +195,7 @@ Explanation explain(const ScenarioPricer& s) {
   const Standing standing = standing_of(s);
   out.hardware = standing.hardware, out.calibrated = standing.calibrated;
   out.framework = s.train().framework().name;
+  out.seconds_error = iteration_error(s.scenario());
   out.point = s.point();
   const RlPrice estimate = out.price = s.price(out.point);
   out.capacity_bytes = s.rl().setting().device_bytes;
@@ -238,6 +240,10 @@ Explanation explain(const ScenarioPricer& s) {
   if (s.rl().setting().critic_apart)
     out.notes.push_back(fmt::format("the critic has {} GPUs of its own beside these {}, and works while the actor does",
                                     out.point.train.ranks(), out.point.gpus()));
+  if (s.rl().setting().reference_apart)
+    out.notes.push_back(
+        fmt::format("the reference model has {} GPUs of its own beside these {}, and works while the actor does",
+                    out.point.train.ranks(), out.point.gpus()));
   if (std::string note = oversized_tensor(s, out.point); !note.empty()) out.notes.push_back(std::move(note));
   if (auto lever = one_step_off(s, out.point)) out.levers.push_back(std::move(*lever));
   for (const auto& [name, point] : neighbours(s, out.point)) {
@@ -274,7 +280,7 @@ std::string render(const Explanation& e) {
     out += fmt::format("  train, as PyTorch shows it: allocated {}, reserved {} ({:.1f} % of it in no tensor)\n",
                        format_bytes(static_cast<double>(e.torch.allocated)),
                        format_bytes(static_cast<double>(e.torch.reserved)), 100.0 * e.torch.unused());
-  const auto error = iteration_error(e.framework);
+  const auto& error = e.seconds_error;
   out += fmt::format("\nWhere the seconds go ({}{}; of each phase behind it)\n", error_text(error),
                      error ? ": " + error->source : ": no measured iteration of profile " + e.framework);
   render_node(e.time, 0, false, e.time.seconds, out);
@@ -387,7 +393,8 @@ std::string describe(const TrainPoint& p) {
 
 std::string describe(const RlPoint& p) {
   if (!p.samples()) return "train " + describe(p.train);
-  const bool buckets = p.sync != SyncMechanism::shard_to_shard && p.sync != SyncMechanism::point_to_point;
+  const bool buckets = p.sync != SyncMechanism::shard_to_shard && p.sync != SyncMechanism::point_to_point &&
+                       mode_of(p.sync) != SyncMode::stream;
   const auto axis = [](const char* name, std::int64_t value) {
     return value > 1 ? fmt::format(" {} {}", name, value) : std::string();
   };

@@ -77,6 +77,7 @@ struct MicroBatchStreams {
 
 struct Explanation {
   std::string scenario, hardware, framework;
+  std::optional<Sourced> seconds_error;  // of an iteration, by what was measured; nullopt: nothing was
   bool calibrated = false;  // rates were fitted to measurements; else all are the datasheet's and stated efficiencies
   RlPoint point;
   std::optional<Diagnostic> unpriced;  // why the layout has no price; then all below is empty

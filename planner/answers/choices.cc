@@ -270,6 +270,7 @@ Result<Choices> choose(const ScenarioPricer& s, const ChoiceOptions& options) {
   Choices out;
   out.options = options;
   out.framework = s.train().framework().name;
+  out.seconds_error = iteration_error(s.scenario());
   out.lowered = why_not_lowered(s.scenario()).empty();
   search.headroom = options.headroom.value_or(out.lowered ? 0.0 : s.train().framework().memory_error.value);
   out.options.headroom = search.headroom;
@@ -361,7 +362,7 @@ std::string render(const Choices& c) {
     out += fmt::format("Training cut by: {}; yours, and the best by estimate (--budget 0: all)\n",
                        fmt::join(c.cuts | std::views::transform([](const TrainCut& t) { return describe(t); }), ", "));
   if (!c.reason.empty()) out += c.reason + "\n";
-  out += fmt::format("Seconds of an iteration: {}\n", error_text(iteration_error(c.framework)));
+  out += fmt::format("Seconds of an iteration: {}\n", error_text(c.seconds_error));
   if (!c.rows.empty())
     out += fmt::format("  {:>5}  {:>11}  {:>12}  {:>10}  {:<8} {}\n", "", "iteration", "tokens/s/GPU", "fullest", "at",
                        "layout");

@@ -52,11 +52,12 @@ struct Choices {
   bool complete = true;
   double gap = 0;
   double limit_bytes = 0;
-  std::string framework;          // whose profile
-  std::string reason;             // why no row fits
-  bool lowered = false;           // the rows execute here, and their bytes are their plans', mapped
-  std::vector<TrainCut> cuts;     // then: of training, that were searched; empty: all
-  std::string other_trainer;      // whose layouts are ranked with the scenario's, a profile; empty: nobody's
+  std::string framework;                 // whose profile
+  std::optional<Sourced> seconds_error;  // of an iteration, by what was measured; nullopt: nothing was
+  std::string reason;                    // why no row fits
+  bool lowered = false;                  // the rows execute here, and their bytes are their plans', mapped
+  std::vector<TrainCut> cuts;            // then: of training, that were searched; empty: all
+  std::string other_trainer;             // whose layouts are ranked with the scenario's, a profile; empty: nobody's
   std::vector<ChoiceRow> beyond;  // then: the best of all that is priced, if better than the rows; it does not execute
 };
 /// E262 when money is asked for and no price is known.

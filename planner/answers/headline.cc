@@ -57,8 +57,8 @@ std::string seconds_line(const ScenarioPricer& s, const Choices& c, const Choice
                       error_text(phase_error(phase, s.scenario().cluster.gpu.name, c.framework, own.point.sync))));
     else rest += seconds;
   if (rest > 0) parts.push_back(fmt::format("the rest {}", format_seconds(rest)));
-  return fmt::format("Iteration: {} {}; {}", format_seconds(own.price.iteration_seconds),
-                     error_text(iteration_error(c.framework)), fmt::join(parts, ", "));
+  return fmt::format("Iteration: {} {}; {}", format_seconds(own.price.iteration_seconds), error_text(c.seconds_error),
+                     fmt::join(parts, ", "));
 }
 
 /// The best row, and what selects it.
@@ -132,8 +132,10 @@ std::string headline(const ScenarioPricer& s, const Choices& c, const std::vecto
   std::vector<std::string> lines;
   if (own != nullptr) {
     named = describe(own->point);
-    const std::string apart =
-        s.rl().setting().critic_apart ? fmt::format(" and {} more of the critic", own->point.train.ranks()) : "";
+    std::string apart;
+    for (const auto& [is_apart, model] : {std::pair(s.rl().setting().critic_apart, "critic"),
+                                          std::pair(s.rl().setting().reference_apart, "reference model")})
+      if (is_apart) apart += fmt::format(" and {} more of the {}", own->point.train.ranks(), model);
     lines = {cut_off(fmt::format("{} on {} {}{}: {}", scenario.name, scenario.cluster.ranks(),
                                  scenario.cluster.gpu.name, apart, named)),
              verdict_line(s, *own, colour), seconds_line(s, c, *own)};

@@ -84,7 +84,8 @@ std::vector<std::string> without_effect(const Scenario& s, bool lowered) {
 std::string oversized_tensor(const ScenarioPricer& s, const RlPoint& p) {
   const Scenario& scenario = s.scenario();
   if (scenario.algorithm.name == AlgorithmName::sft || p.sync == SyncMechanism::shard_to_shard) return "";
-  if (tensor_count(scenario.model) > 1e6) return "";  // no model that exists
+  if (mode_of(p.sync) == SyncMode::stream) return "";  // tensor by tensor: there is no bucket
+  if (tensor_count(scenario.model) > 1e6) return "";   // no model that exists
   const double element = s.rl().setting().rollout_element_bytes;
   std::string name;
   double most = 0.0;

@@ -158,7 +158,7 @@ std::vector<LinkUse> link_bytes(const RlModel& model, const RlPoint& p, const Tr
     for (double* bytes : {&use.node_wire, &use.network_wire, &use.host_bytes}) *bytes /= s.sync_every;
   }
   const TrainModel::Layers l = model.train().layers(p.train);
-  if (iterate && s.reference) add_scoring(model, p.train, l, train, RlPhase::reference, out);
+  if (iterate && s.reference && !s.reference_apart) add_scoring(model, p.train, l, train, RlPhase::reference, out);
   if (iterate && s.old_logprobs) add_scoring(model, p.train, l, train, RlPhase::old_logprobs, out);
   if (iterate && s.critic && !s.critic_apart) {
     const TrainModel::Layers critic = model.critic_layers(p.train, l);

@@ -124,10 +124,10 @@ class Linter {
                  computed = own + model.padding_tokens(e_.point.train) / count;
     if (model.setting().padded() && computed > 1.05 * own)
       add("L14", LintLevel::warning,
-          fmt::format(
-              "every sample is computed with the tokens of the longest of its {:.0f}, {:.0f} where they have {:.0f} "
-              "on average: {:.1f} times the work",
-              count, computed, own, computed / own),
+          fmt::format("every sample is computed with the tokens of the longest of {}, {:.0f} where they have {:.0f} on "
+                      "average: {:.1f} times the work",
+                      scenario_.train.padding == Padding::batch ? "all" : fmt::format("its {:.0f}", count), computed,
+                      own, computed / own),
           "train.padding: none");
   }
 
@@ -187,9 +187,13 @@ class Linter {
                             static_cast<double>(e_.point.train.cp * e_.point.train.ulysses);
     if (load.charged < 0.9 * capacity)
       add("L05", LintLevel::note,
-          fmt::format("train.micro_batch_tokens allows {:.0f} tokens, a mini-batch brings {:.0f} at most: memory is "
-                      "charged for these",
-                      capacity, load.charged),
+          scenario_.train.micro_batch_sequences > 0
+              ? fmt::format("{} sequences of the longest would be {:.0f} tokens, a micro-batch has {:.0f} at most in "
+                            "1,000 iterations: memory is charged for these",
+                            scenario_.train.micro_batch_sequences, capacity, load.charged)
+              : fmt::format("train.micro_batch_tokens allows {:.0f} tokens, a mini-batch brings {:.0f} at most: memory "
+                            "is charged for these",
+                            capacity, load.charged),
           "");
   }
 

@@ -54,14 +54,31 @@ class Solver {
     return key_.type == KeyType::integer || v >= 1000 ? fmt::format("{:.0f}", v) : fmt::format("{:.4g}", v);
   }
 
+  /// A micro-batch that goes by sequences has room for as many of the longest: its tokens follow a longer sample.
+  std::string tokens_beside(double v) const {
+    if (!key_.path.starts_with("workload.") || !key_.path.ends_with(".max")) return "";
+    const auto own = load_scenario(scenario_, overrides_);
+    const auto room = [](const Scenario& s) {
+      const double all = s.workload.longest() * static_cast<double>(s.train.micro_batch_sequences);
+      return s.train.layout.share_of(static_cast<std::int64_t>(std::ceil(all)));
+    };
+    if (!own || own->train.micro_batch_sequences <= 0 || own->train.micro_batch_tokens != room(*own)) return "";
+    Scenario longer = *own;
+    (key_.path == "workload.prompt_tokens.max" ? longer.workload.prompt_tokens : longer.workload.response_tokens).max =
+        v;
+    return fmt::format("train.micro_batch_tokens={}", room(longer));
+  }
+
   Status try_at(double v, bool& fits) {
-    const std::string value = text(v);
-    auto rows = sweep(scenario_, overrides_, {{{key_.path}, {{value}}}}, catalogue_);
+    const std::string value = text(v), beside = tokens_beside(v);
+    std::vector<std::string> sets = overrides_;
+    if (!beside.empty()) sets.push_back(beside);
+    auto rows = sweep(scenario_, sets, {{{key_.path}, {{value}}}}, catalogue_);
     if (!rows) return fail(rows.error());
     const SweepRow& row = rows->front();
     fits = row.valid && row.fits;
     out_.tried.push_back(value);
-    if (fits) out_.value = value, out_.at = row;
+    if (fits) out_.value = value, out_.at = row, out_.beside = beside;
     else out_.beyond = value, out_.why = row;
     return {};
   }
@@ -87,6 +104,13 @@ Result<Solved> solve(const std::filesystem::path& scenario, const std::vector<st
                            .notes = {},
                            .help = "for example workload.response_tokens.max, rollout.memory_fraction, "
                                    "train.micro_batch_tokens"});
+  const bool of_a_part = key == "workload.prompt_tokens.max" || key == "workload.response_tokens.max";
+  if (const std::int64_t cap = loaded->workload.max_tokens; of_a_part && cap > 0)
+    return fail(Diagnostic{.code = "E261",
+                           .message = fmt::format("{} ends where prompt and response together do", key),
+                           .where = {},
+                           .notes = {fmt::format("workload.max_tokens {} is one cap on both", cap)},
+                           .help = "solve workload.max_tokens, or set it to 0"});
   const KeyValue own = found->get(*loaded);
   const double at = std::holds_alternative<std::int64_t>(own) ? static_cast<double>(std::get<std::int64_t>(own))
                     : std::holds_alternative<double>(own)     ? std::get<double>(own)
@@ -102,15 +126,17 @@ std::string render(const Solved& s) {
                                                format_bytes(s.why.peak_bytes), format_bytes(s.why.capacity_bytes))
                                  : fmt::format("at {} it does not: {}", said(s.beyond), s.why.why);
   if (s.value.empty()) return fmt::format("No {} that was tried fits; {}\n", s.key, beyond);
-  return fmt::format("{} can be {}: {} of {} at the fullest moment, {} an iteration; {}\n  --set {}={}\n", s.key,
+  return fmt::format("{} can be {}: {} of {} at the fullest moment, {} an iteration; {}\n  --set {}={}{}\n", s.key,
                      said(s.value), format_bytes(s.at.peak_bytes), format_bytes(s.at.capacity_bytes),
-                     format_seconds(s.at.iteration_seconds), beyond, s.key, s.value);
+                     format_seconds(s.at.iteration_seconds), beyond, s.key, s.value,
+                     s.beside.empty() ? "" : " --set " + s.beside);
 }
 
 std::string to_json(const Solved& s) {
   nlohmann::ordered_json doc = {
       {"schema", "hotbunk.solve/1"}, {"key", s.key},     {"unit", s.unit},  {"value", s.value},
       {"beyond", s.beyond},          {"why", s.why.why}, {"tried", s.tried}};
+  if (!s.beside.empty()) doc["beside"] = s.beside;
   if (!s.value.empty())
     doc.update(nlohmann::ordered_json{{"iteration_seconds", s.at.iteration_seconds},
                                       {"peak_bytes", s.at.peak_bytes},

@@ -14,6 +14,7 @@ namespace hotbunk {
 struct Solved {
   std::string key, unit;
   std::string value;   // "" where no value that was tried fits
+  std::string beside;  // "key=value" of a key that follows it: tokens of a micro-batch of so many of the longest
   SweepRow at;         // of it
   std::string beyond;  // the next value tried above, "" at the key's end
   SweepRow why;        // of that: it does not fit, or is no scenario

@@ -34,6 +34,10 @@ std::optional<Sourced> stated(const char* table, const std::string& name) {
 
 std::optional<Sourced> iteration_error(const std::string& framework) { return stated("iteration", framework); }
 
+std::optional<Sourced> iteration_error(const Scenario& s) {
+  return s.algorithm.name == AlgorithmName::sft ? stated("train", s.cluster.gpu.name) : iteration_error(s.profile);
+}
+
 std::optional<Sourced> phase_error(RlPhase phase, const std::string& gpu, const std::string& framework,
                                    SyncMechanism sync) {
   if (phase == RlPhase::train || phase == RlPhase::critic) return stated("train", gpu);

@@ -4,12 +4,14 @@
 #include <string>
 
 #include "planner/rl/rl_model.h"
-#include "spec/cluster.h"
+#include "spec/scenario.h"
 
 namespace hotbunk {
 
 /// Of the iteration under a framework profile; nullopt: no measured iteration stands behind it.
 std::optional<Sourced> iteration_error(const std::string& framework);
+/// Of a scenario's: of one that only trains it is the optimizer step's, on its GPU.
+std::optional<Sourced> iteration_error(const Scenario&);
 /// Of a phase on a GPU, under a framework profile; nullopt: nothing measured stands behind it.
 std::optional<Sourced> phase_error(RlPhase, const std::string& gpu, const std::string& framework, SyncMechanism);
 /// "± 17 %" or "unvalidated".

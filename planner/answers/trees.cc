@@ -256,12 +256,13 @@ CostNode time_tree(const ScenarioPricer& s, const RlPoint& p, const RlPrice& pri
   add(RlPhase::sync, "", sync_parts(rl.setting(), p.sync, of.sync, shifts.staging, from_host));
   add(RlPhase::sleep, "", shift_parts(shifts.sleep, true));
   add(RlPhase::wake, "", shift_parts(shifts.wake, false));
-  add(RlPhase::reference, "", std::move(reference));
+  const char* const beside = "on GPUs of its own, beyond what the actor does meanwhile";
+  if (rl.setting().reference_apart) add(RlPhase::reference, beside, {});
+  else add(RlPhase::reference, "", std::move(reference));
   std::vector<CostNode> old = forward_parts(rl, rl.scoring(p.train, l), true);
   old.push_back(seconds_of("driver", rl.driver_seconds(),
                            "the process that drives the workers, for every token of the batch padded to the longest"));
   add(RlPhase::old_logprobs, "", std::move(old));
-  const char* const beside = "on GPUs of its own, beyond what the actor does meanwhile";
   if (rl.setting().critic_apart) add(RlPhase::values, beside, {}), add(RlPhase::critic, beside, {});
   else add(RlPhase::values, "", forward_parts(rl, rl.scoring(p.train, l, true), true));
   if (rl.setting().critic && !rl.setting().critic_apart)

@@ -13,8 +13,7 @@ double fitting_tokens(const TrainModel& model, const TrainPoint& p, double charg
   const auto holds = [&](double tokens) {
     return model.with_load(tokens).price(p).total_bytes() - bytes <= spare_bytes;
   };
-  const double mean = static_cast<double>(p.micro_batch) * static_cast<double>(model.setting().sequence);
-  double low = mean, high = charged;
+  double low = model.mean_tokens(p), high = charged;
   if (!holds(low)) return 0.0;
   for (int i = 0; holds(high) && i < 12; ++i) low = high, high *= 2.0;
   while (high - low > 1.0) {
@@ -52,7 +51,7 @@ FitVerdict verdict_of(const ScenarioPricer& s, const RlPoint& p, const RlPrice& 
   out.verdict = !price.fits ? Verdict::no : most > capacity || host_tight ? Verdict::tight : Verdict::fits;
   out.random = model.load_follows_batch() && price.iteration_seconds > 0.0;
   if (!out.random) return out;
-  out.load.mean = static_cast<double>(p.train.micro_batch) * static_cast<double>(model.setting().sequence);
+  out.load.mean = model.mean_tokens(p.train);
   out.load.charged = model.fullest_tokens(p.train);
   out.load.fitting = fitting_tokens(model, p.train, out.load.charged, capacity - price.train_bytes);
   out.load.overflows = 1000.0 * model.overflow_chance(p.train, out.load.fitting);

@@ -37,6 +37,7 @@ std::vector<CapabilityFlag> capability_flags(Capabilities& c) {
           {"shard_groups", &c.shard_groups},
           {"layerwise_offload", &c.layerwise_offload},
           {"critic_apart", &c.critic_apart},
+          {"reference_apart", &c.reference_apart},
           {"padding", &c.padding},
           {"strided_engines", &c.strided_engines},
           {"rollout_pipeline", &c.rollout_pipeline},

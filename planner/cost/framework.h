@@ -27,6 +27,7 @@ struct Capabilities {
   bool layerwise_offload = true;  // of FSDP
   bool padding = false;           // micro-batches may be padded to their longest sample (train.padding)
   bool critic_apart = false;      // PPO's critic on GPUs of its own
+  bool reference_apart = false;   // the reference model, too
   bool strided_engines = true;    // an engine's ranks need not be neighbours
   bool rollout_pipeline = true, rollout_context = true, rollout_experts = true, attention_dp = true;
   bool apart = true;         // training and rollout on GPUs of their own

@@ -131,6 +131,7 @@ void PricedPlanWriter::add_phases() {
         if (setting().critic_apart) plan_.phases.back().driven = false;  // one wait, whatever is trained meanwhile
       }
     plan_.phases.push_back(p.info());
+    if (p.phase == PlanPhase::reference && setting().reference_apart) plan_.phases.back().driven = false;
   }
   if (framework_seconds() > 0.0) plan_.phases.push_back(JobPhase{PlanPhase::framework}.info());
 }
@@ -157,6 +158,7 @@ void PricedPlanWriter::add_phases_apart() {
   add(PlanPhase::samples, both);
   if (setting().overlaps) sync();
   if (setting().reference) add(PlanPhase::reference, trainer);
+  if (setting().reference_apart) plan_.phases.back().driven = false;
   if (setting().old_logprobs) add(PlanPhase::old_logprobs, trainer);
   if (setting().critic)
     for (const PlanPhase of_critic : {PlanPhase::values, PlanPhase::critic}) {

@@ -206,17 +206,19 @@ void PricedPlanWriter::step_end(std::string_view what, BufferId grads, const Tra
 /// A phase in which training's side works.
 void PricedPlanWriter::train_phase(PlanPhase name, std::int32_t phase) {
   const double working = std::max(0.0, train_.total_bytes - train_.persistent());
+  // Beside the actor, on ranks that are not this plan's: one wait.
+  const auto wait_beside = [&](double seconds) {
+    b().begin_block(phase, std::string(name_of(name)));
+    priced(OpKind::priced, streams::compute, fmt::format("{}.beside", name_of(name)), {}, always(seconds)).outputs =
+        state();
+  };
+  if (name == PlanPhase::reference && setting().reference_apart) return wait_beside(train_.reference_seconds);
   if (name == PlanPhase::reference) return passes(phase, "reference", step_, false);
   if (name == PlanPhase::old_logprobs) return passes(phase, "old", step_, true);
   if (name == PlanPhase::train) return optimizer_steps(phase, "train", step_, layers_, working);
   if (name != PlanPhase::values && name != PlanPhase::critic) return;
-  if (setting().critic_apart) {  // it works beside the actor, on ranks that are not this plan's
-    b().begin_block(phase, std::string(name_of(name)));
-    priced(OpKind::priced, streams::compute, fmt::format("{}.beside", name_of(name)), {},
-           always(name == PlanPhase::values ? train_.values_seconds : train_.critic_seconds))
-        .outputs = state();
-    return;
-  }
+  if (setting().critic_apart)
+    return wait_beside(name == PlanPhase::values ? train_.values_seconds : train_.critic_seconds);
   const TrainModel::Layers layers = rl_.critic_layers(point_.train, layers_);
   const TrainPrice t = model_.price(point_.train, layers);
   if (name == PlanPhase::values) passes(phase, "values", t, true);

@@ -101,6 +101,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   const Scoring by = scoring(p, l);
   if (setting_.old_logprobs) out.old_seconds = passes * forward_seconds(by, true).total() + driver_seconds();
   if (setting_.reference) out.reference_seconds = passes * forward_seconds(by, false).total();
+  if (setting_.reference_apart)  // it works while the actor does: what it takes longer
+    out.reference_seconds = std::max(0.0, out.reference_seconds - out.old_seconds);
   out.overhead_bytes = t.overhead_bytes;
   if (const FrameworkProfile& f = train_.framework(); f.rebuilds_communicators) {
     out.communicators = std::max(0.0, t.overhead_bytes - f.context_bytes.value);
@@ -119,7 +121,8 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
   out.host_copies = frame.host_weight_copies.value * reference;
   out.host_bytes += out.host_copies + frame.host_process_bytes.value;
   if (frame.sleeps_gradients) out.slept_gradients = t.grad_bytes;
-  if (reference_is_copy() && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
+  if (setting_.reference_apart) out.reference_work = 0;
+  else if (reference_is_copy() && setting_.reference_on_device) out.reference = reference, out.total_bytes += reference;
   else if (reference_is_copy()) out.swapped_reference = reference, out.host_bytes += reference;
   add_scoring(by, out);
   return out;
@@ -129,7 +132,7 @@ TrainSide RlModel::train_side(const TrainPoint& p, const TrainPrice& t, const Tr
 void RlModel::add_scoring(const Scoring& by, TrainSide& out) const {
   if (!setting_.reference && !setting_.old_logprobs && !setting_.critic) return;
   const double actor = by.model->scoring_bytes(by.point, by.layers).total();
-  if (setting_.reference) out.reference_work = actor + out.swapped_reference;
+  if (setting_.reference && !setting_.reference_apart) out.reference_work = actor + out.swapped_reference;
   if (setting_.old_logprobs) out.old_work = actor;
   if (setting_.critic && !setting_.critic_apart)
     out.values_work = by.model->scoring_bytes(by.point, critic_layers(by.point, by.layers)).total();
@@ -412,6 +415,9 @@ TrainSetting train_setting_of(const Scenario& s) {
   if (s.train.padding == Padding::micro_batch)
     for (int n = 1; n <= most_padded; ++n)
       t.longest_of.push_back(n == 1 ? mean : prompt.mean + longest_of(response, static_cast<double>(n)));
+  if (s.train.padding == Padding::batch)  // whatever the micro-batch
+    t.longest_of = {prompt.mean +
+                    longest_of(response, static_cast<double>(s.algorithm.prompts * s.algorithm.samples_per_prompt))};
   t.budget_sequences = static_cast<double>(s.train.micro_batch_sequences);
   t.steps = static_cast<double>(std::max<std::int64_t>(s.algorithm.mini_batches, 1));
   t.precision =
@@ -447,6 +453,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.reference = s.algorithm.reference;
   out.old_logprobs = s.algorithm.old_logprobs;
   out.critic = s.algorithm.name == AlgorithmName::ppo;
+  out.reference_apart = out.reference && s.algorithm.reference_placement == PlacementMode::disaggregated;
   out.critic_apart = out.critic && s.algorithm.critic_placement == PlacementMode::disaggregated;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
   out.engine = s.rollout.engine;

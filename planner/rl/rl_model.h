@@ -190,9 +190,10 @@ struct RlSetting {
   double longest_sample = 512 + 8192;                                   // both of one sample
   LengthSpec responses{.mean = 2048, .max = 8192};                      // as drawn
   bool reference = false, old_logprobs = true;
-  double sync_every = 1;      // iterations
-  bool critic = false;        // PPO: a second model of the actor's layers with one output, in the actor's layout
-  bool critic_apart = false;  // on as many GPUs of its own, at work beside the actor
+  double sync_every = 1;         // iterations
+  bool critic = false;           // PPO: a second model of the actor's layers with one output, in the actor's layout
+  bool reference_apart = false;  // on as many GPUs of its own, at work beside the actor
+  bool critic_apart = false;     // on as many GPUs of its own, at work beside the actor
   RolloutEngine engine = RolloutEngine::sglang;
   DType rollout_dtype = DType::bf16;
   double rollout_element_bytes = 2;  // of activations, cache, and weights but those of `weights`
@@ -215,6 +216,7 @@ struct RlSetting {
   // Of micro-batches of the passes that only score (train.logprob_micro_batch_*); both 0: training's.
   double logprob_tokens = 0, logprob_sequences = 0;
   bool prefix_shared = true;  // samples of one prompt prefill it once
+  std::int64_t models_apart() const { return (critic_apart ? 1 : 0) + (reference_apart ? 1 : 0); }
 };
 
 class RlModel {
@@ -251,8 +253,8 @@ class RlModel {
   RlPrice combine(const RlPoint&, const ShiftShape&, const TrainSide&, const RolloutPrice&, const SyncPrice&) const;
   /// Seconds 0: the layout does not divide, or the rollout does not hold its weights and one sequence.
   RlPrice price(const RlPoint&) const;
-  /// Of a point, with those that a critic has for itself beside the cluster's.
-  std::int64_t gpus(const RlPoint& p) const { return p.gpus() + (setting_.critic_apart ? p.train.ranks() : 0); }
+  /// Of a point, with those that a critic and a reference have for themselves beside the cluster's.
+  std::int64_t gpus(const RlPoint& p) const { return p.gpus() + setting_.models_apart() * p.train.ranks(); }
   /// PPO's critic: the actor's layers and a head of one output.
   TrainModel::Layers critic_layers(const TrainPoint&, const TrainModel::Layers& actor) const;
   /// The parts that a point's price is combined from.

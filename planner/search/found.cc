@@ -15,6 +15,7 @@ bool same_layout(const RlPoint& a, const RlPoint& b) {
     t.reshard_after_forward = true, t.reshard_ranks = 0;
     RolloutPoint r = p.rollout;
     r.strided = false;
+    r.ep = 1;
     r.memory_fraction = 1.0;
     return std::pair(t, r);
   };

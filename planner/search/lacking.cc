@@ -84,6 +84,8 @@ std::vector<Lack> lacking(const Scenario& s, const RlPoint& p, const Capabilitie
   if (!can.critic_apart && s.algorithm.name == AlgorithmName::ppo &&
       s.algorithm.critic_placement == PlacementMode::disaggregated)
     out.push_back({"algorithm.critic_placement", "critics on GPUs of their own"});
+  if (!can.reference_apart && s.algorithm.reference && s.algorithm.reference_placement == PlacementMode::disaggregated)
+    out.push_back({"algorithm.reference_placement", "reference models on GPUs of their own"});
   const bool shared = p.placement == PlacementMode::colocated;
   if (!can.apart && !shared) out.push_back({"placement", "training and rollout apart"});
   const std::string_view sync = name_of(mode_of(p.sync));

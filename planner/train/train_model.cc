@@ -99,7 +99,14 @@ double TrainModel::fullest_tokens(const TrainPoint& p) const {
 }
 
 double TrainModel::overflow_chance(const TrainPoint& p, double tokens) const {
-  if (!setting_.ragged || framework_.lowered_ops || setting_.padded()) return 0.0;
+  if (!setting_.ragged || framework_.lowered_ops) return 0.0;
+  if (setting_.padded()) {
+    // As many samples as long as the longest of them: one that is too long is enough.
+    if (setting_.budget_sequences <= 0.0) return 0.0;
+    const auto count = static_cast<double>(p.micro_batch);
+    const TokenLoad one({static_cast<double>(setting_.sequence), setting_.length_variance, setting_.longest}, 1.0);
+    return -std::expm1(loads(p) * count * std::log1p(-std::min(one.exceeds(tokens / count), 1.0 - 1e-15)));
+  }
   if (setting_.budget_sequences <= 0.0 && tokens >= buffer_tokens(p)) return 0.0;  // no micro-batch is cut so large
   return -std::expm1(loads(p) * std::log1p(-std::min(load_of(p).exceeds(tokens), 1.0 - 1e-15)));
 }

@@ -371,6 +371,11 @@ class TrainModel {
   /// Tokens that a mean micro-batch is filled up with, on the cp and ulysses ranks that share it: its sequences to
   /// chunks of one size (and where the framework does that, to sequence parallelism's multiple), then the whole.
   double padding_tokens(const TrainPoint&) const;
+  /// Tokens of a mean micro-batch as memory minds them: with what its samples are padded to.
+  double mean_tokens(const TrainPoint& p) const {
+    return static_cast<double>(p.micro_batch) * static_cast<double>(setting_.sequence) +
+           (setting_.padded() ? padding_tokens(p) : 0.0);
+  }
   /// So many tokens of a micro-batch, up to the multiple that it is filled up to as a whole.
   double filled_tokens(const TrainPoint& p, double tokens) const {
     const double multiple = micro_batch_multiple(p);

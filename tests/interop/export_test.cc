@@ -81,8 +81,13 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
              "wake_train]"},
             {"transition=[sleep_optimizer, wake_rollout, sync, wake_kv, rollout, sleep_rollout, wake_train]"}};
   if (key.path == "workload.max_tokens") return {{"workload.max_tokens=3500"}};
+  const bool nemo = base.profile.starts_with("nemo-");  // packs tokens, or takes sequences and pads them
   if (key.path == "train.micro_batch_sequences")
-    return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"}};
+    return {{"train.micro_batch_sequences=3", "train.micro_batch_tokens=12288",
+             nemo ? "train.padding=batch" : "train.padding=none"}};
+  if (key.path == "train.padding" && nemo)
+    return {{"train.padding=batch", "train.micro_batch_sequences=3", "train.micro_batch_tokens=12288"},
+            {"train.padding=micro-batch"}};
   if (key.path == "algorithm.kl_coef") return {{"algorithm.kl_coef=0.25", "algorithm.reference=true"}};
   if (key.path == "train.precision.master" || key.path == "train.precision.moments")
     return {{"train.precision.master=bf16", "train.precision.moments=bf16"}};
@@ -157,15 +162,16 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
         "rollout.engine",
         "rollout.dtype",
         "sync.every",
+        "train.padding",
         "algorithm.max_staleness"}},
       {"verl qwen3-30b-a3b",
-       {"train.layout.ulysses", "train.layout.fsdp", "train.precision.master", "train.precision.moments",
-        "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine", "rollout.dtype", "train.offload",
-        "sync.every", "algorithm.max_staleness"}},
+       {"train.padding", "train.layout.ulysses", "train.layout.fsdp", "train.precision.master",
+        "train.precision.moments", "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine",
+        "rollout.dtype", "train.offload", "sync.every", "algorithm.max_staleness"}},
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
       {"nemo-rl qwen3-30b-a3b",
-       {"train.offload", "train.precision.grads", "train.pipeline_schedule", "train.logprob_micro_batch_sequences",
-        "rollout.engine", "rollout.dtype", "train.lora.targets"}},
+       {"train.padding", "train.offload", "train.precision.grads", "train.pipeline_schedule",
+        "train.logprob_micro_batch_sequences", "rollout.engine", "rollout.dtype", "train.lora.targets"}},
       {"megatron llama-3.1-8b",
        {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
   for (const Base& base : bases()) {

@@ -388,6 +388,137 @@ TEST_CASE("OpenRLHF: a critic has nodes of its own unless all models are colocat
   CHECK(steps_off.cluster.nodes == 2);
 }
 
+TEST_CASE("OpenRLHF: a reference has nodes of its own unless it is colocated with the actor, or all models are") {
+  const std::string grpo =
+      "python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --vllm.num_engines 4 "
+      "--vllm.tensor_parallel_size 2 --actor.model_name_or_path Qwen/Qwen2.5-7B --algo.advantage.estimator group_norm "
+      "--train.batch_size 128 --rollout.batch_size 128 --data.max_len 2048 ";
+  const auto placed = [&](const std::string& more) {
+    return import_of("openrlhf", words(grpo + more)).scenario.algorithm.reference_placement;
+  };
+  CHECK(placed("") == PlacementMode::disaggregated);  // its default: a KL term, and nothing colocated
+  CHECK(placed("--train.colocate_actor_ref") == PlacementMode::colocated);
+  CHECK(placed("--train.colocate_all") == PlacementMode::colocated);
+  CHECK(placed("--algo.kl.init_coef 0") == PlacementMode::colocated);  // there is none
+  CHECK_THAT(import_of("openrlhf", words(grpo + "--ref_num_gpus_per_node 2")).text,
+             Catch::Contains("2 GPUs, taken as 8, the actor's number"));
+}
+
+TEST_CASE("NeMo-RL: DTensors are a trainer of their own, what is neither packed nor sorted is padded to the longest") {
+  const std::string nemo =
+      "run_grpo.py policy.model_name=Qwen/Qwen3-8B policy.max_total_sequence_length=2048 "
+      "cluster.gpus_per_node=8 ";
+  const auto read = [&](const std::string& more) { return import_of("nemo-rl", words(nemo + more)).scenario; };
+  const Scenario tensor = read("policy.dtensor_cfg.tensor_parallel_size=2 policy.dtensor_cfg.sequence_parallel=true");
+  CHECK(tensor.profile == "nemo-fsdp");
+  CHECK(tensor.train.engine == TrainEngine::fsdp2);
+  CHECK(tensor.train.layout.tp == 2);
+  CHECK(tensor.train.padding == Padding::none);  // packed unless said
+  const std::string plain = "policy.sequence_packing.enabled=false ";
+  CHECK(read(plain).train.padding == Padding::batch);
+  CHECK(
+      read(plain + "policy.dynamic_batching.enabled=true policy.dynamic_batching.train_mb_tokens=8192").train.padding ==
+      Padding::none);
+  CHECK(read("policy.megatron_cfg.enabled=true " + plain).train.padding == Padding::batch);
+  // Layer-wise offload leaves nothing of training to put to sleep: it was refused beside the profile's order.
+  const Scenario offloaded = read("policy.dtensor_cfg.cpu_offload=true");
+  CHECK(offloaded.train.offload == Offload::layerwise);
+  CHECK(offloaded.transition.find("sleep_train") == std::string::npos);
+  CHECK(offloaded.transition.find("sleep_rollout") != std::string::npos);
+  const Scenario verl_offloaded = import_of("verl", words(verl + dynamic +
+                                                          "actor_rollout_ref.actor.strategy=fsdp2 "
+                                                          "actor_rollout_ref.actor.fsdp_config.offload_policy=True"))
+                                      .scenario;
+  CHECK(verl_offloaded.train.offload == Offload::layerwise);
+  // Keys that were read over.
+  const Scenario longer = read("policy.hf_config_overrides.max_position_embeddings=65536");
+  CHECK(longer.model.max_position == 65536);
+  const Scenario modules = read(
+      "policy.megatron_cfg.enabled=true policy.megatron_cfg.activation_checkpointing=true "
+      "policy.megatron_cfg.recompute_granularity=selective 'policy.megatron_cfg.recompute_modules=[core_attn,mlp]'");
+  CHECK(modules.train.recompute == Recompute::selective);
+  CHECK(modules.train.recompute_modules == "core_attn-mlp");
+}
+
+TEST_CASE("a launch of SFT is read as one, of PPO too, another one is refused by name") {
+  const std::string base =
+      "policy: {model_name: Qwen/Qwen3-8B, max_total_sequence_length: 4096, train_global_batch_size: 64, "
+      "train_micro_batch_size: 2, sequence_packing: {enabled: true, train_mb_tokens: 8192}}\n"
+      "cluster: {gpus_per_node: 8, num_nodes: 2}\n";
+  const auto of = [&](const std::string& section) {
+    return imported("nemo-rl", {.file = launch_file("nemo/task.yaml", section + base), .words = {}, .variables = {}});
+  };
+  const auto sft = of("sft: {max_num_steps: 60}\n");
+  if (!sft) FAIL(render(sft.error()));
+  const Scenario& s = sft->scenario;
+  CHECK(s.algorithm.name == AlgorithmName::sft);
+  CHECK(s.algorithm.prompts == 64);
+  CHECK(s.algorithm.samples_per_prompt == 1);
+  CHECK(s.workload.longest() == 4096);
+  CHECK(s.workload.response_tokens.mean == 1365);  // a third of 4095
+  CHECK(s.train.offload == Offload::none);
+  // Samples beyond a config's positions are trained, and not rolled out.
+  const LaunchSource longer{
+      .file = launch_file("nemo/longer.yaml", "sft: {max_num_steps: 60}\n" + base),
+      .words = {"policy.model_name=Qwen/Qwen2.5-Math-7B", "policy.max_total_sequence_length=16384",
+                "policy.sequence_packing.train_mb_tokens=16384"},
+      .variables = {}};
+  CHECK(import_of("nemo-rl", longer).scenario.model.max_position == 16384);
+  const LaunchSource rolled{
+      .file = launch_file("nemo/rolled.yaml", base),
+      .words = {"policy.model_name=Qwen/Qwen2.5-Math-7B", "policy.max_total_sequence_length=16384",
+                "policy.sequence_packing.train_mb_tokens=16384"},
+      .variables = {}};
+  REQUIRE_FALSE(imported("nemo-rl", rolled).has_value());
+  CHECK(imported("nemo-rl", rolled).error()[0].code == "E217");
+  const auto ppo = of("ppo: {max_num_steps: 60, num_prompts_per_step: 16, num_generations_per_prompt: 8}\n");
+  if (!ppo) FAIL(render(ppo.error()));
+  CHECK(ppo->scenario.algorithm.name == AlgorithmName::ppo);
+  CHECK(ppo->scenario.algorithm.prompts == 16);
+  CHECK(ppo->scenario.algorithm.mini_batches == 2);
+  const auto dpo = of("dpo: {max_num_steps: 60}\n");
+  REQUIRE_FALSE(dpo.has_value());
+  CHECK(dpo.error()[0].code == "E152");
+  CHECK_THAT(dpo.error()[0].message, Catch::Contains("DPO"));
+  const Scenario of_slime =
+      import_of("slime", words("train_async.py --hf-checkpoint /root/Qwen3-4B-Base --loss-type sft_loss "
+                               "--rollout-batch-size 128 --global-batch-size 128 --use-dynamic-batch-size "
+                               "--max-tokens-per-gpu 9216 --debug-train-only"))
+          .scenario;
+  CHECK(of_slime.algorithm.name == AlgorithmName::sft);
+  CHECK(of_slime.algorithm.prompts == 128);
+  CHECK(of_slime.placement == PlacementMode::colocated);
+}
+
+TEST_CASE("lengths and clips that a launch gives for none: a mean never exceeds its longest, CISPO clips above alone") {
+  // All of the cap for a prompt leaves one token: a third of what an assumed prompt leaves is more than that.
+  const Scenario s = import_of("nemo-rl", words("run_grpo.py policy.model_name=Qwen/Qwen3-8B "
+                                                "policy.max_total_sequence_length=2048 data.max_input_seq_length=2048 "
+                                                "cluster.gpus_per_node=8"))
+                         .scenario;
+  CHECK(s.workload.response_tokens.max == 1);
+  CHECK(s.workload.response_tokens.mean == 1);
+  const Scenario cispo = import_of("verl", words(verl + dynamic +
+                                                 "actor_rollout_ref.actor.clip_ratio_low=10 "
+                                                 "actor_rollout_ref.actor.clip_ratio_high=0.2"))
+                             .scenario;
+  CHECK(cispo.algorithm.clip_low == 1);
+  CHECK(cispo.algorithm.clip_high == 0.2);
+}
+
+TEST_CASE("verl: a vLLM engine in data-parallel groups has tp ranks of each, and its experts over all of them") {
+  const Scenario s = import_of("verl", words(verl + dynamic +
+                                             "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B "
+                                             "actor_rollout_ref.rollout.tensor_model_parallel_size=2 "
+                                             "actor_rollout_ref.rollout.data_parallel_size=4 "
+                                             "actor_rollout_ref.rollout.expert_parallel_size=8"))
+                         .scenario;
+  CHECK(s.rollout.layout.tp == 8);
+  CHECK(s.rollout.layout.attention_dp == 4);
+  CHECK(s.rollout.layout.ep == 8);
+  CHECK(s.rollout.layout.dp == 1);
+}
+
 TEST_CASE("what a launch says and a scenario does not: padding, expandable segments") {
   const std::string plain = verl + dynamic;
   const auto padding = [](const ImportedScenario& i) { return i.scenario.train.padding; };

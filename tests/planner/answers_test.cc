@@ -471,6 +471,7 @@ TEST_CASE("profiles of frameworks: all load, mistakes are found") {
                            "verl-megatron",
                            "slime-fsdp",
                            "slime-megatron",
+                           "nemo-fsdp",
                            "nemo-megatron",
                            "openrlhf"})
     CHECK(framework_named(name, catalog_root()).has_value());

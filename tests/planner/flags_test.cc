@@ -5,6 +5,7 @@
 
 #include "planner/answers/answers.h"
 #include "planner/answers/choices.h"
+#include "planner/search/search.h"
 #include "planner/search/train_points.h"
 #include "spec/catalog.h"
 #include "spec/loader.h"
@@ -60,6 +61,14 @@ TEST_CASE("the flags of any training point of a space select that point") {
   }
 }
 
+TEST_CASE("one row stands for a layout however its engines split experts") {
+  RlPoint whole, cut;
+  whole.rollout.tp = cut.rollout.tp = 8, whole.rollout.ep = 8;
+  CHECK(same_layout(whole, cut));
+  cut.rollout.attention_dp = 8;
+  CHECK_FALSE(same_layout(whole, cut));
+}
+
 TEST_CASE("a framework's rows cut sequences only as it can, unless the scenario does otherwise") {
   const auto cuts = [](const std::string& profile, const std::string& layout) {
     const auto s = load_scenario_text("model: qwen2.5-7b\ncluster: {gpu: h100-sxm-80gb}\nprofile: " + profile +
@@ -77,6 +86,7 @@ TEST_CASE("a framework's rows cut sequences only as it can, unless the scenario 
   CHECK(cuts("verl-fsdp", "{dp: 4, cp: 2}") == std::pair(true, true));
   CHECK(cuts("slime-fsdp", "{dp: 8}") == std::pair(true, false));
   CHECK(cuts("torchtitan", "{dp: 8}") == std::pair(true, false));
+  CHECK(cuts("nemo-fsdp", "{dp: 8}") == std::pair(true, false));
 }
 
 }  // namespace hotbunk

@@ -82,6 +82,9 @@ TEST_CASE("a critic on GPUs of its own takes no memory of the actor's, and time 
   CHECK(at(shared, RlPhase::critic) > 0.0);
   CHECK(apart->rl().gpus(apart->point()) == beside->rl().gpus(beside->point()) + 8);
   CHECK_THAT(render(explain(*apart)), Catch::Contains("the critic has 8 GPUs of its own beside these 16"));
+  // OpenRLHF's updates go tensor by tensor: no bucket is too small for one.
+  CHECK_THAT(render(explain(*apart)), !Catch::Contains("bucket of"));
+  CHECK_THAT(describe(apart->point()), Catch::EndsWith("sync stream"));
   // Its values have nothing to wait beside where the actor has no log-probs to compute.
   const auto values =
       priced({"algorithm.name=ppo", "algorithm.critic_placement=disaggregated", "algorithm.old_logprobs=false"});
@@ -94,6 +97,38 @@ TEST_CASE("a critic on GPUs of its own takes no memory of the actor's, and time 
       {"algorithm.name=ppo", "algorithm.critic_placement=disaggregated", "profile=verl-fsdp", "train.engine=fsdp2"});
   const std::vector<Lack> lacks = lacking(verl->scenario(), verl->point(), verl->train().framework().can);
   CHECK(std::ranges::count(lacks, "algorithm.critic_placement", &Lack::key) == 1);
+}
+
+TEST_CASE("a reference on GPUs of its own takes nothing of the actor's host, and time only where it takes longer") {
+  const auto priced = [](const std::vector<std::string>& sets) { return pricer_of_text(launch, sets); };
+  const std::string apart_key = "algorithm.reference_placement=disaggregated";
+  const auto none = priced({"algorithm.reference=false"}), beside = priced({"algorithm.reference=true"}),
+             apart = priced({"algorithm.reference=true", apart_key});
+  const RlPrice without = none->rl().price(none->point()), shared = beside->rl().price(beside->point()),
+                own = apart->rl().price(apart->point());
+  CHECK(at(shared, RlPhase::reference) > 0.0);
+  CHECK(at(own, RlPhase::reference) == 0.0);  // the actor's log-probs take as long
+  CHECK(own.iteration_seconds == Approx(without.iteration_seconds));
+  CHECK(own.host_bytes == Approx(without.host_bytes));
+  CHECK(beside->rl().parts(beside->point()).train.swapped_reference > 0.0);
+  CHECK(apart->rl().parts(apart->point()).train.swapped_reference == 0.0);
+  CHECK(apart->rl().gpus(apart->point()) == beside->rl().gpus(beside->point()) + 8);
+  CHECK_THAT(render(explain(*apart)), Catch::Contains("the reference model has 8 GPUs of its own beside these 16"));
+  // Where the actor has no log-probs to compute, all of it is waited for; in a simulation, too.
+  const auto waited = priced({"algorithm.reference=true", apart_key, "algorithm.old_logprobs=false",
+                              "workload.prompt_tokens={mean: 512, max: 512, distribution: fixed}",
+                              "workload.response_tokens={mean: 1024, max: 1024, distribution: fixed}"});
+  const RlPrice whole = waited->rl().price(waited->point());
+  CHECK(at(whole, RlPhase::reference) > 0.0);
+  const auto job = priced_job(*waited);
+  if (!job) FAIL(render(job.error()));
+  const Played played = play(*job, waited->train().cost());
+  for (const RlPhase p : {RlPhase::reference, RlPhase::train})
+    CHECK(played.seconds[static_cast<std::size_t>(p)] == Approx(at(whole, p)).epsilon(0.03));
+  CHECK(lacking(apart->scenario(), apart->point(), apart->train().framework().can).empty());
+  const auto verl = priced({"algorithm.reference=true", apart_key, "profile=verl-fsdp", "train.engine=fsdp2"});
+  const std::vector<Lack> lacks = lacking(verl->scenario(), verl->point(), verl->train().framework().can);
+  CHECK(std::ranges::count(lacks, "algorithm.reference_placement", &Lack::key) == 1);
 }
 
 TEST_CASE("a critic on GPUs of its own lasts in a simulation as long as it is priced, in stages too") {

@@ -48,6 +48,32 @@ TEST_CASE(
           Approx(phase_of(priced_packed(sets), RlPhase::train)).epsilon(0.01));
 }
 
+TEST_CASE("what is padded to the longest of all samples takes that length in every micro-batch, and one is enough") {
+  const Scenario s = scenario_of_text(packed);
+  const double mean = 512 + 1024, all = 512 + longest_of(s.workload.response_tokens, 64 * 4);
+  const std::vector<std::string> batch = {"train.padding=batch"};
+  const RlPrice none = priced_packed({}), padded = priced_packed(batch);
+  for (const RlPhase phase : {RlPhase::old_logprobs, RlPhase::train}) {
+    INFO(name_of(phase));
+    CHECK(phase_of(padded, phase) > phase_of(none, phase) * (1.0 + 0.7 * (all / mean - 1.0)));
+    CHECK(phase_of(padded, phase) < phase_of(none, phase) * (1.0 + 1.2 * (all / mean - 1.0)));
+  }
+  CHECK(phase_of(padded, RlPhase::rollout) <= phase_of(none, RlPhase::rollout) * 1.001);
+  // A micro-batch of one sample is as long as the longest of them all.
+  const double one = phase_of(priced_packed({"train.micro_batch_sequences=1"}), RlPhase::train),
+               one_padded =
+                   phase_of(priced_packed({"train.micro_batch_sequences=1", "train.padding=batch"}), RlPhase::train);
+  CHECK(one_padded > 1.4 * one);
+  // What a verdict says of it: the padded tokens, and how often some sample is too long.
+  const auto pricer = pricer_of_text(packed, batch);
+  const TrainModel& model = pricer->train();
+  const TrainPoint& p = pricer->point().train;
+  CHECK(model.mean_tokens(p) == Approx(4 * all).epsilon(0.01));
+  CHECK(model.overflow_chance(p, 4 * 4096.0) == 0.0);
+  CHECK(model.overflow_chance(p, 4 * mean) > 0.999);
+  CHECK(model.overflow_chance(p, 4 * 3900.0) < model.overflow_chance(p, 4 * 3500.0));
+}
+
 TEST_CASE("a budget of tokens counts a sample's own, and beside the longest many are as long as it") {
   const std::vector<std::string> budget = {"train.micro_batch_sequences=0", "train.micro_batch_tokens=8192"};
   const auto of = [&](const char* padding) {

@@ -373,6 +373,24 @@ TEST_CASE("solve finds the edge of one key, and what stands beyond it") {
   REQUIRE(longest.has_value());
   CHECK(longest->beyond.size() > 0);
   CHECK_FALSE(solve(scenario, {}, "model", catalog_root()).has_value());
+  // Micro-batches of sequences have room for as many of the longest, whatever that is: memory is the edge, not tokens.
+  const std::vector<std::string> by_sequences = {"train.micro_batch_sequences=2",
+                                                 "train.micro_batch_tokens=" + std::to_string(2 * (1024 + 8192) / 2),
+                                                 "rollout.memory_fraction=0.3"};
+  const auto own = load_scenario(scenario, by_sequences);
+  REQUIRE(own.has_value());
+  REQUIRE(own->train.layout.sharers() == 2);
+  REQUIRE(own->workload.longest() == 1024 + 8192);
+  const auto follows = solve(scenario, by_sequences, "workload.response_tokens.max", catalog_root());
+  REQUIRE(follows.has_value());
+  CHECK(std::stod(follows->value) > 2 * 8192);
+  CHECK(follows->beside ==
+        "train.micro_batch_tokens=" + std::to_string(1024 + static_cast<std::int64_t>(std::stod(follows->value))));
+  CHECK_THAT(render(*follows), Catch::Contains("--set " + follows->beside));
+  // Under one cap on both a longer response has no end of its own.
+  const auto capped = solve(scenario, {"workload.max_tokens=9000"}, "workload.response_tokens.max", catalog_root());
+  REQUIRE_FALSE(capped.has_value());
+  CHECK_THAT(capped.error()[0].help, Catch::Contains("solve workload.max_tokens"));
 }
 
 TEST_CASE("levers leave shard_over what it says, name it where they change it, and a shell takes their flags") {

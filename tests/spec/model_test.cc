@@ -67,6 +67,9 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
                              {"qwen3-235b-a22b", 235093634560},
                              {"mixtral-8x7b", 46702792704},
                              {"mistral-7b", 7241732096},
+                             // V h + L (2 h q d + 2 h k d + 3 h f + 2 h) + h + V h: 131072, 5120, 40, 32 x 128, 8 x
+                             // 128, 14336.
+                             {"mistral-nemo-12b", 12247782400},
                              {"gemma-2-2b", 2614341888},
                              {"gemma-2-9b", 9241705984},
                              {"gemma-2-27b", 27227128320},
@@ -86,6 +89,10 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
   CHECK(double(active_parameter_count(catalogued("deepseek-v3"))) == Approx(37.5e9).epsilon(0.02));
   CHECK(double(parameter_count(catalogued("deepseek-v2"))) == Approx(236e9).epsilon(0.002));
   CHECK(double(active_parameter_count(catalogued("deepseek-v2"))) == Approx(21.4e9).epsilon(0.02));
+  // Model cards: Moonlight 15.96B, 2.24B activated without embedding and head; Kimi-K2 1.03T, 32.6B activated.
+  CHECK(double(parameter_count(catalogued("moonlight-16b-a3b"))) == Approx(15.96e9).epsilon(0.001));
+  CHECK(double(parameter_count(catalogued("kimi-k2"))) == Approx(1.026e12).epsilon(0.001));
+  CHECK(double(active_parameter_count(catalogued("kimi-k2"))) == Approx(32.6e9).epsilon(0.02));
   // GLM-4.5 report (2508.06471), table 1: 355B, 32B activated; Air 106B, 12B. Totals count the layer that predicts a
   // second token (one of 92 and of 46 more), which is not here; what is activated, neither embedding nor head.
   for (const auto& [name, total, active] :
