@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/diagnostic.h"
+#include "spec/family.h"
 #include "spec/model.h"
 
 namespace hotbunk::bench {
@@ -57,6 +58,7 @@ class Rounds {
 inline ModelSpec llama_46m() {
   ModelSpec m;
   m.name = "llama-46m";
+  m.family = find_family("llama");
   m.hidden = 512;
   m.intermediate = 1376;
   m.layers = 12;

@@ -7,6 +7,7 @@
 #include "base/lines.h"
 #include "exec/length_driver.h"
 #include "lowering/sample_rows.h"
+#include "spec/family.h"
 #include "tests/blocks.h"
 
 using namespace hotbunk;
@@ -15,6 +16,7 @@ namespace {
 
 Scenario scenario() {
   Scenario s;
+  s.model.family = find_family("llama");
   s.model.hidden = 8;
   s.model.intermediate = 16;
   s.model.layers = 2;

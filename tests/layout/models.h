@@ -20,6 +20,7 @@ inline ModelSpec qwen2_5_7b() {
 inline ModelSpec tiny_llama() {
   ModelSpec m;
   m.name = "tiny-llama";
+  m.family = find_family("llama");
   m.hidden = 24, m.intermediate = 40, m.layers = 2, m.heads = 8, m.kv_heads = 2, m.head_dim = 4, m.vocab = 37;
   return m;
 }

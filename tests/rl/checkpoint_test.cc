@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "rl/manifest.h"
 #include "rl/weights.h"
+#include "spec/family.h"
 #include "tests/blocks.h"
 #include "tests/json.h"
 #include "tests/moves.h"
@@ -37,6 +38,7 @@ struct Folder {
 
 ModelSpec tiny_model() {
   ModelSpec m;
+  m.family = find_family("llama");
   m.hidden = 8, m.intermediate = 16, m.layers = 1, m.heads = 2, m.kv_heads = 2, m.head_dim = 4, m.vocab = 16;
   m.max_position = 32, m.tie_embeddings = true;
   return m;

@@ -12,6 +12,7 @@
 #include "rl/sft_data.h"
 #include "rl/tasks.h"
 #include "rl/weights.h"
+#include "spec/family.h"
 
 using namespace hotbunk;
 using Ids = std::vector<std::int32_t>;
@@ -228,6 +229,7 @@ TEST_CASE("SFT data: both forms of a line, and errors with file and line") {
 
 TEST_CASE("what is fed does not depend on how many threads make it") {
   ModelSpec m;
+  m.family = find_family("llama");
   m.hidden = 16;
   m.intermediate = 12;
   m.layers = 1;
@@ -265,6 +267,7 @@ TEST_CASE("what is fed does not depend on how many threads make it") {
 
 TEST_CASE("random weights do not depend on how they are cut; norms are 1, biases 0, padding 0") {
   ModelSpec m;
+  m.family = find_family("llama");
   m.hidden = 8;
   m.intermediate = 12;
   m.layers = 1;

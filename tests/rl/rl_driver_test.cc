@@ -17,6 +17,7 @@
 #include "exec/length_driver.h"
 #include "lowering/sample_rows.h"
 #include "rl/sft_driver.h"
+#include "spec/family.h"
 #include "tests/blocks.h"
 
 using namespace hotbunk;
@@ -29,6 +30,7 @@ enum : std::int16_t { sync_phase, rollout_phase, exchange_phase, reference_phase
 
 Scenario scenario() {
   Scenario s;
+  s.model.family = find_family("llama");
   s.model.hidden = 8;
   s.model.intermediate = 16;
   s.model.layers = 1;
