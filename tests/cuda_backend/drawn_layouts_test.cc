@@ -14,10 +14,10 @@
 #include "tests/numerics/drawn_layout.h"
 #include "tests/numerics/golden_checks.h"
 
-using namespace hotbunk;
-using namespace hotbunk::test;
-
+namespace hotbunk::drawn_layouts_test {
 namespace {
+
+using namespace test;
 
 /// Ranks as threads on one device. Throws what the first of them failed with, or what the double found.
 void start_on_double(int ranks, const PlayRank& play, std::int64_t memory_bytes, std::uint64_t seed) {
@@ -32,7 +32,7 @@ void start_on_double(int ranks, const PlayRank& play, std::int64_t memory_bytes,
       context->make_current();
       cuda::CudaWorld world(context, local, env);
       try {
-        play(world, [&](Driver& driver) {
+        play(world, [&](hotbunk::Driver& driver) {
           return std::make_unique<cuda::CudaBackend>(world, driver, cuda::CudaOptions{.span_steps = 0, .scope = ""});
         });
         world.leave();
@@ -73,3 +73,5 @@ TEST_CASE("layouts drawn at random compute on the double what transformers does"
     CHECK(r.unlike_plan == "");
   });
 }
+
+}  // namespace hotbunk::drawn_layouts_test

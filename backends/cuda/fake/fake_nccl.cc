@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -32,7 +33,11 @@ void write_whole(const std::string& path, const std::string& header, const void*
   out.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
   out.close();
   if (!out) throw RuntimeFailure(fmt::format("the double of NCCL cannot write {}", draft));
-  fs::rename(draft, path);
+  std::error_code failed;
+  fs::rename(draft, path, failed);
+  // A rank that aborts removes all files, drafts too: then nobody reads this one.
+  if (failed && failed != std::errc::no_such_file_or_directory)
+    throw RuntimeFailure(fmt::format("the double of NCCL cannot write {}: {}", path, failed.message()));
 }
 
 /// Its header, and what is behind it.
