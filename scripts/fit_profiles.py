@@ -3,8 +3,8 @@
 
   scripts/fit_profiles.py [build/hotbunk [WORD]] [--write]      WORD: only the fits whose name has it
 Every fit is coordinate descent on the mean relative error of `hotbunk validate`, on a copy of the catalogue. Each is made
-on all of its rows and then with parts left out: halves of long tables, single rows of short ones, or all rows of a
-model. Prints a Markdown table: error on the rows fitted, and of each left-out row predicted by a fit without it.
+on all of its rows and then with parts left out: all rows of a model, in all of its tables, or single rows where there
+is one model. Prints a Markdown table: error on the rows fitted, and of each left-out row predicted by a fit without it.
 --write also puts the rows' predictions into scenarios/catalog/left_out.csv, which `hotbunk validate` shows beside the
 fitted errors: those of the fits that were made, in place of what stood there of the same tables.
 """
@@ -29,12 +29,12 @@ FITS = [
     ("A100: GEMM, memory, overlap", [(A100, "gemm.efficiency", .5, .95), (A100, "gemm.half_k", 8, 512),
                                      (A100, "memory_efficiency", .5, .95), (A100, "overlap_slowdown", .01, .6)],
      [("korthikanti_a100", None), ("korthikanti_a100_layer", None), ("megatron_sc21_weak_scaling", None),
-      ("vtrain_a100_multi_node", None)], "halves"),
+      ("vtrain_a100_multi_node", None)], "models"),
     ("host of vTrain's machine", [(VTRAIN, "forward_kernels", 1, 200), (VTRAIN, "kernel_seconds", 1e-6, 2e-5),
                                   (VTRAIN, "backward_kernels", .2, 4), (VTRAIN, "launch_seconds", 2e-6, 4e-5),
                                   (VTRAIN, "step_seconds", 1e-4, .05), (VTRAIN, "collective_kernels", .2, 40),
                                   (VTRAIN, "softmax_kernels", 1, 60)],
-     [("vtrain_a100_single_node", None)], "halves"),
+     [("vtrain_a100_single_node", None)], "models"),
     ("DeepSpeed's share of the link", [(ZERO, "data_rate", .02, 1)], [("megatron_sc21_zero3_vs_ptd", range(3))], "singly"),
     ("H100: clock of whole steps", [(H100, "sustained_clock", .5, 1)],
      [("megatron_readme_h100", None), ("llama3_405b", None)], "models"),
@@ -45,7 +45,7 @@ FITS = [
      [("torchtitan", None)], "singly"),
     ("Blackwell in narrow formats: clock, unfused passes", [(BLACKWELL, "sustained_clock", .4, 1),
                                                             (BRIDGE, "elementwise_passes", 1, 5)],
-     [("megatron_bridge", None)], "halves"),
+     [("megatron_bridge", None)], "models"),
     ("NeMo-RL: an iteration's own time, the engine's host and nodes", [(NEMO, "iteration_seconds", .5, 120),
                                                                        (VLLM, "decode_sequence_seconds", 1e-6, 1e-3),
                                                                        (VLLM, "decode_node_seconds", 1e-6, 3e-3)],
@@ -57,13 +57,20 @@ LEFT_OUT = ROOT / "scenarios/catalog/left_out.csv"
 HEAD = "table,row,without,fitted,predicted"
 
 
+# The same model by its parameters (Korthikanti, SC'21) and by its layers and hidden size (vTrain).
+SIZES = {"1.7B": "24x2304", "7.5B": "36x4096", "22B": "48x6144", "39.1B": "48x8192", "174.6B": "96x12288", "175B": "96x12288",
+         "529.6B": "105x20480", "530B": "105x20480", "1T": "128x25600"}
+
+
 def model_of(row):
     """The model in a row's label: "0.4 grpo Qwen3-32B On policy", "70B tp8 pp2 on 768", "deepseekv2_tp1_ep4",
-    "llama3_70b_l12_tp8"."""
+    "llama3_70b_l12_tp8", "26.04 pre-training GPT OSS 120B DGX-B200 BF16", "48x8192 tp2 dp32"."""
     words = row.split()
+    if bridge := re.match(r"[\d.]+ (?:pre-training|sft) (.+) DGX-", row):
+        return bridge[1]
     if words[0][0] == "0" and len(words) > 2:
         return words[2]
-    return re.match(r"[a-z]+v?\d(?:_\d+b)?|[^ ]+", words[0])[0]
+    return SIZES.get(words[0]) or re.match(r"\d+x\d+|[a-z]+v?\d(?:_\d+b)?|[^ ]+", words[0])[0]
 
 
 def write(tables, lines):
@@ -152,8 +159,7 @@ def main():
             everything = list(catalogue.errors(rows))
             models = [model_of(catalogue.labels[r]) for r in everything]
             labels, as_shipped = catalogue.labels, catalogue.values
-        splits = [("every other row", lambda k: k % 2 == 0), ("every other row", lambda k: k % 2 == 1)] if how == "halves" else \
-            [(f"all rows of {model}", lambda k, model=model: models[k] == model) for model in dict.fromkeys(models)] \
+        splits = [(f"all rows of {model}", lambda k, model=model: models[k] == model) for model in dict.fromkeys(models)] \
             if how == "models" else [("the row", lambda k, out=out: k == out) for out in range(len(everything))]
         left_out, lines = {}, []
         for without, out in splits:
