@@ -145,11 +145,15 @@ TEST_CASE("FSDP and Megatron in one ranking: rows of both trainers, each selecte
         std::ranges::count_if(found->rows, [](const ChoiceRow& r) { return r.profile.empty() && !r.own; });
     CHECK((others > 0 && mine > 0));
   }
-  // Others have one trainer; what executes has one.
-  CHECK_FALSE(
-      with_other_trainer(scenario_of_text("model: qwen2.5-7b\nprofile: nemo-megatron\ntrain: {engine: megatron}\n"
-                                          "cluster: {gpu: h100-sxm-80gb, gpus_per_node: 1}\n"))
-          .has_value());
+  // NeMo-RL has both, too; others have one trainer, and what executes has one.
+  const auto other = [](const std::string& profile, const std::string& engine) {
+    return with_other_trainer(scenario_of_text("model: qwen2.5-7b\nprofile: " + profile + "\ntrain: {engine: " +
+                                               engine + "}\ncluster: {gpu: h100-sxm-80gb, gpus_per_node: 1}\n"));
+  };
+  CHECK(other("nemo-megatron", "megatron")->profile == "nemo-fsdp");
+  CHECK(other("nemo-fsdp", "fsdp2")->profile == "nemo-megatron");
+  CHECK_FALSE(other("openrlhf", "fsdp1").has_value());
+  CHECK_FALSE(other("hotbunk", "fsdp2").has_value());
 }
 
 TEST_CASE("on a slow network the search finds shard groups, and never less than what it is asked about") {
