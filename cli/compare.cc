@@ -87,7 +87,21 @@ Result<Trace> other_side(const CompareArguments& o, const LoadedRun& run) {
 }
 
 int run(const CompareArguments& o) {
-  if (is_file(o.folder) && is_file(o.other)) return compare_plans(o);
+  if (is_file(o.folder) && is_file(o.other)) {
+    if (o.max_error)
+      return report_errors({Diagnostic{.code = "E144",
+                                       .message = "--max-error is of runs: two plans have no times",
+                                       .where = {o.folder},
+                                       .notes = {},
+                                       .help = "leave --max-error out"}});
+    return compare_plans(o);
+  }
+  if (is_file(o.folder) && o.other.empty())
+    return report_errors({Diagnostic{.code = "E127",
+                                     .message = "a file is no run folder, and one plan alone is beside nothing",
+                                     .where = {o.folder},
+                                     .notes = {},
+                                     .help = "give the folder of `hotbunk run`; or two saved plans"}});
   auto loaded = read_run_folder({o.folder});
   if (!loaded) return report_errors(loaded.error());
   if (loaded->trace.source != "measured")

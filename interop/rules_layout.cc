@@ -157,8 +157,10 @@ void read_layout(RuleInput& in) {
   }
   if (const auto each = in.number("engine_attention_dp"); each && in.is_true("engine_dp_attention"))
     in.set("rollout.layout.attention_dp", *each, in.said("engine_attention_dp"), in.where("engine_attention_dp"));
-  // vLLM's data-parallel engines: groups of tp ranks with sequences of their own, experts spread over all of them.
-  if (const auto groups = in.number("engine_data_parallel"); groups && *groups > 1) {
+  // vLLM's data-parallel engines: groups of tp ranks with sequences of their own, experts spread over all of them. What
+  // has no experts, and SGLang without attention of its own for each, is so many engines of tp ranks: nothing changes.
+  if (const auto groups = in.number("engine_data_parallel");
+      groups && *groups > 1 && moe && in.scenario_text("rollout.engine") == "vllm") {
     const double each = in.scenario_number("rollout.layout.tp");
     in.set("rollout.layout.tp", each * *groups,
            fmt::format("{} x tensor parallel {}: ranks of one engine", in.said("engine_data_parallel"), each),

@@ -20,12 +20,14 @@ static void widen_positions(RuleInput& in, double longest) {
   const auto line = std::ranges::find(in.lines, "model", &ScenarioLine::key);
   if (!in.model || in.model->learned_positions || line == in.lines.end()) return;
   if (longest <= static_cast<double>(in.model->max_position)) return;
-  std::string yaml = line->value;
-  if (yaml.starts_with('{')) yaml.pop_back();
-  else yaml = "{base: " + yaml;
-  line->value = fmt::format("{}, max_position_embeddings: {}}}", yaml, longest);
+  const std::string key = "max_position_embeddings: ", positions = fmt::format("{}{}", key, longest);
+  std::string& yaml = line->value;
+  if (const std::size_t said = yaml.find(key); said != yaml.npos)  // by the launch, too
+    yaml.replace(said, yaml.find_first_of(",}", said) - said, positions);
+  else if (yaml.starts_with('{')) yaml.insert(yaml.size() - 1, ", " + positions);
+  else yaml = fmt::format("{{base: {}, {}}}", yaml, positions);
   line->comment +=
-      fmt::format("; its config ends at {} positions, the launch's samples at {}", in.model->max_position, longest);
+      fmt::format("; its positions end at {}, the launch's samples at {}", in.model->max_position, longest);
 }
 
 /// SFT of a system that rolls out otherwise: samples of any length up to a cap, which are read, not sampled.

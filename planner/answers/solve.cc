@@ -110,7 +110,7 @@ Result<Solved> solve(const std::filesystem::path& scenario, const std::vector<st
                            .message = fmt::format("{} ends where prompt and response together do", key),
                            .where = {},
                            .notes = {fmt::format("workload.max_tokens {} is one cap on both", cap)},
-                           .help = "solve workload.max_tokens, or set it to 0"});
+                           .help = "--set workload.max_tokens=0 takes that cap away"});
   const KeyValue own = found->get(*loaded);
   const double at = std::holds_alternative<std::int64_t>(own) ? static_cast<double>(std::get<std::int64_t>(own))
                     : std::holds_alternative<double>(own)     ? std::get<double>(own)

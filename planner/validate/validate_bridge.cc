@@ -16,27 +16,6 @@
 namespace hotbunk {
 namespace {
 
-/// A model that the catalogue lacks: which one it is like, and what its card changes of that.
-struct ChangedModel {
-  const char* like = nullptr;
-  void (*change)(ModelSpec&) = nullptr;
-};
-
-void make_kimi_k2(ModelSpec& m) {
-  m.name = "kimi-k2";
-  m.heads = m.kv_heads = 64;
-  m.vocab = 163840;
-  m.moe->experts = 384;
-  m.moe->first_dense_layers = 1;
-}
-
-/// By letters and digits alone. K2.5's language model is K2.
-const std::map<std::string, ChangedModel>& changed_models() {
-  static const std::map<std::string, ChangedModel> cards = {{"KIMIK2", {"deepseek-v3", make_kimi_k2}},
-                                                            {"KIMIK25", {"deepseek-v3", make_kimi_k2}}};
-  return cards;
-}
-
 /// The format of the layers' products by a source's word for the recipe, "" for none of ours. Current and delayed
 /// scaling (CS, DS) differ by one pass over an operand; the former is priced.
 std::string format_named(CellReader& cells, const std::string& cell) {
@@ -65,7 +44,9 @@ double mean_keys_of(const ModelSpec& model, std::int64_t sequence) {
   double sum = 0.0;
   for (int layer = 0; layer < model.layers; ++layer) {
     const std::int64_t window = model.window_of(layer);
-    sum += window > 0 ? static_cast<double>(window) : (static_cast<double>(sequence) + 1.0) / 2.0;
+    // The first tokens see fewer: of n tokens under a window w, the first w see (w + 1) / 2.
+    const double n = static_cast<double>(sequence), w = window > 0 ? std::min(static_cast<double>(window), n) : n;
+    sum += (w * (w + 1.0) / 2.0 + (n - w) * w) / n;
   }
   return sum / static_cast<double>(model.layers);
 }
@@ -107,13 +88,11 @@ TableResult validate_megatron_bridge(const CsvTable& csv, ValidationContext& con
     const std::string label = fmt::format("{} {} {} {} {}", cells.text("release"), cells.text("task"),
                                           cells.text("model"), cells.text("system"), cells.text("precision"));
     if (const char* why = unpriced(cells.text("model")); *why) cells.refuse(why);
-    const auto card = changed_models().find(letters_of(cells.text("model")));
-    const ChangedModel changed = card == changed_models().end() ? ChangedModel{} : card->second;
     std::string named = cells.text("model");
     if (const auto vision = named.find("_VL"); vision != std::string::npos) named.erase(vision, 3);
-    auto model = context.model(changed.like ? changed.like : context.model_named(cells, named));
+    if (letters_of(named) == "KIMIK25") named = "Kimi-K2";  // its language model
+    auto model = context.model(context.model_named(cells, named));
     if (!model) return fail(model.error());
-    if (changed.change) changed.change(*model);
     // Fine-tuning of all weights is training; LoRA is not.
     const std::string& task = cells.text("task");
     if (task != "pre-training" && task != "sft")

@@ -464,6 +464,9 @@ TEST_CASE("a launch of SFT is read as one, of PPO too, another one is refused by
                 "policy.sequence_packing.train_mb_tokens=16384"},
       .variables = {}};
   CHECK(import_of("nemo-rl", longer).scenario.model.max_position == 16384);
+  LaunchSource said = longer;  // where the launch says how many there are, too
+  said.words.push_back("policy.hf_config_overrides.max_position_embeddings=8192");
+  CHECK(import_of("nemo-rl", said).scenario.model.max_position == 16384);
   const LaunchSource rolled{
       .file = launch_file("nemo/rolled.yaml", base),
       .words = {"policy.model_name=Qwen/Qwen2.5-Math-7B", "policy.max_total_sequence_length=16384",
@@ -517,6 +520,18 @@ TEST_CASE("verl: a vLLM engine in data-parallel groups has tp ranks of each, and
   CHECK(s.rollout.layout.attention_dp == 4);
   CHECK(s.rollout.layout.ep == 8);
   CHECK(s.rollout.layout.dp == 1);
+  // Without experts, and under SGLang, they are engines of their own.
+  for (const char* other : {"actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
+                            "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B actor_rollout_ref.rollout.name=sglang"}) {
+    const Scenario each = import_of("verl", words(verl + dynamic + other +
+                                                  " actor_rollout_ref.rollout.tensor_model_parallel_size=2 "
+                                                  "actor_rollout_ref.rollout.data_parallel_size=4"))
+                              .scenario;
+    CAPTURE(other);
+    CHECK(each.rollout.layout.tp == 2);
+    CHECK(each.rollout.layout.attention_dp == 1);
+    CHECK(each.rollout.layout.dp == 4);
+  }
 }
 
 TEST_CASE("what a launch says and a scenario does not: padding, expandable segments") {

@@ -87,6 +87,12 @@ TEST_CASE("compare of two saved plans says what the second does otherwise, line 
   CHECK(doc["differences"].size() == 1);
   const fs::path torn = work_folder() / "torn.plan.json";
   std::ofstream(torn) << "{";
+  const Result2 timed = hotbunk_command(fmt::format("compare {} {} --max-error 0.1", first, other));
+  CHECK(timed.code == 2);
+  CHECK(timed.err.find("E144") != std::string::npos);
+  const Result2 alone = hotbunk_command(fmt::format("compare {}", first));
+  CHECK(alone.code == 2);
+  CHECK(alone.err.find("two saved plans") != std::string::npos);
   const Result2 broken = hotbunk_command(fmt::format("compare {} {}", first, torn.string()));
   CHECK(broken.code == 2);
   CHECK_THAT(broken.err, Catch::Contains("error[E501]"));
