@@ -193,7 +193,8 @@ def check_layout(hotbunk, folder, model_folder, sets):
             if (now == before[name]).all():  # it does not train
                 check.at_most(f"frozen, step {step}", (weights - now).abs().max().item(), 0)
                 continue
-            check.at_most(f"updates, step {step}", ((weights - now).abs().max() / (now - before[name]).abs().max()).item(), 1e-3)
+            # AdamW divides a gradient that nearly cancels by itself: a token that is hardly seen moves by its rounding.
+            check.at_most(f"updates, step {step}", ((weights - now).abs().max() / (now - before[name]).abs().max()).item(), 2e-3)
     return check
 
 
