@@ -26,7 +26,11 @@ double used_so_far_s() {
 }  // namespace
 
 Deadline::Deadline(std::string what, double seconds) : what_(std::move(what)), seconds_(seconds) {
-  if (seconds_ > 0) thread_ = start_thread([this] { watch(); });
+  if (seconds_ > 0) try {
+      thread_ = start_thread([this] { watch(); });
+    } catch (const RuntimeFailure& e) {
+      std::fprintf(stderr, "hotbunk: nobody watches that %s comes to an end: %s\n", what_.c_str(), e.what());
+    }
 }
 
 Deadline::~Deadline() {

@@ -2,6 +2,7 @@
 // something fails. What they carry is the conformance suite's.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -77,6 +78,20 @@ TEST_CASE("sums go in pieces where the scratch is small, in rank order, to the b
     return out;
   });
   for (const std::string& s : said) CHECK(s == "zeros in 8 groups, 1 registered");
+}
+
+TEST_CASE("a rank that gets no thread for the watch over its end ends all the same") {
+  const auto said = in_ranks(2, [](NcclProcess& p) {
+    const auto a = p.world.communicator(two, "a", p.launch.stream());
+    a->barrier();
+    p.world.synchronize(p.launch.stream());
+    pthread_attr_t large;  // of stacks that no machine has
+    pthread_attr_init(&large);
+    pthread_attr_setstacksize(&large, std::size_t{1} << 60);
+    if (pthread_setattr_default_np(&large) != 0) return std::string("as before");
+    return std::string("left");
+  });
+  for (const std::string& s : said) CHECK(s == "left");
 }
 
 TEST_CASE("an asynchronous error is polled for: the communicators are aborted, and every rank ends with it by name") {
