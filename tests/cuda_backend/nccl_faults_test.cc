@@ -134,9 +134,14 @@ TEST_CASE("a fault is drawn by its seed, and is what its text says") {
   }
   CHECK(texts.size() >= 190);
   CHECK(kinds.size() == 3);
-  for (const char* wrong : {"cuLaunchKernel", "cuLaunchKernel:0", "cuLaunchKernel:1:late", "cuNothing:1",
-                            "cuLaunchKernel:1:async", "ncclGetUniqueId:1:async", "ncclSend:1@", "ncclSend:1@-1"})
+  for (const char* wrong :
+       {"cuLaunchKernel", "cuLaunchKernel:0", "cuLaunchKernel:1:late", "cuNothing:1", "cuLaunchKernel:1:async",
+        "ncclGetUniqueId:1:async", "ncclSend:1@", "ncclSend:1@-1", "ncclSend:1@4294967296"})
     CHECK(!cuda::fake_fault_from(wrong));
+  const auto said = [](const char* wrong) { return render(cuda::fake_fault_from(wrong).error()); };
+  CHECK_THAT(said("cuNothing:1"), Catch::Contains("names no call of"));
+  CHECK_THAT(said("cuLaunchKernel:1:async"), Catch::Contains("cannot fail later") && !Catch::Contains("names no call"));
+  CHECK_THAT(said("ncclSend:1@4294967296"), Catch::Contains("names no rank"));
 }
 
 }  // namespace hotbunk::nccl_faults_test

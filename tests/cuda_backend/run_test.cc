@@ -228,6 +228,14 @@ TEST_CASE(
   const Json wrong = json_from<Json>(hung[0].out);
   CHECK((wrong["schema"] == "hotbunk.error/1" && wrong["exit_code"] == 3 && !wrong["errors"].empty()));
   CHECK_THAT(wrong.dump(), Catch::Contains("cuLaunchKernel(") && Catch::Contains("rank 0 does not come back"));
+  // A fault of a rank that is none of them is refused before they meet.
+  const ReservedPort eighth;
+  const auto nobody = launched("nobody", gathers + "ncclSend:1@99", "", eighth.number());
+  for (const Ended& e : nobody) {
+    INFO(e.err);
+    CHECK(e.code == 2);
+    CHECK_THAT(e.err, Catch::Contains("E708") && Catch::Contains("is of rank 99, and the ranks are 0 to 3"));
+  }
   // Memory that cannot be had from a peer ends the run likewise.
   const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", fourth.number());
   for (std::size_t r = 0; r < no_import.size(); ++r) {
