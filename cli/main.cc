@@ -7,11 +7,13 @@
 #include "cli/command_line.h"
 #include "cli/output.h"
 #include "cli/streams.h"
+#include "runtime/stuck.h"
 
 int main(int argc, char** argv) {
   using namespace hotbunk;
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of the write that meets it
   if (auto s = check_standard_streams(); !s) return report_errors(s.error());
+  on_stuck_end(end_stuck_output);
   CommandLine line;
   add_plan(line);
   add_simulate(line);

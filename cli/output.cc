@@ -41,6 +41,7 @@ void errors_as_json() { standard_output().json = true; }
 void errors_stay_on_stderr() { standard_output().json = false; }
 
 void print_document(std::string_view json) {
+  const std::lock_guard lock(standard_output().mutex);
   standard_output().has_result = true;
   print_result(json);
   print_result("\n");
@@ -59,15 +60,34 @@ int report_errors(const Diagnostics& errors) {
   return code == "E301" || code == "E302" || code == "E310" || code == "E312" ? exit_no : exit_bad_input;
 }
 
-int end_process(int exit_code) {
-  const Stdout& out = standard_output();
-  if (!out.json || out.has_result || out.errors.empty()) return exit_code;
+namespace {
+
+/// What is wrong, where stdout is to hold a document and has none; whether that was so.
+bool print_errors(const Stdout& out, int exit_code) {
+  if (!out.json || out.has_result || out.errors.empty()) return false;
   Json doc = {{"schema", "hotbunk.error/1"}, {"exit_code", exit_code}};
   doc.update(document_of(out.errors.front()));
   doc["errors"] = Json::array();
   for (const Diagnostic& d : out.errors) doc["errors"].push_back(document_of(d));
   // A path need not be UTF-8; JSON is.
   print_result(json_text(doc, 1, NotUtf8::replaced) + "\n");
+  return true;
+}
+
+}  // namespace
+
+void end_stuck_output(const std::string& why) {
+  Stdout& out = standard_output();
+  const std::unique_lock lock(out.mutex, std::try_to_lock);
+  if (!lock || ftrylockfile(stdout) != 0) return;  // whoever has them may be who never returns
+  out.errors.push_back(stopped(why));
+  print_errors(out, exit_runtime);
+  flush_output();
+  funlockfile(stdout);
+}
+
+int end_process(int exit_code) {
+  if (!print_errors(standard_output(), exit_code)) return exit_code;
   if (auto s = finish_output(); !s) std::fputs(render(s.error()).c_str(), stderr);  // what was wrong before decides
   return exit_code;
 }

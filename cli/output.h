@@ -26,6 +26,10 @@ int report_errors(const Diagnostics&);
 /// The fields at the top are the first error's, which the exit code follows.
 int end_process(int exit_code);
 
+/// Where threads may never return (runtime/stuck.h): what was printed leaves the process, and under --json without a
+/// result the errors do, `why` behind them. Waits for no thread.
+void end_stuck_output(const std::string& why);
+
 /// "Next: hotbunk …" on stderr: narration. Only for commands that work.
 void say_next(std::string_view command);
 

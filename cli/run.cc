@@ -216,6 +216,7 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
       print_result(fmt::format("{}; {}; matrix products: {}; attention's backward: {}\n", hardware_evidence_line(),
                                hardware_evidence_line(facts["bodies"]), bf16_products(o), attention_backward(o)));
     if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
+    flush_output();  // before ranks meet again and give their devices back
   }
   if (!problems.empty()) {
     report_errors(problems);

@@ -46,27 +46,26 @@ namespace {
 /// The fault that was asked for, said where it was drawn; nothing where this rank's process does not meet it.
 Result<std::optional<cuda::FakeFault>> fault_of(const CudaRun& run, bool processes) {
   if (run.fake_fault.empty()) return std::optional<cuda::FakeFault>();
-  const auto refuse = [&](std::string message, std::string help) {
-    return fail(
-        Diagnostic{.code = "E708", .message = std::move(message), .where = {}, .notes = {}, .help = std::move(help)});
+  const auto refuse = [&](const std::string& why, const std::string& help) {
+    return fail(cuda::wrong_fault(run.fake_fault, why, help));
   };
   constexpr std::string_view by_seed = "seed:";
   const bool drawn = run.fake_fault.starts_with(by_seed);
   const auto seed = drawn ? parse_integer(run.fake_fault.substr(by_seed.size())) : std::nullopt;
-  std::optional<cuda::FakeFault> fault =
+  const Result<cuda::FakeFault> fault =
       seed ? cuda::drawn_fault(static_cast<std::uint64_t>(*seed), cuda::entries_with_faults(processes),
                                processes ? run.env->world_size : 0)
            : cuda::fake_fault_from(run.fake_fault);
-  if (!fault)
-    return refuse(fmt::format("--fake-fault '{}' names no call of the driver, cuBLASLt, cuDNN or NCCL", run.fake_fault),
-                  "write ENTRY:N, ENTRY:N:hang, of NCCL also ENTRY:N:async, or seed:S, as in cuLaunchKernel:100");
+  if (!fault) return fail(fault.error());
   if (fault->rank && !processes)
-    return refuse(fmt::format("--fake-fault '{}' is of one rank, and the ranks are threads", run.fake_fault),
-                  "leave @RANK out, or start a process per rank");
+    return refuse("is of one rank, and the ranks are threads", "leave @RANK out, or start a process per rank");
+  if (fault->rank && *fault->rank >= run.env->world_size)
+    return refuse(fmt::format("is of rank {}, and the ranks are 0 to {}", *fault->rank, run.env->world_size - 1),
+                  "name one of them, or leave @RANK out");
   if (drawn && (!processes || run.env->rank == 0))
     fmt::print(stderr, "the double's fault of {} is {}\n", run.fake_fault, cuda::text_of(*fault));
   if (fault->rank && *fault->rank != run.env->rank) return std::optional<cuda::FakeFault>();
-  return fault;
+  return std::optional(*fault);
 }
 
 struct Products {

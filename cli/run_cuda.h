@@ -64,7 +64,7 @@ Result<std::string> cuda_attention(const std::string& backend, const std::string
 
 /// Runs `rank` for every rank of this process, each on a thread and in a world of its own, and returns the exit code of
 /// the first one, by rank, that is not 0. E640 without a driver, E642 without NCCL where it is needed, E641 when the
-/// program was built without CUDA, E708 for a fault that names no call, E602 when the device is not what the backend
+/// program was built without CUDA, E708 for a fault that nothing can meet, E602 when the device is not what the backend
 /// needs.
 Result<int> run_on_cuda(const CudaRun&, const std::function<int(World&, const MakeBackend&)>& rank);
 

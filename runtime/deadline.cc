@@ -1,7 +1,6 @@
 #include "runtime/deadline.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "runtime/stuck.h"
 
 namespace hotbunk {
 namespace {
@@ -26,7 +26,11 @@ double used_so_far_s() {
 }  // namespace
 
 Deadline::Deadline(std::string what, double seconds) : what_(std::move(what)), seconds_(seconds) {
-  if (seconds_ > 0) thread_ = start_thread([this] { watch(); });
+  if (seconds_ > 0) try {
+      thread_ = start_thread([this] { watch(); });
+    } catch (const RuntimeFailure& e) {
+      std::fprintf(stderr, "hotbunk: nobody watches that %s comes to an end: %s\n", what_.c_str(), e.what());
+    }
 }
 
 Deadline::~Deadline() {
@@ -51,9 +55,8 @@ void Deadline::watch() {
     // Time in which this process did not run itself (stopped with the whole job) is nobody's fault.
     idle = used - before >= least_used * elapsed ? 0.0 : idle + std::min(elapsed, 3 * interval.count());
     if (idle < seconds_) continue;
-    std::fprintf(stderr, "hotbunk: %s has not come to an end, and this process did nothing for %g s (run.timeout_s)\n",
-                 what_.c_str(), seconds_);
-    _exit(3);
+    end_stuck(fmt::format("{} has not come to an end, and this process did nothing for {:g} s (run.timeout_s)", what_,
+                          seconds_));
   }
 }
 

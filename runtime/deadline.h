@@ -9,7 +9,8 @@
 namespace hotbunk {
 
 /// While it lives, `what` must go on: where this process uses no CPU (a hundredth of a core is enough) for so many
-/// seconds, it says so on stderr and ends with exit code 3. 0 seconds: for ever.
+/// seconds, it says so on stderr and ends with exit code 3 (stuck.h). 0 seconds, or a system that gives no thread,
+/// which is said: for ever. Destructors make one, so none throws.
 class Deadline {
  public:
   Deadline(std::string what, double seconds);

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/limits.h"
 #include "base/parse.h"
+#include "runtime/stuck.h"
 #include "runtime/wire.h"
 
 namespace hotbunk {
@@ -294,9 +295,8 @@ void DeathWatch::end_if_stuck() {
         now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(seconds_of(options_.unwind_seconds));
   if (now < *stuck_at_) return;
   const std::string status = status_of(options_.rank);
-  std::fprintf(stderr, "hotbunk: %s; rank %d does not come back%s%s and ends\n", message().c_str(), options_.rank,
-               status.empty() ? "" : " from ", status.c_str());
-  _exit(3);
+  end_stuck(fmt::format("{}; rank {} does not come back{}{} and ends", message(), options_.rank,
+                        status.empty() ? "" : " from ", status));
 }
 
 bool DeathWatch::receive() {

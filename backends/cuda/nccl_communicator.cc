@@ -202,7 +202,12 @@ NcclCommunicator::NcclCommunicator(std::string name, std::vector<int> ranks, int
       launch_(launch),
       options_(std::move(options)) {}
 
-NcclCommunicator::~NcclCommunicator() { drop_scratch(); }
+NcclCommunicator::~NcclCommunicator() {
+  try {
+    drop_scratch();
+  } catch (const RuntimeFailure&) {  // its communicator is aborted, and no call needs it any more
+  }
+}
 
 void NcclCommunicator::drop_scratch() {
   if (registered_ != nullptr) try {
@@ -211,6 +216,9 @@ void NcclCommunicator::drop_scratch() {
       });
     } catch (const RuntimeFailure&) {
       handle_->abort();  // with it go its registrations: what is registered must not be unmapped
+      registered_ = nullptr;
+      scratch_.reset();
+      throw;
     }
   registered_ = nullptr;
   scratch_.reset();

@@ -2,6 +2,7 @@
 // something fails. What they carry is the conformance suite's.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <pthread.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -77,6 +78,37 @@ TEST_CASE("sums go in pieces where the scratch is small, in rank order, to the b
     return out;
   });
   for (const std::string& s : said) CHECK(s == "zeros in 8 groups, 1 registered");
+}
+
+TEST_CASE("scratch that grows and cannot be deregistered ends the run with that call's name and NCCL's reason") {
+  const auto said = in_ranks(2,
+                             [](NcclProcess& p) {
+                               const auto a = p.world.communicator(two, "a", p.launch.stream());
+                               DeviceNumbers few(p, {1.0f, 2.0f}), many(p, std::vector<float>(4096, 1.0f));
+                               a->all_reduce(few.data(), few.data(), 2, DType::f32);
+                               if (p.world.rank() == 1)
+                                 p.fake.fail_call("ncclCommDeregister", 1, CUDA_ERROR_LAUNCH_FAILED);
+                               a->all_reduce(many.data(), many.data(), 4096, DType::f32);
+                               return fmt::format("{}", many.read().front());
+                             },
+                             {}, {}, {.granularity_bytes = 4096, .modules = parsed_kernels()});
+  CHECK_THAT(said[1],
+             Catch::StartsWith("ncclCommDeregister of group a (ranks 0, 1): NCCL says: unhandled system error"));
+  CHECK_THAT(said[0], Catch::Contains("rank 1") && Catch::Contains("ncclCommDeregister of group a (ranks 0, 1)"));
+}
+
+TEST_CASE("a rank that gets no thread for the watch over its end ends all the same") {
+  const auto said = in_ranks(2, [](NcclProcess& p) {
+    const auto a = p.world.communicator(two, "a", p.launch.stream());
+    a->barrier();
+    p.world.synchronize(p.launch.stream());
+    pthread_attr_t large;  // of stacks that no machine has
+    pthread_attr_init(&large);
+    pthread_attr_setstacksize(&large, std::size_t{1} << 60);
+    if (pthread_setattr_default_np(&large) != 0) return std::string("as before");
+    return std::string("left");
+  });
+  for (const std::string& s : said) CHECK(s == "left");
 }
 
 TEST_CASE("an asynchronous error is polled for: the communicators are aborted, and every rank ends with it by name") {

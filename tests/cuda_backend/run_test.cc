@@ -15,10 +15,12 @@ using namespace hotbunk::test;
 namespace {
 
 /// 8 samples per step instead of 512: what the double computes in seconds.
-const char* const short_demo =
+const char* const short_demo_told =
     "scenarios/demo.yaml --set steps=2 --set algorithm.prompts=4 --set algorithm.samples_per_prompt=2 "
     "--set algorithm.mini_batches=1 --set train.micro_batch_tokens=18 --set rollout.max_running_requests=4 "
-    "--set rollout.max_prefill_tokens=20 --samples-every 1 --json";
+    "--set rollout.max_prefill_tokens=20 --samples-every 1";
+/// The same, as a program reads it.
+const std::string short_demo = std::string(short_demo_told) + " --json";
 
 }  // namespace
 
@@ -140,16 +142,16 @@ TEST_CASE(
     "ranks as processes, a device each, over NCCL's double: the run that threads of one process make, to the bit") {
   const Folder folder;
   const std::string demo = fmt::format("{} --backend cuda-fake", short_demo);
-  /// Two nodes of two GPUs, on this host. `more`: of rank 1.
-  const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port) {
+  /// Two nodes of two GPUs, on this host. `more`: of rank 1; `of_first`: of rank 0.
+  const auto launched = [&](const std::string& name, const std::string& options, const std::string& more, int port,
+                            const std::string& of_first = "") {
     std::vector<std::future<Ended>> runs;
     for (int node = 0; node < 2; ++node)
       runs.push_back(std::async(std::launch::async, [&, node] {
         const std::string launch = fmt::format(
-            "NODE_RANK={} NODES=2 GPUS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} scripts/launch_node bash -c '[ $RANK != "
-            "1 "
-            "] || more=\"{}\"; exec \"$@\" $more' - ",
-            node, port, more);
+            "NODE_RANK={} NODES=2 GPUS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} scripts/launch_node bash -c '"
+            "case $RANK in 0) more=\"{}\";; 1) more=\"{}\";; esac; exec \"$@\" $more' - ",
+            node, port, of_first, more);
         return folder.run(name, options, launch, fmt::format(".{}", node));
       }));
     std::vector<Ended> ended;
@@ -201,15 +203,39 @@ TEST_CASE(
                                     Catch::Contains(", op ") && Catch::Contains(says));
     }
   }
-  // Where one never gives its communicator back, what the run has written is whole.
-  const ReservedPort sixth;
-  const auto late = launched("late", gathers + "ncclCommFinalize:1:hang@1", "", sixth.number());
+  // Where ranks never give their communicators back, what the run has written is whole, and what it has said.
+  const ReservedPort sixth, seventh;
+  const auto late =
+      launched("late",
+               fmt::format("{} --backend cuda-fake --set sync.transport=collective --set run.timeout_s=2 --fake-fault "
+                           "ncclCommFinalize:1:hang",
+                           short_demo_told),
+               "", sixth.number());
   INFO(late[0].err);
-  CHECK((late[0].code == 3 && late[1].code == 0));
-  CHECK_THAT(late[0].err, Catch::Contains("rank 1, giving communicators and context back, has not come to an end"));
+  CHECK((late[0].code == 3 && late[1].code == 3));
+  for (const char* rank : {"rank 0", "rank 1"})
+    CHECK_THAT(late[0].err,
+               Catch::Contains(fmt::format("{}, giving communicators and context back, has not come to an end", rank)));
+  CHECK_THAT(late[0].out, Catch::Contains("tokens") && Catch::Contains("Report: "));
   CHECK(weights("late") == weights("threads"));
   for (const char* file : {"samples.jsonl", "lengths.jsonl", "sync_hashes.jsonl"})
     CHECK(folder.lines("late", file) == folder.lines("threads", file));
+  // A failed run's rank 0 that does not come back from aborting says what was wrong as whoever asked reads it.
+  const auto hung = launched("hung", demo + " --set sync.transport=collective", "--fake-fault cuLaunchKernel:300",
+                             seventh.number(), "--fake-fault ncclCommAbort:1:hang");
+  INFO(hung[0].err);
+  CHECK(hung[0].code == 3);
+  const Json wrong = json_from<Json>(hung[0].out);
+  CHECK((wrong["schema"] == "hotbunk.error/1" && wrong["exit_code"] == 3 && !wrong["errors"].empty()));
+  CHECK_THAT(wrong.dump(), Catch::Contains("cuLaunchKernel(") && Catch::Contains("rank 0 does not come back"));
+  // A fault of a rank that is none of them is refused before they meet.
+  const ReservedPort eighth;
+  const auto nobody = launched("nobody", gathers + "ncclSend:1@99", "", eighth.number());
+  for (const Ended& e : nobody) {
+    INFO(e.err);
+    CHECK(e.code == 2);
+    CHECK_THAT(e.err, Catch::Contains("E708") && Catch::Contains("is of rank 99, and the ranks are 0 to 3"));
+  }
   // Memory that cannot be had from a peer ends the run likewise.
   const auto no_import = launched("no_import", demo, "--fake-fault cuMemImportFromShareableHandle:1", fourth.number());
   for (std::size_t r = 0; r < no_import.size(); ++r) {

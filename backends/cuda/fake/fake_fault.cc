@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "backends/cuda/fake/fake_blas.h"
@@ -28,22 +29,39 @@ bool ends(std::string& text, std::string_view suffix) {
 
 }  // namespace
 
-std::optional<FakeFault> fake_fault_from(const std::string& text) {
+Diagnostic wrong_fault(const std::string& text, const std::string& why, const std::string& help) {
+  return {.code = "E708",
+          .message = fmt::format("--fake-fault '{}' {}", text, why),
+          .where = {},
+          .notes = {},
+          .help = help};
+}
+
+Result<FakeFault> fake_fault_from(const std::string& text) {
+  const auto no_call = [&] {
+    return fail(wrong_fault(text, "names no call of the driver, cuBLASLt, cuDNN or NCCL",
+                            "write ENTRY:N, ENTRY:N:hang, of NCCL also ENTRY:N:async, or seed:S, as in "
+                            "cuLaunchKernel:100"));
+  };
   const auto colon = text.find(':');
-  if (colon == std::string::npos) return {};
+  if (colon == std::string::npos) return no_call();
   FakeFault out{.entry = text.substr(0, colon), .rank = {}};
   std::string rest = text.substr(colon + 1);
   if (const auto at = rest.find('@'); at != std::string::npos) {
     const auto rank = parse_integer(rest.substr(at + 1));
-    if (!rank || *rank < 0) return {};
+    if (!rank || *rank < 0 || *rank > std::numeric_limits<int>::max())
+      return fail(wrong_fault(text, "names no rank behind its @", "write a rank's number, from 0, or leave @RANK out"));
     out.rank = static_cast<int>(*rank);
     rest.resize(at);
   }
   if (ends(rest, ":hang")) out.kind = FakeFault::Kind::hangs;
   else if (ends(rest, ":async")) out.kind = FakeFault::Kind::fails_later;
   const auto nth = parse_integer(rest);
-  if (!is_known(out.entry) || !nth || *nth < 1) return {};
-  if (out.kind == FakeFault::Kind::fails_later && !FakeNccl::may_fail_later(out.entry)) return {};
+  if (!is_known(out.entry) || !nth || *nth < 1) return no_call();
+  if (out.kind == FakeFault::Kind::fails_later && !FakeNccl::may_fail_later(out.entry))
+    return fail(wrong_fault(text,
+                            fmt::format("is of {}, which says at once that it fails, and cannot fail later", out.entry),
+                            "leave :async out: only calls of NCCL with a communicator are taken and fail later"));
   out.nth = *nth;
   return out;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backends/cuda/fake/fake_driver.h"
+#include "base/diagnostic.h"
 
 namespace hotbunk::cuda {
 
@@ -23,8 +24,10 @@ struct FakeFault {
   std::optional<int> rank;  // of ranks that are processes, the one that meets it; nullopt: all
 };
 
-/// Nothing where it names no call of the driver, cuBLASLt, cuDNN or NCCL, or one that cannot fail later.
-std::optional<FakeFault> fake_fault_from(const std::string& text);
+/// E708 where it names no call of the driver, cuBLASLt, cuDNN or NCCL, one that cannot fail later, or no rank.
+Result<FakeFault> fake_fault_from(const std::string& text);
+/// For what is wrong with `--fake-fault text`.
+Diagnostic wrong_fault(const std::string& text, const std::string& why, const std::string& help);
 std::string text_of(const FakeFault&);
 
 /// One of the calls of these entry points, each as likely, and what happens to it: among the first 64 calls, early
