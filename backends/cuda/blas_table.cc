@@ -1,9 +1,10 @@
 #include "backends/cuda/blas_table.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <vector>
+
+#include "backends/cuda/shared_library.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -20,28 +21,16 @@ Diagnostic no_blas(const std::string& why) {
 
 std::string blas_version_text(std::size_t v) { return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100); }
 
-Result<BlasLt> open_blas(const std::string& library) {
-  void* handle = nullptr;
-  std::string why;
-  const auto names = library.empty() ? std::vector<std::string>{"libcublasLt.so.13", "libcublasLt.so.12"}
-                                     : std::vector<std::string>{library};
-  for (const std::string& name : names) {
-    handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: the table points into it
-    if (handle != nullptr) break;
-    const char* said = ::dlerror();
-    if (why.empty()) why = said != nullptr ? said : name;
-  }
-  if (handle == nullptr) return fail(no_blas(why));
+Result<BlasLt> open_blas(const std::string& name) {
+  SharedLibrary library(name.empty() ? std::vector<std::string>{"libcublasLt.so.13", "libcublasLt.so.12"}
+                                     : std::vector<std::string>{name});
   BlasLt blas;
-  std::string missing;
-#define HB_BLAS_FIND(name, ...)                                               \
-  blas.name = reinterpret_cast<BlasLt::name##_type*>(::dlsym(handle, #name)); \
-  if (blas.name == nullptr && missing.empty()) missing = #name;
+#define HB_BLAS_FIND(name, ...) library.find(blas.name, #name);
   HB_BLAS_ENTRIES(HB_BLAS_FIND)
 #undef HB_BLAS_FIND
-  if (missing.empty()) return blas;
-  ::dlclose(handle);
-  return fail(no_blas(fmt::format("{} lacks {}", library.empty() ? names.front() : library, missing)));
+  if (!library.missing().empty()) return fail(no_blas(library.missing()));
+  library.keep();
+  return blas;
 }
 
 }  // namespace hotbunk::cuda

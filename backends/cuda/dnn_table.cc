@@ -1,7 +1,8 @@
 #include "backends/cuda/dnn_table.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
+
+#include "backends/cuda/shared_library.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -22,25 +23,18 @@ Diagnostic no_dnn(const std::string& why) {
 
 std::string dnn_version_text(std::size_t v) { return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100); }
 
-Result<Dnn> open_dnn(const std::string& library) {
-  void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: the table points into it
-  if (handle == nullptr) {
-    const char* why = ::dlerror();
-    return fail(no_dnn(why != nullptr ? why : library));
-  }
+Result<Dnn> open_dnn(const std::string& name) {
+  SharedLibrary library({name});
   Dnn dnn;
-  std::string why;
-#define HB_DNN_FIND(name, ...)                                            \
-  dnn.name = reinterpret_cast<Dnn::name##_type*>(::dlsym(handle, #name)); \
-  if (dnn.name == nullptr && why.empty()) why = fmt::format("{} lacks {}", library, #name);
+#define HB_DNN_FIND(name, ...) library.find(dnn.name, #name);
   HB_DNN_ENTRIES(HB_DNN_FIND)
 #undef HB_DNN_FIND
-  if (why.empty() && dnn.cudnnGetVersion() < oldest_dnn)
-    why = fmt::format("{} is {}, and attention's backward is right since {}", library,
-                      dnn_version_text(dnn.cudnnGetVersion()), dnn_version_text(oldest_dnn));
-  if (why.empty()) return dnn;
-  ::dlclose(handle);
-  return fail(no_dnn(why));
+  if (!library.missing().empty()) return fail(no_dnn(library.missing()));
+  if (const std::size_t version = dnn.cudnnGetVersion(); version < oldest_dnn)
+    return fail(no_dnn(fmt::format("{} is {}, and attention's backward is right since {}", library.name(),
+                                   dnn_version_text(version), dnn_version_text(oldest_dnn))));
+  library.keep();
+  return dnn;
 }
 
 }  // namespace hotbunk::cuda

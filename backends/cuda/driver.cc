@@ -1,7 +1,6 @@
 #include "backends/cuda/driver.h"
 
-#include <dlfcn.h>
-#include <fmt/format.h>
+#include "backends/cuda/shared_library.h"
 
 namespace hotbunk::cuda {
 namespace {
@@ -21,22 +20,16 @@ Diagnostic no_driver(const std::string& why) {
 
 }  // namespace
 
-Result<Driver> open_driver(const std::string& library) {
-  void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: the table points into it
-  if (handle == nullptr) {
-    const char* why = ::dlerror();
-    return fail(no_driver(why != nullptr ? why : library));
-  }
+Result<Driver> open_driver(const std::string& name) {
+  SharedLibrary library({name});
   Driver driver;
-  std::string missing;
-#define HB_CUDA_FIND(name)                                                                   \
-  driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(handle, HB_EXPORTED(name))); \
-  if (driver.name == nullptr && missing.empty()) missing = HB_EXPORTED(name);
+#define HB_CUDA_FIND(name) library.find(driver.name, HB_EXPORTED(name));
   HB_CUDA_ENTRIES(HB_CUDA_FIND)
 #undef HB_CUDA_FIND
-  if (missing.empty()) return driver;
-  ::dlclose(handle);
-  return fail(no_driver(fmt::format("{} lacks {}: it is older than CUDA 12", library, missing)));
+  if (const std::string& missing = library.missing(); !missing.empty())
+    return fail(no_driver(library.name().empty() ? missing : missing + ": it is older than CUDA 12"));
+  library.keep();
+  return driver;
 }
 
 }  // namespace hotbunk::cuda

@@ -12,7 +12,6 @@
 #include "backends/cuda/attention_variant.h"
 #include "backends/cuda/dnn_attention.h"
 #include "backends/cuda/fake/fake_dnn.h"
-#include "base/rng.h"
 #include "lowering/lower.h"
 #include "tests/conformance/oracle.h"
 #include "tests/cuda_backend/device_bench.h"
@@ -53,16 +52,6 @@ struct Shape {
   }
 };
 
-/// Numbers between -1 and 1 that bf16 has.
-std::vector<float> numbers(std::int64_t n, std::uint64_t seed) {
-  std::vector<float> v;
-  for (std::int64_t i = 0; i < n; ++i)
-    v.push_back(
-        (static_cast<float>(random_words(seed, RngPurpose::test, 3, static_cast<std::uint64_t>(i))[0] % 255) - 127.0f) /
-        128.0f);
-  return v;
-}
-
 /// Inputs on the device, o and lse by our forward kernel.
 struct Bench : cuda::test::DeviceBench {
   FakeDnn dnn{fake};
@@ -86,7 +75,7 @@ struct Bench : cuda::test::DeviceBench {
           .cu_seqlens = room(4 * (s.S() + 1)),
           .dx = room(2 * s.T() * s.width()),
           .delta = room(4 * s.T() * s.heads.a)};
-    x = numbers(s.T() * s.width(), 1), d_o = numbers(s.T() * s.out(), 2);
+    x = cuda::test::bf16_numbers(s.T() * s.width(), 1), d_o = cuda::test::bf16_numbers(s.T() * s.out(), 2);
     write(at.x, x, DType::bf16), write(at.d_o, d_o, DType::bf16);
     std::byte* here = staging.take(static_cast<std::int64_t>(4 * s.cu.size()));
     std::memcpy(here, s.cu.data(), 4 * s.cu.size());

@@ -9,9 +9,20 @@
 #include "backends/cuda/fake/fake_driver.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/staging.h"
+#include "base/rng.h"
 #include "tests/cuda_backend/processes.h"
 
 namespace hotbunk::cuda::test {
+
+/// Of 255 numbers within (-bound, bound), all of which bf16 has where bound is a power of two.
+inline std::vector<float> bf16_numbers(std::int64_t n, std::uint64_t seed, float bound = 1.0f) {
+  std::vector<float> v;
+  for (std::int64_t i = 0; i < n; ++i)
+    v.push_back(
+        (static_cast<float>(random_words(seed, RngPurpose::test, 7, static_cast<std::uint64_t>(i))[0] % 255) - 127.0f) /
+        128.0f * bound);
+  return v;
+}
 
 /// A device of the driver's double, one stream, and memory to compute in.
 struct DeviceBench {

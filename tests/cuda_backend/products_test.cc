@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "backends/cuda/fake/fake_blas.h"
-#include "base/rng.h"
 #include "lowering/lower.h"
 #include "tests/cuda_backend/device_bench.h"
 #include "tests/cuda_backend/iteration.h"
@@ -25,15 +24,8 @@ struct Bench : cuda::test::DeviceBench {
   FakeBlasLt blas{fake};
 };
 
-/// Numbers that bf16 has, and so few that products of them are exact in fp32: sums differ by their order alone.
-std::vector<float> numbers(std::int64_t n, std::uint64_t seed) {
-  std::vector<float> v;
-  for (std::int64_t i = 0; i < n; ++i)
-    v.push_back(
-        (static_cast<float>(random_words(seed, RngPurpose::test, 7, static_cast<std::uint64_t>(i))[0] % 255) - 127.0f) /
-        64.0f);
-  return v;
-}
+/// Products of so few numbers are exact in fp32: sums differ by their order alone.
+std::vector<float> numbers(std::int64_t n, std::uint64_t seed) { return cuda::test::bf16_numbers(n, seed, 2.0f); }
 
 /// The same of magnitudes so far apart that every order of a sum rounds otherwise.
 std::vector<float> scattered(std::int64_t n, std::uint64_t seed) {
