@@ -272,10 +272,11 @@ const std::vector<HostBug>& host_bugs() {
                          unsigned long long f) { return ++nth == 9 ? CUDA_SUCCESS : real.cuMemMap(at, n, o, h, f); };
        },
        {"is not mapped"}},
+      // From the seventh on: which section a call is of depends on ranks' threads, and one alone may be of no use.
       {"a section is mapped and not made accessible",
        [](cuda::Driver& d) {
          d.cuMemSetAccess = [](CUdeviceptr at, std::size_t n, const CUmemAccessDesc* a, std::size_t c) {
-           return ++nth == 7 ? CUDA_SUCCESS : real.cuMemSetAccess(at, n, a, c);
+           return ++nth >= 7 ? CUDA_SUCCESS : real.cuMemSetAccess(at, n, a, c);
          };
        },
        {"out of bounds", "is not mapped device memory"}},
