@@ -138,9 +138,15 @@ CUdeviceptr PeerMemory::begin_reading(const std::string& scope, int peer, std::i
 std::map<std::int64_t, PeerMemory::Piece>::iterator PeerMemory::import_piece(Arena& arena, const Place& place,
                                                                              std::int64_t offset) {
   const auto& [scope, peer] = place;
-  const DescriptorMessage said =
-      ask(addresses_[static_cast<std::size_t>(peer)], fmt::format("get {} {} {}", rank_, offset, scope),
-          [&] { return keep_waiting(fmt::format("asking rank {} for its memory", peer)); });
+  const std::string asking = fmt::format("asking rank {} for its memory", peer);
+  DescriptorMessage said;
+  try {
+    said = ask(addresses_[static_cast<std::size_t>(peer)], fmt::format("get {} {} {}", rank_, offset, scope),
+               [&] { return keep_waiting(asking); });
+  } catch (const RuntimeFailure&) {
+    if (watch_.wait_for_death(2.0)) watch_.check(asking);  // whoever is gone was told why, or says it now
+    throw;
+  }
   std::istringstream in(said.text);
   std::string what;
   std::int64_t begin = 0, end = 0, reserved = 0;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "layout/pipeline.h"
+#include "layout/pipeline_turns.h"
 
 using namespace hotbunk;
 using enum PipelineBlock;
@@ -61,20 +63,29 @@ TEST_CASE("Every stage passes each micro-batch forward and backward, through the
             for (std::int64_t stage = 0; stage < stages; ++stage) {
               std::vector<PipelineStep> own;
               std::map<std::int64_t, std::int64_t> forwards, backwards, gradients;  // by micro-batch
+              std::vector<std::pair<StageStep, std::int64_t>> passed, lowered;      // and of a plan that executes
               std::int64_t held = 0, most = 0;
               for (const PipelineStep& s : pipeline_steps(p, stage, micros, fills)) {
                 CHECK(name_of(blocks[static_cast<std::size_t>(pipeline_block_index(p, s, fills))]) == name_of(s));
                 const bool messages = s.block != weights && (s.block != forward || schedule == PipelineSchedule::gpipe);
                 if (messages) own.push_back({s.block, s.number, s.micro});
                 const bool is_forward = s.block == forward || (s.block == fill && s.number < p.warm_up(stage));
-                if (is_forward) ++forwards[s.micro], most = std::max(most, ++held);
+                if (is_forward) {
+                  ++forwards[s.micro], most = std::max(most, ++held);
+                  passed.emplace_back(StageStep::forward, s.micro);
+                }
                 if (s.block == backward || s.block == drain) {
+                  passed.emplace_back(StageStep::backward, s.micro);
                   ++backwards[s.micro], --held;
                   CHECK(backwards[s.micro] <= forwards[s.micro]);
                 }
                 // Those within a pass have its sizes.
                 if (s.block == weights || s.weights) ++gradients[s.micro];
               }
+              for (const StageTurn& t : stage_passes(p, stage, micros))
+                if (t.step != StageStep::weights) lowered.emplace_back(t.step, t.micro);
+              // Whole rows of interleaved micro-batches alone: a priced plan has no others (Megatron's rule).
+              if (chunks == 1 || micros % stages == 0) CHECK(passed == lowered);
               CHECK(held == 0);
               for (std::int64_t i = 0; i < micros; ++i) {
                 CHECK(forwards[i] == chunks);
