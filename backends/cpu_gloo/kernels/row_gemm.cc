@@ -173,8 +173,23 @@ HB_INLINE void load_quads(const W* w, std::int64_t ldw, Vf (&to)[kQuads]) {
   for (int q = 0; q < kQuads; ++q) to[q] = load(w + q * ldw);
   transpose_quads(to);
 }
-#if defined(__AVX2__) && !defined(__AVX512F__)
-/// The rows meet before they are widened: zeros below a bf16 make an fp32 of it, half the shuffles.
+// Of bf16 the rows meet before they are widened: zeros below a bf16 make an fp32 of it, half the shuffles.
+#if defined(__AVX512BW__)
+HB_INLINE void load_quads(const bf16* w, std::int64_t ldw, Vf (&to)[kQuads]) {
+  using Row = std::int64_t __attribute__((vector_size(32)));  // a quad each
+  Row rows[kQuads];
+  for (int q = 0; q < kQuads; ++q) std::memcpy(&rows[q], static_cast<const void*>(w + q * ldw), sizeof rows[q]);
+  const auto ab = __builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3, 4, 5, 6, 7),
+             cd = __builtin_shufflevector(rows[2], rows[3], 0, 1, 2, 3, 4, 5, 6, 7);
+  const auto low = std::bit_cast<__m512i>(__builtin_shufflevector(ab, cd, 0, 1, 4, 5, 8, 9, 12, 13)),
+             high = std::bit_cast<__m512i>(__builtin_shufflevector(ab, cd, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m512i zeros = _mm512_setzero_si512();
+  to[0] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, low));
+  to[1] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, low));
+  to[2] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, high));
+  to[3] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, high));
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 HB_INLINE void load_quads(const bf16* w, std::int64_t ldw, Vf (&to)[kQuads]) {
   const auto* high = reinterpret_cast<const __m128i*>(w + ldw);
   const __m256i rows = _mm256_inserti128_si256(
