@@ -63,14 +63,37 @@ struct Rows {
   }
 };
 
+/// Rows of kv heads that lie side by side, asked for in the order of the memory, a few lines at a time: a processor
+/// that waits for many at once waits with its loads too. What one head reads of them are pieces a row apart.
+template <class P>
+class RowsAhead {
+ public:
+  /// n rows of `width` elements, in `steps` steps.
+  RowsAhead(const P* const* rows, std::int64_t n, std::int64_t width, std::int64_t steps)
+      : rows_(rows), end_(rows + n), width_(width), step_(round_up((n * width + steps - 1) / steps, kLine)) {}
+  HB_INLINE void ask() {
+    if (rows_ == end_) return;
+    const std::int64_t last = std::min(at_ + step_, width_);
+    for (; at_ < last; at_ += kLine) __builtin_prefetch(*rows_ + at_, 0, 2);
+    if (at_ >= width_) at_ = 0, ++rows_;
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64 / sizeof(P);
+  const P *const *rows_, *const *end_;
+  std::int64_t width_, step_, at_ = 0;
+};
+
 /// s[H][kBlock] = q[H][d] · keys, NG·kLanes of them from `keys` on, each `at` elements into its row: turned in
 /// registers. Groups of kLanes keys have chains of their own, so that one does not wait for the other's additions.
 template <int NG, int H, class P>
-HB_INLINE void score_groups(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s) {
+HB_INLINE void score_groups(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s,
+                            RowsAhead<P>& ahead) {
   Vf acc[NG][H] = {};
   for (std::int64_t c = 0; c < d; c += kLanes)
 #pragma GCC unroll 2
     for (int g = 0; g < NG; ++g) {
+      ahead.ask();
       Vf k_t[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[g * kLanes + i] + at + c);
@@ -88,7 +111,7 @@ HB_INLINE void score_groups(const P* const* keys, std::int64_t at, std::int64_t 
 /// its row; the kv heads' lie dv apart.
 template <int G, int H, int NV, class P>
 HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
-                           float* o, bool accumulate) {
+                           float* o, bool accumulate, RowsAhead<P>& ahead) {
   Vf acc[G][H][NV];
 #pragma GCC unroll 2
   for (int g = 0; g < G; ++g)
@@ -96,7 +119,8 @@ HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t 
     for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[g][h][v] = accumulate ? load(o + (g * H + h) * dv + v * kLanes) : Vf{};
-  for (std::int64_t p = 0; p < n; ++p)
+  for (std::int64_t p = 0; p < n; ++p) {
+    ahead.ask();
 #pragma GCC unroll 2
     for (int g = 0; g < G; ++g) {
       Vf value[NV];
@@ -109,6 +133,7 @@ HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t 
         for (int v = 0; v < NV; ++v) acc[g][h][v] += weight * value[v];
       }
     }
+  }
 #pragma GCC unroll 2
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 4
@@ -120,21 +145,12 @@ HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t 
 /// The same of whole values. G: 2 where two kv heads' chains fit beside each other.
 template <int G, int H, class P>
 HB_INLINE void sum_in_place(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
-                            float* o, bool accumulate) {
+                            float* o, bool accumulate, RowsAhead<P>& ahead) {
   constexpr int kVectors = kLanes == 16 ? 4 : H == 1 ? 8 / G : 2;  // of a value, per pass
   std::int64_t c = 0;
   for (; c + kVectors * kLanes <= dv; c += kVectors * kLanes)
-    sum_vectors<G, H, kVectors>(values, n, at + c, dv, s, o + c, accumulate);
-  for (; c < dv; c += kLanes) sum_vectors<G, H, 1>(values, n, at + c, dv, s, o + c, accumulate);
-}
-
-/// Asks for a share of n rows, of kv heads that lie side by side and are `width` elements: whole rows, in the order of
-/// the memory. What one head reads of them are pieces a row apart.
-template <class P>
-void ask_for_rows(const P* const* rows, std::int64_t n, std::int64_t width, std::int64_t share, std::int64_t shares) {
-  constexpr std::int64_t kLine = 64 / sizeof(P);
-  for (std::int64_t p = n * share / shares; p < n * (share + 1) / shares; ++p)
-    for (std::int64_t c = 0; c < width; c += kLine) __builtin_prefetch(rows[p] + c, 0, 2);
+    sum_vectors<G, H, kVectors>(values, n, at + c, dv, s, o + c, accumulate, ahead);
+  for (; c < dv; c += kLanes) sum_vectors<G, H, 1>(values, n, at + c, dv, s, o + c, accumulate, ahead);
 }
 
 struct Call {
@@ -244,41 +260,37 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
     return Rows<P>(pool, call.blocks(of.sequence), p0, std::min(kBlock, end - p0), of.kv_head);
   };
   const std::int64_t start = seen.begin / kBlock * kBlock;
-  Rows<P> rows = rows_from(own, start, seen.end), ahead;
+  Rows<P> rows = rows_from(own, start, seen.end), following;
   for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
     const std::int64_t n = std::min(kBlock, seen.end - p0), groups = (n + kLanes - 1) / kLanes;
-    for (std::int64_t g = 0; g < groups; g += 2) {
-      const std::int64_t first = g * kLanes, some = std::min(n - first, std::int64_t{2 * kLanes});
+    RowsAhead<P> values(rows.values, n, kv_heads * dv, groups * kv_heads * d / kLanes);
+    for (std::int64_t first = 0; first < n; first += 2 * kLanes)
       for (std::int64_t i = 0; i < kv_heads; ++i) {
-        ask_for_rows(rows.values + first, some, kv_heads * dv, i, kv_heads);
         const float* q = t.q + i * H * d;
         float* scores = t.s + i * H * kBlock + first;
-        if (some > kLanes) score_groups<2, H>(rows.keys + first, i * d, d, q, scores);
-        else score_groups<1, H>(rows.keys + first, i * d, d, q, scores);
+        if (n - first > kLanes) score_groups<2, H>(rows.keys + first, i * d, d, q, scores, values);
+        else score_groups<1, H>(rows.keys + first, i * d, d, q, scores, values);
       }
-    }
     weigh_scores(t, 0, kv_heads * H, round_up(n, kLanes), {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap,
                  p0 == start);
-    std::int64_t asked = 0;
-    const auto ask_from = [&](SomeHeads of, std::int64_t from, std::int64_t end) {
-      asked = std::min(kBlock, end - from);
-      ahead = rows_from(of, from, end);
+    std::int64_t then = 0;  // rows that come behind these
+    const auto follow = [&](SomeHeads of, std::int64_t from, std::int64_t end) {
+      then = std::min(kBlock, end - from);
+      following = rows_from(of, from, end);
     };
-    if (p0 + n < seen.end) ask_from(own, p0 + n, seen.end);
+    if (p0 + n < seen.end) follow(own, p0 + n, seen.end);
     else if (const Tokens others = next ? call.seen_last(next->sequence) : Tokens{}; others.begin < others.end)
-      ask_from(*next, others.begin / kBlock * kBlock, others.end);
+      follow(*next, others.begin / kBlock * kBlock, others.end);
     constexpr int kTogether = H == 1 ? 2 : 1;
-    for (std::int64_t i = 0; i < kv_heads;) {
-      const std::int64_t together = i + kTogether <= kv_heads ? kTogether : 1;
-      for (std::int64_t share = i; share < i + together; ++share)
-        ask_for_rows(ahead.keys, asked, kv_heads * d, share, kv_heads);
+    RowsAhead<P> keys(following.keys, then, kv_heads * d, n * ((kv_heads + kTogether - 1) / kTogether));
+    for (std::int64_t i = 0; i < kv_heads; i += kTogether) {
       const float* weights = t.s + i * H * kBlock;
       float* o = t.o + i * H * t.dp;
-      if (together == kTogether) sum_in_place<kTogether, H>(rows.values, n, i * dv, dv, weights, o, p0 != start);
-      else sum_in_place<1, H>(rows.values, n, i * dv, dv, weights, o, p0 != start);
-      i += together;
+      if (i + kTogether <= kv_heads)
+        sum_in_place<kTogether, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
+      else sum_in_place<1, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
     }
-    rows = ahead;
+    rows = following;
   }
   put_outputs<E>(call, s, kv_head * H, kv_heads * H, t, 0);
 }
