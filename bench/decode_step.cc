@@ -7,6 +7,7 @@
 #include "bench/rounds.h"
 #include "lowering/lower.h"
 #include "rl/inference_driver.h"
+#include "spec/family.h"
 
 namespace hotbunk::bench {
 namespace {
@@ -54,8 +55,10 @@ void run(DType dtype, int threads, std::int64_t batch, bool prefill) {
   const std::int64_t length = prefill ? prefill_tokens : prompt_tokens;
   for (std::int64_t i = 0; i < (prefill ? prefills * batch : batch); ++i)
     prompts.push_back({random_tokens(length, static_cast<std::uint32_t>(i)), length, {}});
+  ModelSpec model = llama_46m();
+  model.family = find_family("llama");
   Scenario s = generate_scenario(
-      llama_46m(), prompts,
+      model, prompts,
       {.max_new_tokens = prefill ? 1 : new_tokens, .temperature = 0.0, .seed = 0, .tp = 1, .dtype = dtype});
   if (prefill) s.rollout.max_prefill_tokens = batch * length;
   const Plan plan = value_or_exit(lower(s, Purpose::generate));

@@ -18,6 +18,7 @@
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "runtime/launch.h"
+#include "spec/family.h"
 
 namespace hotbunk::bench {
 namespace {
@@ -29,6 +30,7 @@ Scenario scenario(DType dtype, int ranks) {
   Scenario s;
   s.name = "train-step";
   s.model = llama_46m();
+  s.model.family = find_family("llama");
   s.cluster.gpu.is_cpu = true;
   s.cluster.gpus_per_node = ranks;
   s.cluster.device_memory_bytes = std::int64_t{6} << 30;

@@ -10,7 +10,7 @@ time (user + system of the process), which a shared machine disturbs less.
 
 torch runs eager and compiled (inductor), and where jemalloc is there (Debian's libjemalloc2, or --jemalloc FILE) both
 with it too; the fastest counts. llama.cpp (bench/llama_step.cc, built by scripts/bench --llama) decodes and prefills, with
-flash attention and without; it has a ratio of its own. bf16: autocast over fp32 weights in training, as hotbunk
+flash attention and without; it has a ratio of its own. At batch 1 the weights' rate stands beside what reading memory reaches. bf16: autocast over fp32 weights in training, as hotbunk
 computes with fp32 masters; weights in bf16 in decoding.
 """
 import argparse
@@ -28,6 +28,8 @@ VOCAB, HIDDEN, FFN, LAYERS, HEADS, HEAD_DIM, EPS = 8192, 512, 1376, 12, 8, 64, 1
 SEQUENCES, SEQUENCE_TOKENS = 8, 512
 PROMPT_TOKENS, NEW_TOKENS, STEPS_PER_ROUND = 128, 257, 16
 PREFILL_TOKENS = 512
+# Matrices that a decode step reads: all of each layer's, and the head; of the embedding one row.
+WEIGHTS = LAYERS * HIDDEN * (4 * HEADS * HEAD_DIM + 3 * FFN) + VOCAB * HIDDEN
 WARM_UP_STEPS = 2
 
 
@@ -227,6 +229,7 @@ class Player:
         return json.loads(line)
 
     def round(self):
+        time.sleep(0.03)  # until who worked before has stopped spinning at its barriers
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self._read()
@@ -282,6 +285,14 @@ def show(row):
             print(f"{row['case']:<24} {row['hotbunk_tokens_per_wall_second']:>9.0f} tok/s  {kind} ({row[f'{kind}_mode']}) "
                   f"{row[f'{kind}_tokens_per_wall_second']:>9.0f} tok/s  ratio {row[f'{kind}_ratio_wall']:.2f} by wall "
                   f"time, {row[f'{kind}_ratio_cpu']:.2f} by CPU time", flush=True)
+
+
+def show_weight_stream(row, dtype):
+    """At batch 1 a step reads every weight once: that rate, and which share it is of what as many threads read."""
+    rate = row["hotbunk_tokens_per_wall_second"] * WEIGHTS * (2 if dtype == "bf16" else 4)
+    row["weights_bytes_per_second"], read = rate, row["memory_tokens_per_wall_second"]
+    print(f"{'':<24} weights at {rate / 1e9:.1f} GB/s, {rate / read:.0%} of the {read / 1e9:.1f} GB/s that as many threads "
+          "read", flush=True)
 
 
 def ways(what, options, common):
@@ -346,8 +357,12 @@ def main():
         hotbunk = [os.path.join(options.build, "bench", program)] + common
         if what == "prefill":
             hotbunk += ["--prefill", "1"]
+        if what == "decode" and batch == 1:
+            others["memory"] = {"reading": [os.path.join(options.build, "bench", "bench_read_memory")] + common}
         rows.append(compare(name, hotbunk, others, rounds, options.jemalloc))
         show(rows[-1])
+        if "memory" in others:
+            show_weight_stream(rows[-1], dtype)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"schema": "hotbunk.bench/2", "machine": machine(), "threads": options.threads, "cases": rows}, file, indent=1)

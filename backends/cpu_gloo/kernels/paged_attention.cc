@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -48,86 +49,108 @@ struct Tokens {
 /// Up to here so many query heads of a kv head read keys and values where they lie; more have them packed once.
 constexpr std::int64_t kHeadsInPlace = 4;
 
-/// s[H][kBlock] = q[H][d] · keys, n of them from position p0: kLanes keys at a time are turned in registers. What
-/// stands behind them up to a whole vector means nothing.
-template <int H, class P>
-void score_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-                    std::int64_t kv_head, const float* q, float* s) {
-  const P* keys[kBlock];
-  for (std::int64_t p = 0; p < n; ++p) keys[p] = pool.key_at(blocks, p0 + p, kv_head);
-  for (std::int64_t p = n; p < round_up(n, kLanes); ++p) keys[p] = keys[n - 1];
-  for (std::int64_t p = 0; p < n; p += kLanes) {
-    for (std::int64_t i = p + kLanes; i < std::min(p + 2 * kLanes, n); ++i) prefetch_row(keys[i], pool.d);
-    Vf acc[H] = {};
-    for (std::int64_t c = 0; c < pool.d; c += kLanes) {
+/// Where a block's rows of one kv head begin, for each of its positions.
+template <class P>
+struct Rows {
+  const P *keys[kBlock], *values[kBlock];
+  Rows() = default;
+  Rows(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n, std::int64_t kv_head) {
+    for (std::int64_t p = 0; p < n; ++p) {
+      keys[p] = pool.key_at(blocks, p0 + p, kv_head);
+      values[p] = pool.value_at(blocks, p0 + p, kv_head);
+    }
+    for (std::int64_t p = n; p < kBlock; ++p) keys[p] = keys[n - 1];
+  }
+};
+
+/// Rows of kv heads that lie side by side, asked for in the order of the memory, a few lines at a time: a processor
+/// that waits for many at once waits with its loads too. What one head reads of them are pieces a row apart.
+template <class P>
+class RowsAhead {
+ public:
+  /// n rows of `width` elements, in `steps` steps.
+  RowsAhead(const P* const* rows, std::int64_t n, std::int64_t width, std::int64_t steps)
+      : rows_(rows), end_(rows + n), width_(width), step_(round_up((n * width + steps - 1) / steps, kLine)) {}
+  HB_INLINE void ask() {
+    if (rows_ == end_) return;
+    const std::int64_t last = std::min(at_ + step_, width_);
+    for (; at_ < last; at_ += kLine) __builtin_prefetch(*rows_ + at_, 0, 2);
+    if (at_ >= width_) at_ = 0, ++rows_;
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64 / sizeof(P);
+  const P *const *rows_, *const *end_;
+  std::int64_t width_, step_, at_ = 0;
+};
+
+/// s[H][kBlock] = q[H][d] · keys, NG·kLanes of them from `keys` on, each `at` elements into its row: turned in
+/// registers. Groups of kLanes keys have chains of their own, so that one does not wait for the other's additions.
+template <int NG, int H, class P>
+HB_INLINE void score_groups(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s,
+                            RowsAhead<P>& ahead) {
+  Vf acc[NG][H] = {};
+  for (std::int64_t c = 0; c < d; c += kLanes)
+#pragma GCC unroll 2
+    for (int g = 0; g < NG; ++g) {
+      ahead.ask();
       Vf k_t[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[p + i] + c);
+      for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[g * kLanes + i] + at + c);
       transpose(k_t);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i)
 #pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) acc[h] += splat(q[h * pool.d + c + i]) * k_t[i];
+        for (int h = 0; h < H; ++h) acc[g][h] += splat(q[h * d + c + i]) * k_t[i];
     }
-    for (int h = 0; h < H; ++h) store(s + h * kBlock + p, acc[h]);
-  }
+  for (int g = 0; g < NG; ++g)
+    for (int h = 0; h < H; ++h) store(s + h * kBlock + g * kLanes, acc[g][h]);
 }
 
-/// o[H][dv] (+)= s[H][kBlock] · the values of n positions from p0.
-template <int H, class P>
-void sum_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-                  std::int64_t kv_head, const float* s, float* o, bool accumulate) {
-  constexpr int kVectors = H == 1 ? 8 : 2;  // of a value, per pass
-  const P* values[kBlock];
-  for (std::int64_t p = 0; p < n; ++p) values[p] = pool.value_at(blocks, p0 + p, kv_head);
-  const auto pass = [&]<int NV>(std::int64_t c, std::integral_constant<int, NV>) HB_FORCE_INLINE {
-    Vf acc[H][NV];
+/// G kv heads of H query heads each: o[G·H][dv] (+)= s[G·H][kBlock] · NV vectors of n values, each `at` elements into
+/// its row; the kv heads' lie dv apart.
+template <int G, int H, int NV, class P>
+HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
+                           float* o, bool accumulate, RowsAhead<P>& ahead) {
+  Vf acc[G][H][NV];
+#pragma GCC unroll 2
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[h][v] = accumulate ? load(o + h * pool.dv + c + v * kLanes) : Vf{};
-    for (std::int64_t p = 0; p < n; ++p) {
+      for (int v = 0; v < NV; ++v) acc[g][h][v] = accumulate ? load(o + (g * H + h) * dv + v * kLanes) : Vf{};
+  for (std::int64_t p = 0; p < n; ++p) {
+    ahead.ask();
+#pragma GCC unroll 2
+    for (int g = 0; g < G; ++g) {
       Vf value[NV];
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) value[v] = load(values[p] + c + v * kLanes);
+      for (int v = 0; v < NV; ++v) value[v] = load(values[p] + at + g * dv + v * kLanes);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
-        const Vf weight = splat(s[h * kBlock + p]);
+        const Vf weight = splat(s[(g * H + h) * kBlock + p]);
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) acc[h][v] += weight * value[v];
+        for (int v = 0; v < NV; ++v) acc[g][h][v] += weight * value[v];
       }
     }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) store(o + h * pool.dv + c + v * kLanes, acc[h][v]);
-  };
-  for (std::int64_t p = 0; p < std::min(n, kPrefetchRows); ++p) prefetch_row(values[p], pool.dv);
+      for (int v = 0; v < NV; ++v) store(o + (g * H + h) * dv + v * kLanes, acc[g][h][v]);
+}
+
+/// The same of whole values. G: 2 where two kv heads' chains fit beside each other.
+template <int G, int H, class P>
+HB_INLINE void sum_in_place(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
+                            float* o, bool accumulate, RowsAhead<P>& ahead) {
+  constexpr int kVectors = kLanes == 16 ? 4 : H == 1 ? 8 / G : 2;  // of a value, per pass
   std::int64_t c = 0;
-  for (; c + kVectors * kLanes <= pool.dv; c += kVectors * kLanes) pass(c, std::integral_constant<int, kVectors>{});
-  for (; c < pool.dv; c += kLanes) pass(c, std::integral_constant<int, 1>{});
-}
-
-/// One block for H query heads, which stand in the tile from row r0 on: attend_block without tiles of keys and values.
-template <int H, class P>
-void attend_in_place(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-                     std::int64_t kv_head, const AttentionTile& t, std::int64_t r0, const SeenKeys& seen, float softcap,
-                     bool first) {
-  float *s = t.s + r0 * kBlock, *o = t.o + r0 * t.dp;
-  score_in_place<H>(pool, blocks, p0, n, kv_head, t.q + r0 * pool.d, s);
-  weigh_scores(t, r0, H, round_up(n, kLanes), seen, softcap, first);
-  sum_in_place<H>(pool, blocks, p0, n, kv_head, s, o, !first);
-}
-
-/// Asks for a share of the keys and values of positions [p0, p0 + n), of kv heads that lie side by side: whole rows, in
-/// the order of the memory. What one head reads of them are pieces a row apart.
-template <class P>
-void ask_for_rows(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n,
-                  std::int64_t kv_head, std::int64_t heads, std::int64_t share) {
-  constexpr std::int64_t kLine = 64 / sizeof(P);
-  for (std::int64_t p = p0 + n * share / heads; p < p0 + n * (share + 1) / heads; ++p) {
-    const P *keys = pool.key_at(blocks, p, kv_head), *values = pool.value_at(blocks, p, kv_head);
-    for (std::int64_t c = 0; c < heads * pool.d; c += kLine) __builtin_prefetch(keys + c, 0, 2);
-    for (std::int64_t c = 0; c < heads * pool.dv; c += kLine) __builtin_prefetch(values + c, 0, 2);
-  }
+  for (; c + kVectors * kLanes <= dv; c += kVectors * kLanes)
+    sum_vectors<G, H, kVectors>(values, n, at + c, dv, s, o + c, accumulate, ahead);
+  for (; c < dv; c += kLanes) sum_vectors<G, H, 1>(values, n, at + c, dv, s, o + c, accumulate, ahead);
 }
 
 struct Call {
@@ -215,35 +238,67 @@ void prefill_part(const Call& call, const PoolView<P>& pool, std::int64_t s, std
                       [&](std::int64_t p0) { return std::pair(t.k_t + p0 * pool.d, t.v + p0 * t.dp); });
 }
 
-/// Kv heads [kv_head, kv_head + kv_heads) with groups of H at the last position of a sequence, block by block for all
-/// of them; each has kLanes rows of the tile.
+/// Kv heads of a sequence from `kv_head` on.
+struct SomeHeads {
+  std::int64_t sequence, kv_head;
+};
+
+/// `kv_heads` kv heads with groups of H at the last position of a sequence, block by block for all of them:
+/// attend_block without tiles of keys and values, a tile's queries the heads. While the keys are read, the block's
+/// values are asked for; while these are, the next block's keys, behind the last block those of `next`, which this
+/// thread will probably take.
 template <int H, class E, class P>
-void decode_in_place(const Call& call, const PoolView<P>& pool, std::int64_t s, std::int64_t kv_head,
+void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, std::optional<SomeHeads> next,
                      std::int64_t kv_heads, const AttentionTile& t) {
-  static_assert(kHeadsInPlace <= kLanes);
-  const std::int64_t d = pool.d;
+  const auto [s, kv_head] = own;
+  const std::int64_t d = pool.d, dv = pool.dv;
   const Tokens seen = call.seen_last(s);
   if (seen.begin >= seen.end) return put_nothing<E>(call, s, kv_head * H, kv_heads * H);
-  for (std::int64_t i = 0; i < kv_heads; ++i)
-    pack_rows(row<E>(call.qkv, s) + (kv_head + i) * H * d, d, H, d, call.scores.scale, t.q + i * kLanes * d, d);
+  pack_rows(row<E>(call.qkv, s) + kv_head * H * d, d, kv_heads * H, d, call.scores.scale, t.q, d);
   t.state.reset();
+  const auto rows_from = [&](SomeHeads of, std::int64_t p0, std::int64_t end) {
+    return Rows<P>(pool, call.blocks(of.sequence), p0, std::min(kBlock, end - p0), of.kv_head);
+  };
   const std::int64_t start = seen.begin / kBlock * kBlock;
+  Rows<P> rows = rows_from(own, start, seen.end), following;
   for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
-    const std::int64_t next = std::min(p0 + kBlock, seen.end);
-    const SeenKeys keys{seen.begin - p0, seen.end - p0, 0};
-    for (std::int64_t i = 0; i < kv_heads; ++i) {
-      ask_for_rows(pool, call.blocks(s), next, std::min(kBlock, seen.end - next), kv_head, kv_heads, i);
-      attend_in_place<H>(pool, call.blocks(s), p0, next - p0, kv_head + i, t, i * kLanes, keys, call.scores.softcap,
-                         p0 == start);
+    const std::int64_t n = std::min(kBlock, seen.end - p0), groups = (n + kLanes - 1) / kLanes;
+    RowsAhead<P> values(rows.values, n, kv_heads * dv, groups * kv_heads * d / kLanes);
+    for (std::int64_t first = 0; first < n; first += 2 * kLanes)
+      for (std::int64_t i = 0; i < kv_heads; ++i) {
+        const float* q = t.q + i * H * d;
+        float* scores = t.s + i * H * kBlock + first;
+        if (n - first > kLanes) score_groups<2, H>(rows.keys + first, i * d, d, q, scores, values);
+        else score_groups<1, H>(rows.keys + first, i * d, d, q, scores, values);
+      }
+    weigh_scores(t, 0, kv_heads * H, round_up(n, kLanes), {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap,
+                 p0 == start);
+    std::int64_t then = 0;  // rows that come behind these
+    const auto follow = [&](SomeHeads of, std::int64_t from, std::int64_t end) {
+      then = std::min(kBlock, end - from);
+      following = rows_from(of, from, end);
+    };
+    if (p0 + n < seen.end) follow(own, p0 + n, seen.end);
+    else if (const Tokens others = next ? call.seen_last(next->sequence) : Tokens{}; others.begin < others.end)
+      follow(*next, others.begin / kBlock * kBlock, others.end);
+    constexpr int kTogether = H == 1 ? 2 : 1;
+    RowsAhead<P> keys(following.keys, then, kv_heads * d, n * ((kv_heads + kTogether - 1) / kTogether));
+    for (std::int64_t i = 0; i < kv_heads; i += kTogether) {
+      const float* weights = t.s + i * H * kBlock;
+      float* o = t.o + i * H * t.dp;
+      if (i + kTogether <= kv_heads)
+        sum_in_place<kTogether, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
+      else sum_in_place<1, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
     }
+    rows = following;
   }
-  for (std::int64_t i = 0; i < kv_heads; ++i) put_outputs<E>(call, s, (kv_head + i) * H, H, t, i * kLanes);
+  put_outputs<E>(call, s, kv_head * H, kv_heads * H, t, 0);
 }
 
 /// Kv heads of a sequence that one task takes: as many as leave each thread two tasks.
 std::int64_t heads_of_task(std::int64_t sequences, std::int64_t kv_heads, std::int64_t threads) {
   std::int64_t together = 1;
-  for (std::int64_t n = 2; n <= std::min(kv_heads, kBlock / kLanes); ++n)
+  for (std::int64_t n = 2; n <= std::min(kv_heads, kBlock / kHeadsInPlace); ++n)
     if (kv_heads % n == 0 && sequences * (kv_heads / n) >= 2 * threads) together = n;
   return together;
 }
@@ -348,7 +403,12 @@ void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape
     const auto run = [&]<int H>(std::integral_constant<int, H>) {
       run_tasks(ctx, call, pool, S * tasks, kBlock, worth_team,
                 [&]<class E>(E, const auto& view, std::int64_t i, const AttentionTile& t) {
-                  decode_in_place<H, E>(call, view, i / tasks, i % tasks * together, together, t);
+                  const auto heads_of = [&](std::int64_t task) {
+                    return SomeHeads{task / tasks, task % tasks * together};
+                  };
+                  const std::int64_t then = i + ctx.num_threads();  // where all take turns
+                  const auto next = then < S * tasks ? std::optional(heads_of(then)) : std::nullopt;
+                  decode_in_place<H, E>(call, view, heads_of(i), next, together, t);
                 });
     };
     if (group == 1) return run(std::integral_constant<int, 1>{});

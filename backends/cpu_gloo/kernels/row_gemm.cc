@@ -173,8 +173,23 @@ HB_INLINE void load_quads(const W* w, std::int64_t ldw, Vf (&to)[kQuads]) {
   for (int q = 0; q < kQuads; ++q) to[q] = load(w + q * ldw);
   transpose_quads(to);
 }
-#if defined(__AVX2__) && !defined(__AVX512F__)
-/// The rows meet before they are widened: zeros below a bf16 make an fp32 of it, half the shuffles.
+// Of bf16 the rows meet before they are widened: zeros below a bf16 make an fp32 of it, half the shuffles.
+#if defined(__AVX512BW__)
+HB_INLINE void load_quads(const bf16* w, std::int64_t ldw, Vf (&to)[kQuads]) {
+  using Row = std::int64_t __attribute__((vector_size(32)));  // a quad each
+  Row rows[kQuads];
+  for (int q = 0; q < kQuads; ++q) std::memcpy(&rows[q], static_cast<const void*>(w + q * ldw), sizeof rows[q]);
+  const auto ab = __builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3, 4, 5, 6, 7),
+             cd = __builtin_shufflevector(rows[2], rows[3], 0, 1, 2, 3, 4, 5, 6, 7);
+  const auto low = std::bit_cast<__m512i>(__builtin_shufflevector(ab, cd, 0, 1, 4, 5, 8, 9, 12, 13)),
+             high = std::bit_cast<__m512i>(__builtin_shufflevector(ab, cd, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m512i zeros = _mm512_setzero_si512();
+  to[0] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, low));
+  to[1] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, low));
+  to[2] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, high));
+  to[3] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, high));
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 HB_INLINE void load_quads(const bf16* w, std::int64_t ldw, Vf (&to)[kQuads]) {
   const auto* high = reinterpret_cast<const __m128i*>(w + ldw);
   const __m256i rows = _mm256_inserti128_si256(
@@ -305,11 +320,36 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
+/// Weight rows that are multiplied next, asked for line by line while others are: arranging them would wait for memory,
+/// and the products leave it idle.
+class RowsAhead {
+ public:
+  RowsAhead() = default;
+  template <class W>
+  RowsAhead(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K)
+      : row_(reinterpret_cast<const std::byte*>(w)),
+        pitch_(ldw * std::int64_t{sizeof(W)}),
+        width_(K * std::int64_t{sizeof(W)}),
+        left_(rows) {}
+  HB_INLINE void ask() {
+    if (left_ == 0) return;
+    __builtin_prefetch(row_ + at_, 0, 2);
+    if ((at_ += kLine) < width_) return;
+    at_ = 0, row_ += pitch_, --left_;
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const std::byte* row_ = nullptr;
+  std::int64_t pitch_ = 0, width_ = 0, left_ = 0, at_ = 0;
+};
+
 /// One panel times TB interleaved rows of x, over n columns (whole vectors): sums[t·kBlockRows + row] += products.
 template <int TB>
-HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums) {
+HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums, RowsAhead& ahead) {
   Vf acc[TB][kVecs] = {};
   for (std::int64_t k = 0; k < n; k += 4, panel += 4 * kPanelRows, x += 4 * TB) {
+    ahead.ask();
     Vf wv[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) wv[v] = load(panel + v * kLanes);
@@ -329,16 +369,17 @@ HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, fl
 }
 
 template <int TB>
-void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums) {
-  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums);
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums);
+void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums,
+                  RowsAhead& ahead) {
+  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums, ahead);
+  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, ahead);
 }
 
 /// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
-/// `all`: the groups interleaved, where they are `kept`; else room for one.
+/// `all`: the groups interleaved, where they are `kept`; else room for one. `ahead`: the block behind this one.
 template <class W, class Y>
 void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, float* block,
-                   float* all, bool kept) {
+                   float* all, bool kept, RowsAhead ahead) {
   arrange(o.w + n0 * o.ldw, o.ldw, rows, o.K, block);
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
@@ -348,21 +389,22 @@ void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, 
     for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
         panel_tokens<kPanelTokens>(tokens, block + p0 * whole_vectors(o.K) + k0 * kPanelRows, x + k0 * tokens,
-                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0]);
+                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], ahead);
     for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
 }
 
-/// Weight rows of a block: as many as stay in the cache.
-std::int64_t block_rows(std::int64_t K) {
+/// Weight rows of a block: as many as stay in the cache. For few rows of x half as many, so that fewer are a thread's
+/// first, which nobody asks for ahead.
+std::int64_t block_rows(std::int64_t K, bool few) {
   const std::int64_t fitting = kCacheBytes / static_cast<std::int64_t>(sizeof(float)) / std::max<std::int64_t>(K, 1);
-  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kBlockRows);
+  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, few ? kBlockRows / 2 : kBlockRows);
 }
 
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
   const bool few = T <= kSkinnyRows, kept = T <= kKeptTokens;
-  const std::int64_t step = block_rows(o.K), block = few ? 0 : step * whole_vectors(o.K);
+  const std::int64_t step = block_rows(o.K, kept), block = few ? 0 : step * whole_vectors(o.K);
   const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
   auto* scratch = static_cast<float*>(
       ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
@@ -374,8 +416,11 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
                  if (few) return stream(o, begin * unit, last, T, room);
                  const Groups groups(T, kPanelTokens);
                  if (kept) interleave(o, groups, x);  // each thread for itself: less than waiting for one another
-                 for (std::int64_t n = begin * unit; n < last; n += step)
-                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept);
+                 for (std::int64_t n = begin * unit; n < last; n += step) {
+                   const std::int64_t then = n + step, more = std::min(step, last - then);
+                   const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
+                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept, ahead);
+                 }
                });
 }
 

@@ -31,7 +31,13 @@ using Vh = std::uint16_t __attribute__((vector_size(2 * kLanes)));
 /// x − 0 is x for every x (x + 0 is not, for −0), so that this compiles to one broadcast.
 HB_INLINE Vf splat(float x) { return x - Vf{}; }
 
-HB_INLINE Vf widen(Vh bits) { return std::bit_cast<Vf>(__builtin_convertvector(bits, Vu) << 16); }
+HB_INLINE Vf widen(Vh bits) {
+#if defined(__AVX512F__)  // GCC 12 makes two halves of it
+  return std::bit_cast<Vf>(std::bit_cast<Vu>(_mm512_maskz_cvtepu16_epi32(0xffff, std::bit_cast<__m256i>(bits))) << 16);
+#else
+  return std::bit_cast<Vf>(__builtin_convertvector(bits, Vu) << 16);
+#endif
+}
 /// to_bf16 of every lane.
 HB_INLINE Vh narrow(Vf x) {
   const Vu u = std::bit_cast<Vu>(x);
