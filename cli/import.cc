@@ -2,6 +2,7 @@
 #include "interop/import.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -13,7 +14,9 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/shell_quoted.h"
 #include "cli/command.h"
+#include "cli/output.h"
 #include "cli/streams.h"
 #include "planner/answers/answers.h"
 #include "planner/answers/lint.h"
@@ -68,15 +71,36 @@ Json keys_document(const ImportedScenario& imported) {
   return out;
 }
 
+/// "Assumed, …: KEY VALUE, …", a line; nothing where the launch and --set say all of it.
+std::string assumptions(const ImportedScenario& imported) {
+  std::vector<std::string> out;
+  for (const ScenarioLine& line : imported.lines)
+    if (line.comment.starts_with("assumed")) out.push_back(fmt::format("{} {}", line.key, line.value));
+  return out.empty()
+             ? ""
+             : fmt::format("Assumed, as the launch does not say it (--set KEY=VALUE does): {}\n", fmt::join(out, ", "));
+}
+
 /// The answer before where it comes from.
-std::string answer(const Explanation& e) {
-  if (e.unpriced) return fmt::format("Verdict: no\n\n{}", render(e));
+std::string answer(const Explanation& e, const ImportedScenario& imported) {
+  if (e.unpriced) return fmt::format("Verdict: no\n{}\n{}", assumptions(imported), render(e));
   const std::string host = e.host_capacity_bytes > 0 ? fmt::format(", host {} of {}", format_bytes(e.price.host_bytes),
                                                                    format_bytes(e.host_capacity_bytes))
                                                      : "";
-  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration, {}\n\n{}",
+  return fmt::format("Verdict: {}; of a rank's device {} of {}{}; {} an iteration, {}\n{}\n{}",
                      name_of(e.verdict.verdict), format_bytes(e.price.peak_bytes()), format_bytes(e.capacity_bytes),
-                     host, format_seconds(e.price.iteration_seconds), error_text(e.seconds_error), render(e));
+                     host, format_seconds(e.price.iteration_seconds), error_text(e.seconds_error),
+                     assumptions(imported), render(e));
+}
+
+/// The same import, which writes its scenario to a file that other commands read.
+std::string with_file(const ImportArguments& o, const std::string& name) {
+  std::string out = fmt::format("import {} {}", o.system, shell_quoted(o.launch));
+  for (const std::string& variable : o.variables) out += " --var " + shell_quoted(variable);
+  for (const std::string& set : o.sets) out += " --set " + shell_quoted(set);
+  out += " --out " + shell_quoted(name + ".yaml");
+  for (std::size_t i = 0; i < o.words.size(); ++i) out += (i == 0 ? " -- " : " ") + shell_quoted(o.words[i]);
+  return out;
 }
 
 Status write_scenario(const ImportArguments& o, const std::string& text) {
@@ -123,9 +147,9 @@ int run(const ImportArguments& o) {
   } else if (o.out.empty()) {
     print_result(imported->text);  // the scenario alone, to be written to a file
     flush_output();
-    fmt::print(stderr, "\n{}", printable(answer(e)));
+    fmt::print(stderr, "\n{}", printable(answer(e, *imported)));
   } else {
-    print_result(printable(answer(e)));
+    print_result(printable(answer(e, *imported)));
     flush_output();
   }
   for (const std::string& name : imported->undefined)
@@ -134,6 +158,7 @@ int run(const ImportArguments& o) {
                  printable_line(name.starts_with('$') ? name.substr(1) : "NAME"));
   if (!o.json) fmt::print(stderr, "{}", printable(render_beside(findings)));
   if (e.unpriced) return report_errors({*e.unpriced});
+  if (o.out.empty() && !o.json) say_next(with_file(o, imported->name));
   if (!o.out.empty()) say_cure("plan", {.path = o.out, .sets = {}, .json = o.json}, e.remedy_flags);
   return e.price.fits ? exit_done : exit_no;
 }

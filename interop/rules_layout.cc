@@ -159,13 +159,17 @@ void read_layout(RuleInput& in) {
     in.set("rollout.layout.attention_dp", *each, in.said("engine_attention_dp"), in.where("engine_attention_dp"));
   // vLLM's data-parallel engines: groups of tp ranks with sequences of their own, experts spread over all of them. What
   // has no experts, and SGLang without attention of its own for each, is so many engines of tp ranks: nothing changes.
-  if (const auto groups = in.number("engine_data_parallel");
-      groups && *groups > 1 && moe && in.scenario_text("rollout.engine") == "vllm") {
-    const double each = in.scenario_number("rollout.layout.tp");
-    in.set("rollout.layout.tp", each * *groups,
-           fmt::format("{} x tensor parallel {}: ranks of one engine", in.said("engine_data_parallel"), each),
-           in.where("engine_data_parallel"));
-    in.set("rollout.layout.attention_dp", *groups, in.said("engine_data_parallel"), in.where("engine_data_parallel"));
+  if (const auto each = in.number("engine_tp")) {
+    const auto groups = in.number("engine_data_parallel");
+    const bool one_engine = groups && *groups > 1 && moe && in.scenario_text("rollout.engine") == "vllm";
+    if (one_engine) {
+      in.set("rollout.layout.tp", *each * *groups,
+             fmt::format("{} x tensor parallel {}: ranks of one engine", in.said("engine_data_parallel"), *each),
+             in.where("engine_data_parallel"));
+      in.set("rollout.layout.attention_dp", *groups, in.said("engine_data_parallel"), in.where("engine_data_parallel"));
+    } else {
+      in.set("rollout.layout.tp", *each, in.said("engine_tp"), in.where("engine_tp"));
+    }
   }
   if (!in.model || pp <= 1) return;
   const double layers = static_cast<double>(in.model->layers);
@@ -207,6 +211,11 @@ void write_layout(RuleOutput& out) {
     out.give("engine_dp_attention", true);
     out.give("engine_attention_dp", static_cast<double>(r.attention_dp));
   }
+  // As it is read above: of one engine the groups and the ranks of each.
+  const bool in_groups =
+      r.attention_dp > 1 && out.scenario.model.moe && out.scenario.rollout.engine == RolloutEngine::vllm;
+  out.give("engine_tp", static_cast<double>(in_groups ? r.tp / r.attention_dp : r.tp));
+  if (in_groups) out.give("engine_data_parallel", static_cast<double>(r.attention_dp));
   const TrainSpec& train = out.scenario.train;
   const std::int64_t counted =
       out.scenario.model.layers + (train.account_for_embedding ? 1 : 0) + (train.account_for_loss ? 1 : 0);

@@ -34,7 +34,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config, Gemma3TextConfig,
-                          GPT2Config, Glm4MoeConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config, Qwen3Config,
+                          GPT2Config, Glm4MoeConfig, GptOssConfig, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig)
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -210,6 +210,13 @@ def cases():
             rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 4.0,
                              "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 32})),
             lengths=(11, 20, 7, 18), config_v4=True),
+        # q, k and v in one matrix, gate and up in another; three quarters of a head turn, and a window in every layer.
+        Case("phi3-tiny", Phi3Config(**common(
+            vocab_size=77, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, sliding_window=9, rms_norm_eps=1e-5, max_position_embeddings=128,
+            original_max_position_embeddings=128,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.75})),
+            lengths=(12, 19, 8, 15), config_v4=True),
         # Without a rotation softmax ignores a key's bias altogether: its gradient is rounding alone. An eps far above
         # that keeps AdamW from making steps of it.
         Case("gpt2-tiny", GPT2Config(**common(
@@ -267,7 +274,7 @@ def load(folder, dtype=torch.float32):
 
 def as_in_files(tensors, config):
     """By the names that files have: transformers stacks a layer's experts in memory, gate above up in one matrix."""
-    if config.model_type == "gpt_oss":  # stacked in files, too
+    if config.model_type in ("gpt_oss", "phi3"):  # as in memory
         return tensors
     mixtral = config.model_type == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -301,6 +308,20 @@ def hf_logits(model, sequences):
     return torch.cat([model(input_ids=ids[None].long(), use_cache=False).logits[0] for ids in sequences])
 
 
+def phi3_parts(weights, config):
+    """By Llama's names: rows of queries, keys, values; of gates, ups."""
+    head = config.hidden_size // config.num_attention_heads
+    queries, keys = head * config.num_attention_heads, head * config.num_key_value_heads
+    out = {}
+    for i in range(config.num_hidden_layers):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        qkv = weights[attention + "qkv_proj.weight"].split((queries, keys, keys))
+        gate_up = weights[mlp + "gate_up_proj.weight"].chunk(2)
+        out |= {f"{attention}{part}_proj.weight": t for part, t in zip("qkv", qkv)}
+        out |= {f"{mlp}{part}_proj.weight": t for part, t in zip(("gate", "up"), gate_up)}
+    return out
+
+
 def plain_logits(weights, config, rotary, sequences, margins):
     """(T, V): the same model in the dtype of `weights`, every operation of it, from the formulas.
 
@@ -314,6 +335,8 @@ def plain_logits(weights, config, rotary, sequences, margins):
     types = getattr(config, "layer_types", None) or [
         "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     ] * config.num_hidden_layers
+    if config.model_type == "phi3":
+        weights = weights | phi3_parts(weights, config)
     projection = weights.get("model.layers.0.self_attn.q_proj.weight")  # DeepSeek has a scale of its own
     divisor = config.query_pre_attn_scalar if gemma else None if projection is None else projection.shape[0] / heads
 

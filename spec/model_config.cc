@@ -33,7 +33,6 @@ struct OtherFamily {
   std::string_view stem, has, estimate;
 };
 constexpr OtherFamily other_families[] = {
-    {"Phi3", "one matrix for q, k and v and one for gate and up, rotary positions on a part of a head", "Llama"},
     {"PhiMoE", "LayerNorm, sparse-mixer routing", "Mixtral"},
     {"Phi", "attention and MLP side by side, LayerNorm with biases, an MLP without a gate", "Llama"},
     {"Llama4", "attention in chunks, layers without rotary positions, a shared expert beside one of many", "Qwen3Moe"},

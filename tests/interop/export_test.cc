@@ -53,6 +53,21 @@ std::vector<Base> bases() {
            machines +
            "workload: {prompt_tokens: {mean: 1, max: 1, distribution: fixed}, response_tokens: {mean: 4095, max: 4095, "
            "distribution: fixed}}\n"},
+      {"verl",
+       "model: qwen3-4b\nprofile: verl-fsdp\ntrain: {engine: fsdp2, layout: {dp: auto}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8}\n" +
+           machines + workload},
+      {"nemo-rl",
+       "model: qwen3-4b\nprofile: nemo-fsdp\ntrain: {engine: fsdp2, layout: {dp: auto}, micro_batch_tokens: 16384}\n"
+       "rollout: {engine: vllm, layout: {tp: 2, dp: auto}}\nalgorithm: {prompts: 64, samples_per_prompt: 8, reference: "
+       "true}\n" +
+           machines + workload},
+      {"megatron",
+       "model: qwen3-30b-a3b\nprofile: megatron\nalgorithm: {name: sft, prompts: 64}\ntrain: {engine: megatron, "
+       "offload: none, layout: {dp: auto, tp: 2, pp: 2}, micro_batch_sequences: 1, micro_batch_tokens: 4096}\n" +
+           machines +
+           "workload: {prompt_tokens: {mean: 1, max: 1, distribution: fixed}, response_tokens: {mean: 4095, max: 4095, "
+           "distribution: fixed}}\n"},
   };
 }
 
@@ -76,6 +91,11 @@ std::vector<std::vector<std::string>> variants(const ScenarioKey& key, const Sce
     return {{"train.layout.vpp=2", "train.pipeline_schedule=interleaved"}};
   if (key.path == "placement")
     return {{"placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4", "train.offload=none"}};
+  if (key.path == "algorithm.max_staleness")
+    return {{"algorithm.max_staleness=1", "placement=disaggregated", "train.layout.dp=auto", "rollout.layout.dp=4",
+             "train.offload=none"}};
+  if (key.path == "train.layout.fsdp" && base.train.engine == TrainEngine::megatron)
+    return {{"train.layout.fsdp=2"}, {"train.layout.fsdp=1"}};
   if (key.path == "transition")
     return {{"transition=[sleep_train, wake_rollout, wake_params, sync, sleep_train, wake_kv, rollout, sleep_rollout, "
              "wake_train]"},
@@ -163,17 +183,28 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
         "rollout.dtype",
         "sync.every",
         "train.padding",
-        "algorithm.max_staleness"}},
+        "rollout.layout.attention_dp"}},
+      {"verl qwen3-4b",
+       {"rollout.layout.attention_dp", "optimizer.cpu_fraction", "rollout.dtype", "rollout.engine", "train.layout.cp",
+        "train.layout.pp", "train.layout.tp", "train.padding", "train.recompute",
+        "train.account_for_embedding_in_pipeline_split", "train.account_for_loss_in_pipeline_split"}},
       {"verl qwen3-30b-a3b",
        {"train.padding", "train.layout.ulysses", "train.layout.fsdp", "train.precision.master",
         "train.precision.moments", "train.reshard_after_forward", "train.pipeline_schedule", "rollout.engine",
-        "rollout.dtype", "train.offload", "sync.every", "algorithm.max_staleness"}},
+        "rollout.dtype", "train.offload", "sync.every"}},
       {"slime qwen3-30b-a3b", {"optimizer.name", "train.pipeline_schedule"}},
       {"nemo-rl qwen3-30b-a3b",
-       {"train.padding", "train.offload", "train.precision.grads", "train.pipeline_schedule",
+       {"train.padding", "train.offload", "train.precision.grads", "train.pipeline_schedule", "train.layout.fsdp",
         "train.logprob_micro_batch_sequences", "rollout.engine", "rollout.dtype", "train.lora.targets"}},
+      {"nemo-rl qwen3-4b",
+       {"optimizer.beta1", "optimizer.beta2", "optimizer.cpu_fraction", "optimizer.warmup_steps", "rollout.dtype",
+        "rollout.engine", "train.account_for_embedding_in_pipeline_split", "train.account_for_loss_in_pipeline_split",
+        "train.layout.fsdp", "train.layout.pp", "train.logprob_micro_batch_sequences", "train.offload", "train.padding",
+        "train.precision.grads", "train.recompute"}},
+      {"megatron qwen3-30b-a3b", {"optimizer.name", "train.precision.grads", "train.precision.gemm"}},
       {"megatron llama-3.1-8b",
        {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
+  std::map<std::string, std::set<std::string>> written;  // by system, keys of its launches
   for (const Base& base : bases()) {
     const LaunchTable table = table_of(base.system);
     const auto plain = load_scenario_text(base.text, "base.yaml");
@@ -187,6 +218,7 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
         if (!scenario) continue;  // the rules refuse it
         const ExportedLaunch launch = export_launch(table, *scenario);
         INFO(name << ": " << sets[0] << "\n" << launch.text);
+        for (const auto& [key, value] : launch.arguments) written[base.system].insert(key);
         // What the value is tried beside may be more than the system has.
         if (std::ranges::any_of(sets, [&](const std::string& set) {
               const std::string other = set.substr(0, set.find('='));
@@ -214,6 +246,39 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
     INFO(name << fmt::format("\nkept: {}", fmt::join(kept, ", ")));
     CHECK(kept.size() >= (base.system == "megatron" ? 15U : 24U));  // keys that took another value and kept it
   }
+  // Whatever an import takes, some launch of the walk says; of two ways to say one thing, the other one.
+  const std::set<std::string> other_words = {"task",
+                                             "layers",
+                                             "hidden",
+                                             "heads",
+                                             "kv_heads",
+                                             "head_dim",
+                                             "ffn",
+                                             "vocab",
+                                             "experts",
+                                             "expert_ffn",
+                                             "positions",
+                                             "experts_per_token",
+                                             "swiglu",
+                                             "unspelled",
+                                             "max_positions",
+                                             "untied",
+                                             "recompute_activations"};  // a model's name, and granularity, say them
+  const std::set<std::string> others = {
+      "policy.dynamic_batching.train_mb_tokens",    // as sequence_packing's: planned without padding either way
+      "policy.dynamic_batching.logprob_mb_tokens",  // the same
+      "num-steps-per-rollout",                      // global-batch-size says it
+      "kl-coef",                                    // kl-loss-coef: the same pass
+      "async_training.require_batches",             // the product of it and the mini-batch is train_batch_size
+  };
+  for (const auto& [system, keys] : written)
+    for (const LaunchKey& row : table_of(system).keys) {
+      const bool taken = !row.role.empty() || std::ranges::any_of(row.to, [](const KeyTarget& to) {
+        return to.words.empty() || std::ranges::any_of(to.words, [](const auto& w) { return w.second != "null"; });
+      });
+      INFO(system << " " << row.key);
+      CHECK((!taken || keys.contains(row.key) || other_words.contains(row.role) || others.contains(row.key)));
+    }
 }
 
 TEST_CASE("a launch names what its system can load: the hub's name, and the scenario's own where it has one") {

@@ -33,6 +33,13 @@ TEST_CASE("import prints a scenario that every command reads, and the answer bes
   REQUIRE(r.code == 0);
   CHECK(r.err.find("Verdict: fits") != std::string::npos);
   CHECK(r.err.find("Where the seconds go") != std::string::npos);
+  // What the answer stands on and nobody said; not what --set says. And the command that goes on from here.
+  CHECK_THAT(r.err, Catch::Contains("Assumed, as the launch does not say it (--set KEY=VALUE does): cluster.gpu "
+                                    "h100-sxm-80gb, workload.prompt_tokens.mean "));
+  const Result2 said = hotbunk_command("import verl " + file.string() + " --set cluster.gpu=h200-sxm-141gb");
+  CHECK_THAT(said.err, Catch::Contains("Assumed, as ") && !Catch::Contains("cluster.gpu h"));
+  CHECK_THAT(said.err, Catch::Contains("Next: hotbunk import verl " + file.string() +
+                                       " --set cluster.gpu=h200-sxm-141gb --out run.yaml\n"));
   const fs::path scenario = work_folder() / "imported.yaml";
   std::ofstream(scenario) << r.out;
   CHECK(hotbunk_command("explain " + scenario.string()).code == 0);

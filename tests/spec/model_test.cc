@@ -70,6 +70,10 @@ TEST_CASE("parameter counts of the catalogue equal the published ones") {
                              // V h + L (2 h q d + 2 h k d + 3 h f + 2 h) + h + V h: 131072, 5120, 40, 32 x 128, 8 x
                              // 128, 14336.
                              {"mistral-nemo-12b", 12247782400},
+                             {"phi-3-mini", 3821079552},
+                             {"phi-3-medium", 13960238080},
+                             {"phi-4", 14659507200},
+                             {"phi-4-mini", 3836021760},
                              {"gemma-2-2b", 2614341888},
                              {"gemma-2-9b", 9241705984},
                              {"gemma-2-27b", 27227128320},
@@ -352,6 +356,8 @@ TEST_CASE("positions, rotation and norms that a config leaves out are as transfo
   CHECK(sizes(read("gemma3_text")) == Numbers{16, 256, 131072});
   CHECK(sizes(read("glm4_moe")) == Numbers{16, 4, 131072});
   CHECK(sizes(read("gpt_oss")) == Numbers{8, 64, 131072});
+  CHECK(sizes(read("phi3")) == Numbers{16, 4, 4096});
+  CHECK((read("phi3").rotary_dim == 0 && read("phi3").sliding_window == 0));
   CHECK(sizes(read("qwen3_5_text")) == Numbers{16, 256, 32768});
   CHECK(sizes(read("deepseek_v2")) == Numbers{16, 192, 2048});
   CHECK(sizes(read("deepseek_v3")) == Numbers{16, 192, 4096});
