@@ -300,6 +300,9 @@ void check_conversations(const Plan& plan, Faults& faults) {
   const auto of = [&](Rank r) { return static_cast<std::size_t>(plan.program_of_rank[static_cast<std::size_t>(r)]); };
   for (std::size_t f = 0; f < plan.groups.size(); ++f)
     for (const auto& members : plan.groups[f].groups) {
+      if (const auto& first = said[of(members[0])][f]; members.size() == 1 && !first.empty())
+        faults.add(fmt::format("group {}: rank {} issues {} with nobody: leave it out where a group has one rank",
+                               plan.groups[f].name, members[0], name_of(first[0].kind)));
       std::set<std::size_t> seen;
       for (Rank r : members)
         if (seen.insert(of(r)).second && said[of(r)][f] != said[of(members[0])][f])

@@ -124,14 +124,8 @@ void run_copy_sort(const CudaCall& c) {
   const Choices chosen = choices(c, in(c, 0));
   const Tensor &tokens = out(c, 0), &copies = out(c, 1), &slots = out(c, 2), &blocks = out(c, 3);
   const int W = extent(c, blocks, 0) - 1, each = (extent(c, in(c, 1), 0) - 1) / W;
-  const CUdeviceptr counts = c.scratch, numbers = counts + static_cast<CUdeviceptr>(W * count_bytes);
-  c.launch.fill(at(c, tokens), 0xff, tokens.bytes(c.sizes));  // -1 behind the last
-  c.launch("copy_counts", {W}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), counts, chosen.tokens, chosen.each,
-           each);
-  c.launch("copy_tokens", {W}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), counts, at(c, tokens), numbers,
-           at(c, blocks), at(c, out(c, 4)), chosen.tokens, chosen.each, each);
-  c.launch("copy_slots", {blocks_of(chosen.tokens, walk_threads)}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)),
-           numbers, at(c, blocks), at(c, copies), at(c, slots), chosen.tokens, chosen.each, each, W, width(c, copies));
+  c.launch("copy_sort", {W}, walk_threads, at(c, in(c, 0)), at(c, in(c, 1)), at(c, tokens), at(c, copies), at(c, slots),
+           at(c, blocks), at(c, out(c, 4)), chosen.tokens, chosen.each, each, extent(c, tokens, 0), width(c, copies));
 }
 
 void run_copy_arrivals(const CudaCall& c) {
@@ -237,9 +231,6 @@ void run_expert_lora_up_wgrad(const CudaCall& c) {
 }
 
 std::int64_t expert_scratch_bytes(const Op& op) {
-  // How many copies go to each rank, and each token's number among them.
-  if (op.kind == OpKind::copy_sort)
-    return (op.outputs[3].shape[0].size - 1) * (1 + op.inputs[0].shape[0].size) * count_bytes;
   if (op.kind == OpKind::router_loss) return op.inputs[1].shape[0].size * std::int64_t{sizeof(double)};
   if (op.kind == OpKind::dispatch || op.kind == OpKind::combine_backward) return count_bytes;
   return 0;

@@ -330,15 +330,12 @@ SortedCopies sort_copies(const std::vector<std::int32_t>& chosen) {
   }
   const auto size = static_cast<std::size_t>(T);
   Device d("experts");
-  Array<std::int32_t> rows(d.memory, "rows", s.rows), sent(d.memory, "sent", s.sent), counts(d.memory, "counts", W),
-      numbers(d.memory, "numbers", W * size), tokens(d.memory, "tokens", std::vector<std::int32_t>(size * most, -1)),
-      blocks(d.memory, "blocks", W + 1), copies(d.memory, "copies", size * most), slots(d.memory, "slots", size * c);
+  Array<std::int32_t> rows(d.memory, "rows", s.rows), sent(d.memory, "sent", s.sent),
+      tokens(d.memory, "tokens", size * most), blocks(d.memory, "blocks", W + 1),
+      copies(d.memory, "copies", size * most), slots(d.memory, "slots", size * c);
   Array<std::int64_t> count(d.memory, "count", 1);
-  d.run("copy_counts", {W}, 32, rows.begin(), sent.begin(), counts.begin(), T, c, each);
-  d.run("copy_tokens", {W}, 32, rows.begin(), sent.begin(), counts.begin(), tokens.begin(), numbers.begin(),
-        blocks.begin(), count.begin(), T, c, each);
-  d.run("copy_slots", {2}, 32, rows.begin(), sent.begin(), numbers.begin(), blocks.begin(), copies.begin(),
-        slots.begin(), T, c, each, W, most);
+  d.run("copy_sort", {W}, 32, rows.begin(), sent.begin(), tokens.begin(), copies.begin(), slots.begin(), blocks.begin(),
+        count.begin(), T, c, each, T * most, most);
   s.tokens = tokens.values(), s.copies = copies.values(), s.slots = slots.values(), s.blocks = blocks.values();
   s.count = count[0];
   return s;

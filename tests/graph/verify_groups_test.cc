@@ -52,11 +52,26 @@ TEST_CASE("All ranks of a group hold the same conversation") {
           ops[2].inputs[0].shape[0].size = ops[2].outputs[0].shape[0].size = 8;
         }) == expected);
   CHECK(first_fault([](Plan& p) { work(p, 1)[2].name = "another name"; }).empty());
-  // A rank outside of the group may do as it likes.
-  CHECK(first_fault([](Plan& p) {
-          p.groups[0].groups = {{0}, {1}};
-          work(p, 1).remove(2);
-        }).empty());
+}
+
+TEST_CASE("No rank issues a collective with itself") {
+  const auto alone = [](const std::function<void(Plan&)>& also) {
+    return first_fault([&](Plan& p) {
+      p.groups[0].groups = {{0}, {1}};
+      also(p);
+    });
+  };
+  const auto fault_of_rank = [](int rank) {
+    return "group world: rank " + std::to_string(rank) +
+           " issues all_reduce with nobody: leave it out where a group has one rank";
+  };
+  CHECK(alone([](Plan&) {}) == fault_of_rank(0));
+  const auto silence = [](Plan& p, std::size_t rank) {
+    EditedOps ops = work(p, rank);
+    ops.remove(3), ops.remove(2);
+  };
+  CHECK(alone([&](Plan& p) { silence(p, 0); }) == fault_of_rank(1));
+  CHECK(alone([&](Plan& p) { silence(p, 0), silence(p, 1); }).empty());
 }
 
 TEST_CASE("Parts make the whole, moves stay inside, a table has its rows") {

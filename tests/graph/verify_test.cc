@@ -174,7 +174,8 @@ TEST_CASE("Driven blocks come in any order: each begins and ends joined, and lea
   }
   CHECK(verify(plan) == std::vector<std::string>{});
   Plan open_end = plan;
-  open_end.groups = {{"world", {{0}}}};
+  open_end.groups = {{"world", {{0, 1}}}};
+  open_end.program_of_rank = {0, 0};
   Op barrier = op(OpKind::barrier, {}, {}, streams::gather);
   barrier.group = 0;
   work(open_end).push_back(barrier);

@@ -272,70 +272,58 @@ struct SentRows {
     }
     return low;
   }
-  HB_DEVICE bool takes(int rank, const int32_t* rows, int c) const {
-    for (int j = 0; j < c; ++j)
-      if (has(rank, rows[j])) return true;
-    return false;
+  /// The rank that choice j of these goes to, if none before it does; else -1.
+  HB_DEVICE int first_to(const int32_t* rows, int j, int W) const {
+    if (rows[j] < 0) return -1;
+    const int rank = rank_of(rows[j], W);
+    for (int i = 0; i < j; ++i)
+      if (has(rank, rows[i])) return -1;
+    return rank;
   }
 };
 
 }  // namespace
 
-/// counts[r] = tokens that go to rank r. A block per rank.
-extern "C" __global__ void copy_counts(const int32_t* rows, const int32_t* sent, int32_t* counts, int T, int c,
-                                       int each) {
-  __shared__ int part[32];
-  const SentRows to{sent, each};
-  int mine = 0;
-  for (int t = threadIdx.x; t < T; t += blockDim.x) mine += to.takes(blockIdx.x, rows + size_t(t) * c, c) ? 1 : 0;
-  mine = block_sum(mine, part);
-  if (threadIdx.x == 0) counts[blockIdx.x] = mine;
-}
-
-/// Of the tokens that go to rank r, in order: where they begin (blocks), which they are (tokens), and, in numbers[r, t],
-/// the how-manieth t is. A block per rank; count: of all.
-extern "C" __global__ void copy_tokens(const int32_t* rows, const int32_t* sent, const int32_t* counts, int32_t* tokens,
-                                       int32_t* numbers, int32_t* blocks, int64_t* count, int T, int c, int each) {
+/// Of the tokens that go to rank r, in order: where they begin (blocks), behind all that go to ranks before it, which they
+/// are (tokens[S], then -1), and which copies their rows are of (slots[row], of those for r). copies[T, most]: of each
+/// token its copies in the order of its choices, then -1. count: of all. A block per rank.
+extern "C" __global__ void copy_sort(const int32_t* rows, const int32_t* sent, int32_t* tokens, int32_t* copies,
+                                     int32_t* slots, int32_t* blocks, int64_t* count, int T, int c, int each, int S,
+                                     int most) {
   __shared__ int part[32];
   const int rank = blockIdx.x, W = gridDim.x;
   const SentRows to{sent, each};
   int before = 0;
-  for (int r = threadIdx.x; r < rank; r += blockDim.x) before += counts[r];
-  const int begin = block_sum(before, part);
-  if (threadIdx.x == 0) {
-    blocks[rank] = begin;
-    if (rank + 1 == W) blocks[W] = begin + counts[rank], count[0] = begin + counts[rank];
+  for (int t = threadIdx.x; t < T; t += blockDim.x) {
+    int found = 0;
+    for (int j = 0; j < c; ++j) {
+      const int r = to.first_to(rows + size_t(t) * c, j, W);
+      before += r >= 0 && r < rank ? 1 : 0;
+      found += r >= 0 ? 1 : 0;
+    }
+    if (rank > 0) continue;
+    for (; found < most; ++found) copies[size_t(t) * most + found] = -1;
   }
-  int next = 0;
+  int next = block_sum(before, part);
+  const int begin = next;
+  if (threadIdx.x == 0) blocks[rank] = begin;
   for (int t0 = 0; t0 < T; t0 += blockDim.x) {
     const int t = t0 + threadIdx.x;
-    const bool goes = t < T && to.takes(rank, rows + size_t(t) * c, c);
+    const int32_t* mine = rows + size_t(t) * c;
+    int j = 0, found = 0;  // its first row for this rank, and how many copies it has before
+    for (; t < T && j < c && !to.has(rank, mine[j]); ++j) found += to.first_to(mine, j, W) >= 0 ? 1 : 0;
+    const bool goes = t < T && j < c;
     int all;
-    const int at = next + count_before(goes, part, all);
-    if (goes) tokens[begin + at] = t, numbers[size_t(rank) * T + t] = at;
+    const int copy = next + count_before(goes, part, all);
     next += all;
+    if (!goes) continue;
+    tokens[copy] = t, copies[size_t(t) * most + found] = copy;
+    for (; j < c; ++j)
+      if (to.has(rank, mine[j])) slots[mine[j]] = copy - begin;
   }
-}
-
-/// copies[T, most]: of each token its copies in the order of its choices, then -1; slots[row]: its copy among those for
-/// its rank. A thread per token.
-extern "C" __global__ void copy_slots(const int32_t* rows, const int32_t* sent, const int32_t* numbers,
-                                      const int32_t* blocks, int32_t* copies, int32_t* slots, int T, int c, int each,
-                                      int W, int most) {
-  const int t = blockIdx.x * blockDim.x + threadIdx.x;
-  if (t >= T) return;
-  const SentRows to{sent, each};
-  const int32_t* mine = rows + size_t(t) * c;
-  int found = 0;
-  for (int j = 0; j < c; ++j) {
-    if (mine[j] < 0) continue;
-    const int rank = to.rank_of(mine[j], W), number = numbers[size_t(rank) * T + t];
-    slots[mine[j]] = number;
-    bool first = true;
-    for (int i = 0; i < j; ++i) first = first && !to.has(rank, mine[i]);
-    if (first) copies[size_t(t) * most + found++] = blocks[rank] + number;
-  }
-  for (; found < most; ++found) copies[size_t(t) * most + found] = -1;
+  if (rank + 1 < W) return;
+  if (threadIdx.x == 0) blocks[W] = next, count[0] = next;
+  for (int i = next + threadIdx.x; i < S; i += blockDim.x) tokens[i] = -1;
 }
 
 namespace {
