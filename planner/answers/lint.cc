@@ -205,9 +205,22 @@ class Linter {
       add("L06", LintLevel::warning,
           fmt::format("logits and their copies take {} of the {} that training's other bytes leave",
                       format_bytes(bytes), format_bytes(free)),
-          fmt::format("train.loss_chunk_tokens: {}",
-                      std::max<std::int64_t>(1, scenario_.train.micro_batch_tokens / 8)));
+          s_.train().framework().can.loss_chunks
+              ? fmt::format("train.loss_chunk_tokens: {}",
+                            std::max<std::int64_t>(1, scenario_.train.micro_batch_tokens / 8))
+              : half("", scenario_.train.micro_batch_tokens, scenario_.train.micro_batch_sequences));
     scored_logits();
+  }
+
+  /// "key: value" of half a micro-batch, of training ("") or of log-prob passes ("logprob_"), in sequences where it is
+  /// said in them (above 0); "" where less than the longest sample would be left, which is no micro-batch (E217).
+  std::string half(std::string_view pass, std::int64_t tokens, std::int64_t sequences) const {
+    const auto longest = static_cast<std::int64_t>(std::ceil(scenario_.workload.longest()));
+    const std::int64_t least = scenario_.train.layout.share_of(longest);
+    if (sequences > 1) return fmt::format("train.{}micro_batch_sequences: {}", pass, sequences / 2);
+    if (sequences == 0 && std::max(tokens / 2, least) < tokens)
+      return fmt::format("train.{}micro_batch_tokens: {}", pass, std::max(tokens / 2, least));
+    return "";
   }
 
   /// Of log-prob passes that have micro-batches of their own.
@@ -220,20 +233,12 @@ class Linter {
     const double bytes = by.model->scored_logits_bytes(by.layers);
     const double free = e_.capacity_bytes - train.persistent() - std::max(train.reference_work, train.old_work) + bytes;
     if (bytes <= 0.5 * free) return;
-    // Less than the longest sample is no micro-batch (E217).
     const TrainSpec& t = scenario_.train;
-    const auto longest = static_cast<std::int64_t>(std::ceil(scenario_.workload.longest()));
-    const std::int64_t tokens = std::max(t.logprob_micro_batch_tokens / 2, t.layout.share_of(longest)),
-                       sequences = std::max<std::int64_t>(1, t.logprob_micro_batch_sequences / 2);
-    std::string half;
-    if (set.logprob_tokens > 0.0 && tokens < t.logprob_micro_batch_tokens)
-      half = fmt::format("train.logprob_micro_batch_tokens: {}", tokens);
-    else if (set.logprob_tokens <= 0.0 && sequences < t.logprob_micro_batch_sequences)
-      half = fmt::format("train.logprob_micro_batch_sequences: {}", sequences);
+    const bool by_tokens = set.logprob_tokens > 0.0;
     add("L06", LintLevel::warning,
         fmt::format("logits of a log-prob batch and their copies take {} of the {} that its other bytes leave",
                     format_bytes(bytes), format_bytes(free)),
-        half);
+        half("logprob_", t.logprob_micro_batch_tokens, by_tokens ? 0 : t.logprob_micro_batch_sequences));
   }
 
   void host() {

@@ -36,6 +36,7 @@ std::vector<CapabilityFlag> capability_flags(Capabilities& c) {
           {"zero_bubble", &c.zero_bubble},
           {"shard_groups", &c.shard_groups},
           {"layerwise_offload", &c.layerwise_offload},
+          {"loss_chunks", &c.loss_chunks},
           {"critic_apart", &c.critic_apart},
           {"reference_apart", &c.reference_apart},
           {"padding", &c.padding},

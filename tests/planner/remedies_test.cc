@@ -284,6 +284,15 @@ TEST_CASE("lint finds by rule what its rules are for") {
   CHECK(has("L05", {"algorithm.mini_batches=64", "train.micro_batch_tokens=204800"}));
   CHECK(has("L06", {"train.micro_batch_tokens=81920"}));
   CHECK(has("L06", {"train.logprob_micro_batch_tokens=163840"}));
+  // What a training's logits are cured by is what the system has: chunks, or half a micro-batch.
+  const auto training_help = [&](const std::vector<std::string>& sets) {
+    for (const Finding& f : findings(sets))
+      if (f.code == "L06" && f.what.find("log-prob") == std::string::npos) return f.help;
+    return std::string("no finding");
+  };
+  CHECK(training_help({"train.micro_batch_tokens=81920"}) == "train.micro_batch_tokens: 40960");
+  CHECK(training_help({"train.micro_batch_tokens=81920", "profile=hotbunk", "rollout.engine=hotbunk"}) ==
+        "train.loss_chunk_tokens: 10240");
   // Half of it, and no less than the longest sample: 1,024 + 8,192.
   const auto help = [&](int tokens, const char* vocabulary) {
     for (const Finding& f : findings({"train.logprob_micro_batch_tokens=" + std::to_string(tokens), vocabulary}))
