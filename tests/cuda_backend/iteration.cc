@@ -204,6 +204,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   cuda::Driver table = fake.table();
   if (setting.tamper) setting.tamper(table);
   const int ranks = plan.num_ranks();
+  const auto began = std::chrono::steady_clock::now();
   Iteration out;
   out.failures.resize(static_cast<std::size_t>(ranks));
   std::vector<Trace> parts(static_cast<std::size_t>(ranks));
@@ -249,6 +250,7 @@ Iteration run_iteration(const Plan& plan, const Scenario& scenario, const Settin
   } catch (const RuntimeFailure& e) {
     out.failures.front() = e.what();
   }
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   out.findings = fake.findings();
   out.calls = fake.calls();
   for (const auto& [kernel, counts] : fake.kernel_counts()) out.launches[kernel] = counts.launches;

@@ -40,6 +40,8 @@ struct Iteration {
   std::vector<SampleLengths> lengths;              // by step
   std::vector<std::vector<std::int32_t>> samples;  // tokens of the last step's, with their prompts
 
+  double seconds = 0;  // by the clock, until the last rank had ended
+
   bool went_well() const;
   std::string text() const;  // failures and findings, joined
 };
@@ -61,6 +63,10 @@ struct Setting {
 };
 
 Iteration run_iteration(const Plan&, const Scenario&, const Setting& = {});
+
+/// Seconds after which a run with a fault hangs: 10, and of a machine so busy that `whole` seconds go by in a run
+/// without one, ten of those more.
+constexpr double hangs_after_seconds(double whole) { return 10 + 10 * whole; }
 
 /// The same of a plan for one rank on the CPU backend, in this process.
 Iteration run_on_cpu(const Plan&, const Scenario&);

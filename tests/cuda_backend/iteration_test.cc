@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -128,6 +127,7 @@ struct Said {
   bool noticed = false;      // it heard of another rank's failure
   bool opening = false;      // of the context, before any rank, or of what a rank opens before its first phase
   bool between_ops = false;  // events of the plan, and the host's waits for all streams
+  bool between_phases = false;
   bool rank = false, phase = false, op = false;
 };
 
@@ -137,6 +137,7 @@ Said said_of(const std::string& failure, bool nothing_ran) {
           .opening = (nothing_ran && !failure.starts_with("error[")) || has("while opening the plan's arenas"),
           .between_ops = has("(recording event ") || has("(waiting for event ") || has("(waiting for the streams)") ||
                          has("note: recording an event"),
+          .between_phases = has(", between two phases"),
           .rank = has("note: rank "),
           .phase = has(", phase ") || has(", between two phases"),
           .op = has("(op ") || has("op map '") || has("op unmap '")};
@@ -160,13 +161,11 @@ TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody
     const auto nth =
         static_cast<std::int64_t>(random_words(7, RngPurpose::test, 0, i)[0] % static_cast<std::uint32_t>(calls)) + 1;
     const auto error = i % 2 == 0 ? CUDA_ERROR_LAUNCH_FAILED : CUDA_ERROR_OUT_OF_MEMORY;
-    const auto start = std::chrono::steady_clock::now();
     const Iteration it =
         run_iteration(job.plan, job.scenario,
                       {.seed = i + 1, .prepare = [&](cuda::FakeDriver& fake) { fake.fail_call(entry, nth, error); }});
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     INFO("fault " << i << ": " << entry << " call " << nth << "\n" << it.text());
-    CHECK(took.count() < 10);
+    CHECK(it.seconds < hangs_after_seconds(whole.seconds));
     if (it.faults_met == 0) continue;  // how often an event is asked for depends on the schedule
     ++met;
     const bool failed = std::ranges::any_of(it.failures, [](const std::string& f) { return !f.empty(); });
@@ -191,8 +190,9 @@ TEST_CASE("a fault at any call: the run ends with rank, phase and op, and nobody
       if (is_its_call) ++in_phases, named += said.rank && said.phase && said.op ? 1 : 0;
       CHECK_THAT(f, Catch::Contains(fmt::format("rank {}, ", rank)));
       CHECK(said.phase);
-      // Whose call failed names the op, but where none was at work.
-      if (!said.noticed) CHECK((said.op || said.between_ops));
+      // Whose call failed names the op, but where none was at work. The context is both ranks', and its error stays:
+      // the other one may meet it at any call of its own.
+      if (!said.noticed) CHECK((said.op || said.between_ops || (!is_its_call && said.between_phases)));
     }
     CHECK(names_call);
   }
@@ -280,6 +280,12 @@ const std::vector<HostBug>& host_bugs() {
          };
        },
        {"out of bounds", "is not mapped device memory"}},
+      {"pieces have another capacity than is mapped of them: a granule less",
+       [](cuda::Driver& d) {
+         d.cuMemCreate = [](CUmemGenericAllocationHandle* out, std::size_t n, const CUmemAllocationProp* prop,
+                            unsigned long long f) { return real.cuMemCreate(out, n > 4096 ? n - 4096 : n, prop, f); };
+       },
+       {"cuMemMap("}},
       {"a released handle is released again",
        [](cuda::Driver& d) {
          d.cuMemRelease = [](CUmemGenericAllocationHandle h) {
