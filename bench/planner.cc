@@ -1,6 +1,8 @@
 // Layouts priced per second. Every point counted is distinct and priced in full: memory, time and traffic.
 #include <benchmark/benchmark.h>
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spawn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -112,13 +114,15 @@ void explain_8_gpus(benchmark::State& state) {
 }
 BENCHMARK(explain_8_gpus)->Unit(benchmark::kMillisecond);
 
-/// `hotbunk plan` as a user runs it, process start to exit; CPU seconds are the process's own, user and system.
+/// The program as a user runs it, process start to exit; CPU seconds are the process's own, user and system.
 struct ProcessTimes {
   double wall_s = 0, cpu_s = 0;
 };
-ProcessTimes run_plan(const std::string& scenario) {
+ProcessTimes run_program(const std::vector<std::string>& words) {
   const std::string binary = HOTBUNK_BINARY;
-  std::vector<const char*> arguments = {binary.c_str(), "plan", scenario.c_str(), nullptr};
+  std::vector<const char*> arguments = {binary.c_str()};
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  arguments.push_back(nullptr);
   posix_spawn_file_actions_t quiet;
   posix_spawn_file_actions_init(&quiet);
   for (int fd : {STDOUT_FILENO, STDERR_FILENO}) posix_spawn_file_actions_addopen(&quiet, fd, "/dev/null", O_WRONLY, 0);
@@ -130,7 +134,7 @@ ProcessTimes run_plan(const std::string& scenario) {
   int status = -1;
   rusage used{};
   if (failed != 0 || ::wait4(pid, &status, 0, &used) != pid || status != 0)
-    throw std::runtime_error(binary + " plan " + scenario + " failed");
+    throw std::runtime_error(fmt::format("{} {} failed", binary, fmt::join(words, " ")));
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
   const auto seconds = [](const timeval& t) {
     return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
@@ -143,12 +147,10 @@ double percentile(const std::vector<double>& sorted, double p) {
   return sorted[static_cast<std::size_t>(std::ceil(p * static_cast<double>(sorted.size()))) - 1];
 }
 
-/// One `plan` of 8 GPUs with start-up: lowered whole and searched, or priced alone.
-void plan_command(benchmark::State& state, const char* name) {
-  const std::string scenario = (catalog_root().parent_path() / name).string();
+void time_program(benchmark::State& state, const std::vector<std::string>& words) {
   std::vector<double> wall, cpu;
   for (auto _ : state) {
-    const ProcessTimes t = run_plan(scenario);
+    const ProcessTimes t = run_program(words);
     state.SetIterationTime(t.wall_s);
     wall.push_back(1e3 * t.wall_s), cpu.push_back(1e3 * t.cpu_s);
   }
@@ -156,6 +158,11 @@ void plan_command(benchmark::State& state, const char* name) {
   state.counters["p50_ms"] = percentile(wall, 0.5);
   state.counters["p99_ms"] = percentile(wall, 0.99);
   state.counters["cpu_p50_ms"] = percentile(cpu, 0.5);
+}
+
+/// One `plan` of 8 GPUs with start-up: lowered whole and searched, or priced alone.
+void plan_command(benchmark::State& state, const char* name) {
+  time_program(state, {"plan", (catalog_root().parent_path() / name).string()});
 }
 BENCHMARK_CAPTURE(plan_command, lowered, "qwen2.5-7b-fsdp8.yaml")
     ->UseManualTime()
@@ -165,6 +172,16 @@ BENCHMARK_CAPTURE(plan_command, priced, "qwen2.5-7b-colocated.yaml")
     ->UseManualTime()
     ->Iterations(200)
     ->Unit(benchmark::kMillisecond);
+
+/// A launch read, with its verdict and where memory and time go.
+void import_command(benchmark::State& state) {
+  time_program(state,
+               {"import", "verl", "--", "algorithm.adv_estimator=grpo", "data.train_batch_size=64",
+                "data.max_prompt_length=1024", "data.max_response_length=3072", "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+                "actor_rollout_ref.actor.use_dynamic_bsz=True", "trainer.nnodes=1", "trainer.n_gpus_per_node=8"});
+}
+BENCHMARK(import_command)->UseManualTime()->Iterations(20)->Unit(benchmark::kMillisecond);
 
 /// What the search asks of a plan's training: the bytes of one phase of another layout each time.
 void train_phase_7b_on_8(benchmark::State& state) {

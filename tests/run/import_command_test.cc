@@ -1,6 +1,5 @@
 // `import` and `export` from the outside: what is a result, what is narration, what is refused.
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "tests/json.h"
@@ -24,11 +23,9 @@ fs::path launch(const std::string& name, const std::string& more = "") {
 
 }  // namespace
 
-TEST_CASE("import prints a scenario that every command reads, and the answer beside it, within a second") {
+TEST_CASE("import prints a scenario that every command reads, and the answer beside it") {
   const fs::path file = launch("run.sh");
-  const auto start = std::chrono::steady_clock::now();
   const Result2 r = hotbunk_command("import verl " + file.string());
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(1));
   INFO(r.err);
   REQUIRE(r.code == 0);
   CHECK(r.err.find("Verdict: fits") != std::string::npos);

@@ -115,8 +115,8 @@ TEST_CASE("a launch of the wrong size is refused at once") {
   const std::string err = text_of(said);
   CHECK(code == 2);
   CHECK(err.find("error[E704]: the plan has 2 ranks, but 3 processes were launched (torchrun)") != std::string::npos);
-  // Nobody waited for a rendezvous that cannot be.
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  // Nobody waited for a rendezvous that cannot be: that takes 60 s and more.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(50));
 }
 
 TEST_CASE("data that cannot be read is said once, before ranks start") {
