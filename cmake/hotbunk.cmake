@@ -39,7 +39,7 @@ function(hotbunk_precompiled name)
 endfunction()
 # What is compiled more often than it runs long. -Og takes a quarter off the compiler's time under -O1; its test of
 # uninitialised use, made for -O2, reports std::optional there.
-set(HOTBUNK_BRIEF_OPTIONS -Og -Wno-maybe-uninitialized)
+set(HOTBUNK_BRIEF_OPTIONS -Og $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 
 # Of tests the library is what needs the optimiser. And no CHECK needs a try block of its own: an exception ends its test
 # case.
