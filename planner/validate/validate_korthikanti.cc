@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/format.h"
 #include "planner/validate/validate_gpt.h"
 
 namespace hotbunk {
@@ -11,7 +12,7 @@ namespace {
 /// What the paper calls the quantity, in the table's unit.
 double figure(const std::string& quantity, const TrainModel& model, const TrainPoint& p, const TrainPrice& price) {
   const TrainModel::Layers l = model.layers(p);
-  const double gib = 1024.0 * 1024.0 * 1024.0, layers = static_cast<double>(model.model().layers);
+  const double layers = static_cast<double>(model.model().layers);
   const auto kept_of = [&](const TrainPoint& q, const LayerCost& c) {
     const double each = q.recompute == Recompute::full        ? c.kept_full_bytes
                         : q.recompute == Recompute::selective ? c.kept_selective_bytes

@@ -5,13 +5,12 @@
 #include <cmath>
 #include <map>
 
+#include "base/format.h"
 #include "planner/allocator/allocator_replay.h"
 #include "planner/validate/validate_tables.h"
 
 namespace hotbunk {
 namespace {
-
-constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
 Recompute recompute_named(CellReader& cells, const std::string& cell) {
   if (cell == "full") return Recompute::full;

@@ -67,11 +67,11 @@ double mean_error(const ValidationTable& t, const std::string& framework, const 
   for (const PredictedRow& r : t.rows) {
     const std::size_t blank = r.label.find(' ');
     if (r.label.substr(blank + 1) != phase) continue;
-    const auto launch = load_scenario((std::filesystem::path(source_folder) / "data" / "published" / "launches" /
-                                       (r.label.substr(0, blank) + ".yaml"))
-                                          .string());
-    REQUIRE(launch.has_value());
-    if (launch->profile == framework) sum += std::abs(r.error()), ++rows;
+    const auto launched = load_scenario((std::filesystem::path(source_folder) / "data" / "published" / "launches" /
+                                         (r.label.substr(0, blank) + ".yaml"))
+                                            .string());
+    REQUIRE(launched.has_value());
+    if (launched->profile == framework) sum += std::abs(r.error()), ++rows;
   }
   REQUIRE(rows > 0.0);
   return sum / rows;
