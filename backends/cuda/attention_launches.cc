@@ -12,7 +12,7 @@ namespace {
 
 // --- variant 2: tiles on tensor cores -------------------------------------------------------------------------------
 
-constexpr int tile = 64;  // rows of kernels/attention_tiled.cu's tiles
+constexpr int tile_rows = 64;  // rows of kernels/attention_tiled.cu's tiles
 constexpr int tiled_threads = 128;
 
 bool is_tiled(DType dtype, const Heads& h) { return attends_in_tiles(dtype, h.d, h.v); }
@@ -22,7 +22,7 @@ std::string tiled(const char* kernel, const Heads& h) {
 }
 
 /// At most so many tiles of `items` in all, of S sequences.
-Grid tiles(std::int64_t items, int S, int k) { return {items == 0 ? 0 : blocks_of(items, tile) + S, k}; }
+Grid tiles(std::int64_t items, int S, int k) { return {items == 0 ? 0 : blocks_of(items, tile_rows) + S, k}; }
 Grid tiles_of_queries(int T, int S, const Heads& h) { return tiles(std::int64_t{T} * (h.a / h.k), S, h.k); }
 
 /// Rows are copied 16 bytes at a time.

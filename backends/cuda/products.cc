@@ -12,8 +12,8 @@
 namespace hotbunk::cuda {
 namespace {
 
-constexpr std::array policy_names = {std::string_view("own"), std::string_view("backward"), std::string_view("equal"),
-                                     std::string_view("all")};
+constexpr std::array product_policy_names = {std::string_view("own"), std::string_view("backward"),
+                                             std::string_view("equal"), std::string_view("all")};
 
 /// Rows compared at the beginning, in the middle and at the end of a product.
 constexpr std::int64_t compared_rows = 128;
@@ -27,11 +27,11 @@ std::int64_t alignment_of(const ProductAddresses& p) {
 
 }  // namespace
 
-std::string_view name_of(ProductPolicy p) { return policy_names[static_cast<std::size_t>(p)]; }
+std::string_view name_of(ProductPolicy p) { return product_policy_names[static_cast<std::size_t>(p)]; }
 std::optional<ProductPolicy> product_policy_from(std::string_view name) {
-  const auto at = std::ranges::find(policy_names, name);
-  if (at == policy_names.end()) return std::nullopt;
-  return static_cast<ProductPolicy>(at - policy_names.begin());
+  const auto at = std::ranges::find(product_policy_names, name);
+  if (at == product_policy_names.end()) return std::nullopt;
+  return static_cast<ProductPolicy>(at - product_policy_names.begin());
 }
 
 bool takes_products(ProductPolicy policy, OpKind kind) {
