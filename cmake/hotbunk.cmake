@@ -15,7 +15,7 @@ if(HOTBUNK_SANITIZE)
                                                    -Wno-maybe-uninitialized)
   target_link_options(hotbunk_options INTERFACE -fsanitize=${HOTBUNK_SANITIZE})
 endif()
-# GCC sweeps its memory each time it has doubled, in these units for a twentieth of its time; a unit takes 1.4 GB without.
+# GCC sweeps its memory each time it has doubled, in these units for a twentieth of its time; a unit takes up to 2.1 GB without.
 target_compile_options(hotbunk_options INTERFACE
   "$<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-heapsize=2097152>")
 # Some forty programs take in the libraries' debug information: lld links one in a third of GNU ld's CPU time.
