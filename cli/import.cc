@@ -95,11 +95,18 @@ std::string answer(const Explanation& e, const ImportedScenario& imported) {
 
 /// The same import, which writes its scenario to a file that other commands read.
 std::string with_file(const ImportArguments& o, const std::string& name) {
-  std::string out = fmt::format("import {} {}", o.system, shell_quoted(o.launch));
+  const bool is_file = std::filesystem::is_regular_file(o.launch);
+  std::string out = fmt::format("import {}{}", o.system, is_file ? " " + shell_quoted(o.launch) : "");
   for (const std::string& variable : o.variables) out += " --var " + shell_quoted(variable);
   for (const std::string& set : o.sets) out += " --set " + shell_quoted(set);
-  out += " --out " + shell_quoted(name + ".yaml");
-  for (std::size_t i = 0; i < o.words.size(); ++i) out += (i == 0 ? " -- " : " ") + shell_quoted(o.words[i]);
+  // A name that no file has: the launch itself may be a YAML file here.
+  std::string file = name + ".yaml";
+  for (int i = 1; std::filesystem::exists(file); ++i)
+    file = fmt::format("{}-scenario{}.yaml", name, i == 1 ? "" : fmt::format("-{}", i));
+  out += " --out " + shell_quoted(file);
+  std::vector<std::string> words = o.words;
+  if (!is_file && !o.launch.empty()) words.insert(words.begin(), o.launch);
+  for (std::size_t i = 0; i < words.size(); ++i) out += (i == 0 ? " -- " : " ") + shell_quoted(words[i]);
   return out;
 }
 

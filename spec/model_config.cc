@@ -34,6 +34,9 @@ struct OtherFamily {
 };
 constexpr OtherFamily other_families[] = {
     {"PhiMoE", "LayerNorm, sparse-mixer routing", "Mixtral"},
+    {"Phi3V", "an encoder of images", "Phi3"},
+    {"Phi3Small", "blocks of sparse attention, LayerNorm, another activation", "Phi3"},
+    {"Phi4", "encoders of images and speech, or attention that another layer's keys serve", "Phi3"},
     {"Phi", "attention and MLP side by side, LayerNorm with biases, an MLP without a gate", "Llama"},
     {"Llama4", "attention in chunks, layers without rotary positions, a shared expert beside one of many", "Qwen3Moe"},
     {"Qwen3Next", "linear attention in three of four layers", ""},

@@ -96,7 +96,6 @@ void read_rotation(ConfigReader& c, const Rotation& r, ModelSpec& m) {
     if (at->is_string()) type = at->get<std::string>();
     else c.report("E411", key, fmt::format("{} is {}, expected a string", spelling, describe_json(*at)));
   }
-  if (type == "su") type = "longrope";  // as the first configs of Phi-3 call it
   if (type == "default") return;
   // Hugging Face's ROPE_INIT_FUNCTIONS.
   const std::vector<std::string> known = {"default", "linear", "dynamic", "yarn", "longrope", "llama3"};

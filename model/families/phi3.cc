@@ -21,6 +21,15 @@ constexpr std::string_view phi3_keys[] = {"partial_rotary_factor", "original_max
 void read_phi3(ConfigReader& c, ModelSpec& m) {
   read_llama_config(c, phi3_config, m);
   read_partial_rotation(c, phi3_config.rotation, m);
+  if (c.boolean("attention_bias", false))
+    c.report("E412", "attention_bias", "Phi-3's projections have no biases, whatever attention_bias says",
+             {"transformers, Phi3Attention: bias=False"}, "set it to false");
+  // Phi3Config knows two kinds of positions; "yarn" is another name of the second one there.
+  if (!m.rope_scaling) return;
+  if (m.rope_scaling->type == "yarn") m.rope_scaling->type = "longrope";
+  if (m.rope_scaling->type != "longrope")
+    c.report("E412", "rope_scaling", fmt::format("Phi-3 has no positions of rope_type \"{}\"", m.rope_scaling->type),
+             {"known: default, longrope"});
 }
 
 /// qkv_proj (q + 2 kv, H): queries, then keys, then values; gate_up_proj (2 I, H): gates, then ups. Source:
@@ -46,7 +55,11 @@ extern const FamilySpec phi3_family = {
     .model_type = "phi3",
     .keys = phi3_keys,
     .read = read_phi3,
-    .write = [](const ModelSpec& m, nlohmann::json& c) { write_llama_config(m, phi3_config, c); },
+    .write =
+        [](const ModelSpec& m, nlohmann::json& c) {
+          write_llama_config(m, phi3_config, c);
+          c["pad_token_id"] = nullptr;  // else transformers takes 32000, which a small vocabulary has not
+        },
     .layer = put_llama_layer,
     .store = store_phi3,
     .no_adapters =

@@ -201,7 +201,8 @@ class Linter {
     const TrainModel& model = s_.train();
     const PeakBytes parts = model.peak_bytes(e_.point.train, model.layers(e_.point.train), e_.point.train.pp - 1);
     const double bytes = parts[static_cast<std::size_t>(PeakTensor::logits)];
-    if (const double free = e_.capacity_bytes - e_.price.train_bytes + bytes; bytes > 0.5 * free)
+    if (const double free = e_.capacity_bytes - e_.price.train_bytes + bytes;
+        bytes > 0.5 * free && free > 0)  // else L13 says what lacks
       add("L06", LintLevel::warning,
           fmt::format("logits and their copies take {} of the {} that training's other bytes leave",
                       format_bytes(bytes), format_bytes(free)),

@@ -25,7 +25,7 @@ struct Capabilities {
   bool gpipe = false, zero_bubble = false;
   bool shard_groups = true;       // a replica's shards over fewer than all data ranks
   bool layerwise_offload = true;  // of FSDP
-  bool loss_chunks = true;        // training's logits of some tokens at a time (train.loss_chunk_tokens)
+  bool loss_chunks = false;       // known to form training's logits some tokens at a time (train.loss_chunk_tokens)
   bool padding = false;           // micro-batches may be padded to their longest sample (train.padding)
   bool critic_apart = false;      // PPO's critic on GPUs of its own
   bool reference_apart = false;   // the reference model, too

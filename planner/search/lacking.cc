@@ -37,8 +37,6 @@ void add_training(const Scenario& s, const TrainPoint& t, const Capabilities& ca
   if (!can.padding && s.train.padding != Padding::none)
     out.push_back({"train.padding", "micro-batches padded to their longest sample"});
   if (!can.layerwise_offload && t.optimizer_on_host) out.push_back({"train.offload", "layer-wise offload"});
-  if (!can.loss_chunks && s.train.loss_chunk_tokens > 0)
-    out.push_back({"train.loss_chunk_tokens", "training's logits in chunks"});
   if (!can.reshard_choice && t.sharding == Sharding::fsdp && !t.reshard_after_forward)
     out.push_back({"train.reshard_after_forward", "units that stay gathered"});
   if (!can.has(can.optimizers, name_of(t.optimizer)))

@@ -276,9 +276,7 @@ TEST_CASE("a call that fails beside the host's ops: the run ends with rank, phas
   REQUIRE_THAT(whole.text(), Catch::Equals(""));
   REQUIRE(!before.empty());
   // Where none of the ops is at work: events of the plan, and the wait at a block's end.
-  const std::map<std::string, const char*> between_ops = {{"cuEventRecord", " event "},
-                                                          {"cuStreamWaitEvent", " event "},
-                                                          {"cuStreamSynchronize", "(waiting for the streams)"}};
+  const std::set<std::string> between_ops = {"cuEventRecord", "cuStreamWaitEvent", "cuStreamSynchronize"};
   for (const std::string entry : {"cuStreamSynchronize", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuEventRecord",
                                   "cuStreamWaitEvent", "cuLaunchKernel"}) {
     // Early among them, in training; on a busy machine a rank may be through with it by then.
@@ -303,11 +301,12 @@ TEST_CASE("a call that fails beside the host's ops: the run ends with rank, phas
       if (f.find("noticed it in") != std::string::npos) continue;
       // The context is both ranks', and its error stays: the other one may meet it at a call of its own.
       CHECK_THAT(f, Catch::Contains("CUDA_ERROR_LAUNCH_FAILED"));
-      if (f.find(entry) == std::string::npos) continue;
-      names_call = true;
-      if (const auto other = between_ops.find(entry); other != between_ops.end())
-        CHECK_THAT(f, Catch::Contains("(op ") || Catch::Contains(other->second));
-      else CHECK_THAT(f, Catch::Contains("(op "));
+      const bool is_its_call = f.find(entry) != std::string::npos;
+      names_call = names_call || is_its_call;
+      if (is_its_call && !between_ops.contains(entry)) CHECK_THAT(f, Catch::Contains("(op "));
+      else
+        CHECK_THAT(f, Catch::Contains("(op ") || Catch::Contains(" event") || Catch::Contains("for the streams)") ||
+                          Catch::Contains(", between two phases"));
     }
     CHECK(names_call);
   }

@@ -1,4 +1,4 @@
-// import(export(x)) = x for every key that a system has.
+// import(export(x)) = x for every key that a system has. Long: the launches that together say every key stand here.
 #include "interop/export.h"
 
 #include <fmt/format.h>

@@ -37,6 +37,12 @@ TEST_CASE("import prints a scenario that every command reads, and the answer bes
   CHECK_THAT(said.err, Catch::Contains("Assumed, as ") && !Catch::Contains("cluster.gpu h"));
   CHECK_THAT(said.err, Catch::Contains("Next: hotbunk import verl " + file.string() +
                                        " --set cluster.gpu=h200-sxm-141gb --out run.yaml\n"));
+  // Of a launch by its words, the first of which is a flag, that command is words again.
+  const std::string words =
+      "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --seq-length 4096 "
+      "--micro-batch-size 1 --global-batch-size 64 --vocab-size 32000";
+  const Result2 flags = hotbunk_command("import megatron -- " + words);
+  CHECK_THAT(flags.err, Catch::Contains("Next: hotbunk import megatron --out ") && Catch::Contains(" -- " + words));
   const fs::path scenario = work_folder() / "imported.yaml";
   std::ofstream(scenario) << r.out;
   CHECK(hotbunk_command("explain " + scenario.string()).code == 0);

@@ -1,3 +1,5 @@
+// Attention over pages: prefill by tiles, decoding where keys and values lie. Longer than a room: both share the tile,
+// the split over threads and what a sequence sees.
 #include "backends/cpu_gloo/kernels/paged_attention.h"
 
 #include <algorithm>
@@ -290,7 +292,7 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
         sum_in_place<kTogether, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
       else sum_in_place<1, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
     }
-    rows = following;
+    if (then > 0) rows = following;
   }
   put_outputs<E>(call, s, kv_head * H, kv_heads * H, t, 0);
 }

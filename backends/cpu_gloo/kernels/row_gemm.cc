@@ -396,9 +396,9 @@ void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, 
 
 /// Weight rows of a block: as many as stay in the cache. For few rows of x half as many, so that fewer are a thread's
 /// first, which nobody asks for ahead.
-std::int64_t block_rows(std::int64_t K, bool few) {
+std::int64_t block_rows(std::int64_t K, bool kept) {
   const std::int64_t fitting = kCacheBytes / static_cast<std::int64_t>(sizeof(float)) / std::max<std::int64_t>(K, 1);
-  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, few ? kBlockRows / 2 : kBlockRows);
+  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 2 : kBlockRows);
 }
 
 template <class W, class Y>
