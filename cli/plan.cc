@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -268,7 +269,17 @@ int print(const PlanArguments& o, const Plan& plan) {
   return exit_done;
 }
 
+/// A search lowers some hundred plans and drops them again: what they lay in is kept for the next one, instead of being
+/// given back to the system and had anew. For a program that ends soon; a twenty-fifth of the time of a plan of 8 GPUs.
+void keep_freed_memory() {
+  constexpr int kept_bytes = 1 << 30, ahead_bytes = 1 << 26, mapped_apart_bytes = 1 << 25;  // the most that glibc takes
+  mallopt(M_MMAP_THRESHOLD, mapped_apart_bytes);
+  mallopt(M_TRIM_THRESHOLD, kept_bytes);
+  mallopt(M_TOP_PAD, ahead_bytes);
+}
+
 int run(const PlanArguments& o) {
+  keep_freed_memory();
   int code = exit_done;
   if (o.resolved) {
     const auto resolved = load_chosen(o.scenario);
