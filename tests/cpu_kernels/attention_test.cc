@@ -383,33 +383,36 @@ TEST_CASE("ranks that hold parts of the keys find with their log-sum-exps what o
 }
 
 TEST_CASE("decode has prefill's bits, whether a group's heads read keys in place or packed, one by one or together") {
-  for (DType dtype : kFloatTypes)
-    for (const HeadShape shape :
-         {HeadShape{2, 2, 64}, {4, 4, 32, 80}, {8, 4, 32}, {3, 1, 64}, {4, 1, 64}, {5, 1, 64}, {2, 1, 20}})
+  // Three and six kv heads of a query head each: in pairs, with one left over or none.
+  const std::vector<HeadShape> shapes = {{2, 2, 64}, {3, 3, 64}, {6, 6, 32}, {4, 4, 32, 80}, {8, 4, 32},
+                                         {3, 1, 64}, {4, 1, 64}, {5, 1, 64}, {2, 1, 20}};
+  for (const auto& [dtype, kept] :
+       {std::pair(DType::f32, DType::f32), {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}})
+    for (const HeadShape& shape : shapes)
       for (const Scores scale : {Scores{0.16f}, Scores{0.16f, 1.5f, 70}})
         for (int threads : {1, 2}) {
-          CAPTURE(name_of(dtype), shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dv(), scale.window,
-                  threads);
+          CAPTURE(name_of(dtype), name_of(kept), shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dv(),
+                  scale.window, threads);
           KernelContext ctx(threads);
           Random rng(33);
-          const std::int64_t length = 137, blocks = 18, out = shape.num_heads * shape.dv(), sequences = 3;
+          const std::int64_t length = 137, blocks = 18, out = shape.num_heads * shape.dv(), sequences = 4;
           const Tensor qkv = Tensor::random(dtype, length, shape.width(), 0, rng);
-          Tensor pool =
-              Tensor::random(DType::f32, blocks, 8 * shape.num_kv_heads * (shape.head_dim + shape.dv()), 0, rng);
-          std::vector<std::int32_t> table;  // of three sequences that are one's beginnings
+          Tensor pool = Tensor::random(kept, blocks, 8 * shape.num_kv_heads * (shape.head_dim + shape.dv()), 0, rng);
+          std::vector<std::int32_t> table;  // of sequences that are one's beginnings, and one of none
           for (std::int32_t b = 0; b < sequences * blocks; ++b) table.push_back((b % blocks * 7 + 3) % blocks);
-          const KvPool view{pool.data(), DType::f32, blocks, 8};
-          const std::vector<std::int32_t> contexts{137, 9, 65};
+          const KvPool view{pool.data(), kept, blocks, 8};
+          const std::vector<std::int32_t> contexts{137, 0, 9, 65};
           const PagedContext paged{table.data(), blocks, contexts.data()};
           Tensor prefilled(dtype, length, out), q(dtype, sequences, shape.width()), decoded(dtype, sequences, out);
           paged_prefill_attention(ctx, qkv.matrix(), shape, view, paged, std::vector<std::int32_t>{0, 137}, scale,
                                   prefilled.matrix());
           for (std::int64_t s = 0; s < sequences; ++s)
             for (std::int64_t c = 0; c < shape.width(); ++c)
-              q.set(s, c, qkv.at(contexts[static_cast<std::size_t>(s)] - 1, c));
+              q.set(s, c, qkv.at(std::max(contexts[static_cast<std::size_t>(s)], 1) - 1, c));
           paged_decode_attention(ctx, q.matrix(), shape, view, paged, sequences, scale, decoded.matrix());
           CHECK(error_of(decoded, [&](auto s, auto j) {
-                  return prefilled.at(contexts[static_cast<std::size_t>(s)] - 1, j);
+                  const std::int32_t context = contexts[static_cast<std::size_t>(s)];
+                  return context == 0 ? 0.0 : prefilled.at(context - 1, j);
                 }) == 0.0);
         }
 }
