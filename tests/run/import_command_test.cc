@@ -40,7 +40,7 @@ TEST_CASE("import prints a scenario that every command reads, and the answer bes
   // Of a launch by its words, the first of which is a flag, that command is words again.
   const std::string words =
       "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 11008 --seq-length 4096 "
-      "--micro-batch-size 1 --global-batch-size 64 --vocab-size 32000";
+      "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --vocab-size 32000";
   const Result2 flags = hotbunk_command("import megatron -- " + words);
   CHECK_THAT(flags.err, Catch::Contains("Next: hotbunk import megatron --out ") && Catch::Contains(" -- " + words));
   const fs::path scenario = work_folder() / "imported.yaml";
