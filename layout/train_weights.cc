@@ -130,10 +130,6 @@ bool alike(const UnitParam& a, const UnitParam& b) {
 
 }  // namespace
 
-bool ShardedUnit::lies_as_gathered() const {
-  return flat || (params.size() == 1 && padding_elements() == 0);
-}
-
 void number_kinds(std::vector<ShardedUnit>& units) {
   std::vector<const ShardedUnit*> kinds;
   for (ShardedUnit& unit : units) {
@@ -182,8 +178,8 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
   std::vector<ShardedUnit> units;
   for (const ParamSpec& parameter : parameters) {
     const bool adapts = is_adapter(parameter.role), of_head = is_of_head(parameter, model);
-    const bool frozen = parameter.frozen, again = !units.empty() && units.back().layer == parameter.layer &&
-                                                  units.back().head == of_head;
+    const bool frozen = parameter.frozen,
+               again = !units.empty() && units.back().layer == parameter.layer && units.back().head == of_head;
     if (!again || units.back().adapters != adapts || units.back().frozen != frozen) {
       ShardedUnit unit;
       unit.name = of_head               ? "head"

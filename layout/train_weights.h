@@ -74,9 +74,6 @@ struct ShardedUnit {
   /// Of a flat unit, which is one of the two.
   const UnitRegion& only_region() const { return experts.full_elements > 0 ? experts : shared; }
   std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
-  /// The shards of all ranks one behind the other are the whole unit: a flat one's with its padding; else one parameter
-  /// of which every rank has as many rows.
-  bool lies_as_gathered() const;
 };
 
 /// Gives units that differ in the names of their parameters only one kind.
@@ -87,11 +84,11 @@ void number_kinds(std::vector<ShardedUnit>&);
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns = 0);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
-/// beside the first tensor-parallel rank: root, head, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …
-/// Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1; by default the
-/// tensor-parallel ranks share each.
-/// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
-/// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
+/// beside the first tensor-parallel rank: root, head, layers.0, layers.1, …; behind them those of adapters,
+/// layers.0.lora, … Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1;
+/// by default the tensor-parallel ranks share each. Throws InternalError when rank is outside [0, world), or where
+/// why_not_train_tp gives a reason. Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics,
+/// padding of the last shards).
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,
                                      const std::optional<ExpertMesh>& = {});
 /// Those of a stage, in the same order; a stage has the ends of the model that are its.
