@@ -185,10 +185,9 @@ PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range
     }
     return stream;
   }
-  Gathers gathers = !shared_.empty()
-                        ? gathers_shared(layers_in_order(range, false), "train.forward.")
-                        : Gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false),
-                                  root, s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
+  Gathers gathers = !shared_.empty() ? gathers_shared(layers_in_order(range, false), "train.forward.")
+                                     : Gathers(s_, b_, state_, Weights::trained, "train.forward.",
+                                               layers_in_order(range, false), root, forward_limit());
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);

@@ -64,6 +64,10 @@ class TrainPasses {
   TrainPasses(const Scenario&, ProgramBuilder&, const TrainState&, const Tensor& metrics, const TokenFeeds&);
 
   PackedModel& model() { return model_; }
+  /// Of what is gathered for forward passes; none where it stays whole for the backward.
+  std::optional<SlotLimitId> forward_limit() const {
+    return s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt;
+  }
   /// Layers that are whole in all passes, by their place in the stage; else each pass gathers its own.
   void hold(std::vector<WholeUnit> layers) { held_ = std::move(layers); }
   /// Gathers each layer once and keeps this rank's parts of it for all passes, in buffers that are added to `held`.

@@ -582,9 +582,11 @@ WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::
   return out;
 }
 
-void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer) const {
+void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer,
+                                std::optional<SlotLimitId> limit) const {
   std::vector<BufferId> made;
   for (const std::size_t u : loss_) outer.parts.push_back(gather(b, u, which, prefix, made));
+  if (limit && !made.empty()) b.take_turn(*limit, made);
 }
 
 WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights which, const std::string& prefix,

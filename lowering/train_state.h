@@ -166,7 +166,8 @@ class TrainState {
   /// `outer`: which of those of no layer; those of the loss alone may be left for then (add_loss_units).
   enum class Outer : std::uint8_t { all, all_but_loss };
   WholeUnit gather_outer(ProgramBuilder&, Weights, const std::string& prefix, Outer = Outer::all) const;
-  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer) const;
+  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer,
+                      std::optional<SlotLimitId> limit) const;
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
 
