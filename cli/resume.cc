@@ -55,6 +55,7 @@ Meaning meaning_of(const std::string& key) {
                             "sync.",
                             "train.offload",
                             "train.prefetch",
+                            "train.in_place_elements",
                             "train.reshard_after_forward",
                             "train.expert_capacity",
                             "train.expert_dispatch",

@@ -89,6 +89,11 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   return param;
 }
 
+/// Whether nothing but the head reads it, which is a unit of its own: a tied one is the embedding.
+bool is_of_head(const ParamSpec& p, const ModelSpec& model) {
+  return !model.tie_embeddings && (p.role == R::lm_head || p.role == R::final_norm || p.role == R::final_norm_bias);
+}
+
 bool has(const StagePart& stage, const ParamSpec& p, const ModelSpec& model) {
   if (p.layer >= 0) return stage.has_layer(p.layer);
   if (p.role == R::embedding) return stage.first || (stage.last && model.tie_embeddings);
@@ -172,13 +177,16 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
 
   std::vector<ShardedUnit> units;
   for (const ParamSpec& parameter : parameters) {
-    const bool adapts = is_adapter(parameter.role);
-    const bool frozen = parameter.frozen, again = !units.empty() && units.back().layer == parameter.layer;
+    const bool adapts = is_adapter(parameter.role), of_head = is_of_head(parameter, model);
+    const bool frozen = parameter.frozen,
+               again = !units.empty() && units.back().layer == parameter.layer && units.back().head == of_head;
     if (!again || units.back().adapters != adapts || units.back().frozen != frozen) {
       ShardedUnit unit;
-      unit.name = parameter.layer < 0 ? "root" : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
-      if (frozen && again) unit.name += ".frozen";
-      unit.layer = parameter.layer, unit.adapters = adapts, unit.frozen = frozen;
+      unit.name = of_head               ? "head"
+                  : parameter.layer < 0 ? "root"
+                                        : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
+      if (frozen && std::ranges::count(units, unit.name, &ShardedUnit::name) > 0) unit.name += ".frozen";
+      unit.layer = parameter.layer, unit.head = of_head, unit.adapters = adapts, unit.frozen = frozen;
       units.push_back(std::move(unit));
     }
     append(units.back(), shard_of(parameter, model, tensor, mesh, world, rank),

@@ -49,13 +49,15 @@ struct UnitRegion {
   std::int64_t padding_elements() const { return shards * shard_elements - full_elements; }
 };
 
-/// What one all-gather makes whole: the parameters of one decoder layer, or of everything outside the layers ("root").
+/// What one all-gather makes whole: the parameters of one decoder layer, or of what is outside the layers: the final
+/// norm and the head ("head"), and the embeddings ("root"), with the norm where the head is the embedding.
 /// The unsharded buffer holds the parameters back to back without padding, so neighbours of equal width form one
 /// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block; [gate; up] of all experts as one stack
 /// of such blocks, and their down projections as another.
 struct ShardedUnit {
-  std::string name;       // "root", "layers.3"
-  int layer = -1;         // -1: root
+  std::string name;       // "root", "head", "layers.3"
+  int layer = -1;         // -1: of none
+  bool head = false;      // what nothing reads but the end of the model
   bool adapters = false;  // LoRA's of the layer, which another unit has
   bool frozen = false;    // parameters that do not train; the layer's others are in another unit
   int kind = 0;           // units of one kind differ in the names of their parameters only
@@ -82,14 +84,14 @@ void number_kinds(std::vector<ShardedUnit>&);
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns = 0);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
-/// beside the first tensor-parallel rank: root, layers.0, layers.1, …; behind them those of adapters, layers.0.lora, …
-/// Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1; by default the
-/// tensor-parallel ranks share each.
-/// Throws InternalError when rank is outside [0, world), or where why_not_train_tp gives a reason.
-/// Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics, padding of the last shards).
+/// beside the first tensor-parallel rank: root, head, layers.0, layers.1, …; behind them those of adapters,
+/// layers.0.lora, … Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1;
+/// by default the tensor-parallel ranks share each. Throws InternalError when rank is outside [0, world), or where
+/// why_not_train_tp gives a reason. Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics,
+/// padding of the last shards).
 std::vector<ShardedUnit> train_units(const ModelSpec&, std::int64_t tp, std::int64_t world, std::int64_t rank,
                                      const std::optional<ExpertMesh>& = {});
-/// Those of a stage, in the same order; a stage with neither end of the model has no root.
+/// Those of a stage, in the same order; a stage has the ends of the model that are its.
 std::vector<ShardedUnit> train_units(const ModelSpec&, const StagePart&, std::int64_t tp, std::int64_t world,
                                      std::int64_t rank, const std::optional<ExpertMesh>& = {});
 

@@ -34,8 +34,9 @@ void lower_micro_batch(const Scenario& s, ProgramBuilder& b, const TrainState& s
   constexpr auto early = TrainState::Outer::all_but_loss;
   WholeUnit root = state.gather_outer(b, Weights::trained, "train.", early);
   TrainPasses::Kept kept;
-  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), state.layers_of(0), root, kept);
-  state.add_loss_units(b, Weights::trained, "train.", root);
+  const PackedModel::Stream stream = passes.forward(passes.model().embed(root), state.layers_of(0), root, kept, [&] {
+    state.add_loss_units(b, Weights::trained, "train.", root, passes.forward_limit());
+  });
   const WholeUnit d_root = state.outer_gradients(b, "train.");
   const Tensor gradient = passes.loss(feeds, root, d_root, stream);
   state.reduce_loss_units(b, d_root, "train.");
@@ -91,14 +92,17 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
   }
   WholeUnit root = state.gather_outer(b, which, prefix, TrainState::Outer::all_but_loss);
   PackedModel::Stream stream = state.part().first ? model.embed(root) : receive_stream(b, state, model, prefix);
-  Gathers gathers(s, b, state, which, prefix, layers_in_order(state.layers_of(0), false), root,
-                  limit_layers(s, b, prefix));
+  const SlotLimitId limit = limit_layers(s, b, prefix);
+  Gathers gathers(s, b, state, which, prefix, layers_in_order(state.layers_of(0), false), root, limit);
   for (std::size_t i = 0; i < state.num_layers(); ++i) {
     Values dropped;
-    stream = model.layer_forward(gathers.use(i), state.layer(i), stream, dropped);
+    const WholeUnit layer = gathers.use(i);
+    const bool ahead = s.train.prefetch > 0 && i + 1 == state.num_layers() && state.part().last;
+    if (ahead) state.add_loss_units(b, which, prefix, root, limit);
+    stream = model.layer_forward(layer, state.layer(i), stream, dropped);
   }
   if (!state.part().last) return send_stream(b, state, model, prefix, stream);
-  state.add_loss_units(b, which, prefix, root);
+  if (s.train.prefetch == 0) state.add_loss_units(b, which, prefix, root, limit);
   lower_logps(s, b, model, prefix, root, stream, targets);
 }
 

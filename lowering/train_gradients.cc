@@ -42,42 +42,38 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   StreamId last = streams::reduce;
   const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
-  const std::vector<Region> all = regions(state.unit);
-  if (state.unit.flat && all[0].size.shards == 1) {  // experts, of which each rank has its own
-    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
-    b.emit(OpKind::copy, streams::reduce, name + ".copy_in", {whole}, {sum});
-  } else if (state.unit.flat) {
-    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
+  const Collectives all = collectives(state.unit);
+  // Of a flat unit that is experts, of which each rank has its own, too.
+  if (shards() > 1 || state.unit.flat) sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
+  if (sum.buffer != whole.buffer) {
     // Padding takes part in the sum and in the gradient norm: it must be zero.
     const std::int64_t padding = state.unit.padding_elements();
-    if (padding > 0)
-      b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {},
-             {b.view(whole.buffer, dtype, {fixed(padding)}, state.unit.full_elements)});
-    Op& op =
-        b.communicate(OpKind::reduce_scatter, streams::reduce, all[0].shards, name + ".reduce_scatter", {whole}, {sum});
-    with(op, Attr::padding_bytes, padding * size_of(dtype));
-  } else if (shards() > 1) {
-    std::int64_t elements = 0;
-    for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
-    const Tensor in = b.transient(name + ".reduce_in", dtype, {fixed(elements)}, Category::communication);
-    sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
-    // Padding takes part in the sum and in the gradient norm: it must be zero.
-    if (state.unit.padding_elements() > 0) b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {in});
-    Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {whole}, {in});
-    copy.moves = shard_moves(state.unit, false);
-    for (const Region& r : all) {
+    const auto zero = [&](const Tensor& t) { b.emit(OpKind::zero, streams::reduce, name + ".zero_padding", {}, {t}); };
+    Tensor in;
+    if (state.unit.flat && padding > 0) {
+      zero(b.view(whole.buffer, dtype, {fixed(padding)}, state.unit.full_elements));
+    } else if (all.copied > 0) {
+      in = b.transient(name + ".reduce_in", dtype, {fixed(all.copied)}, Category::communication);
+      if (padding > 0) zero(in);
+      Op& copy = b.emit(OpKind::copy_boxes, streams::reduce, name + ".copy_in", {whole}, {in});
+      copy.moves = shard_moves(state.unit, all, false);
+    }
+    for (const Region& r : all.regions) {
       const Tensor part = part_of(b, sum, r.shard_offset, r.size.shard_elements);
+      const std::int64_t elements = r.size.shards * r.size.shard_elements;
       if (r.size.shards == 1) {
         b.emit(OpKind::copy, streams::reduce, name + r.name + ".copy_in",
                {part_of(b, whole, r.full_offset, r.size.full_elements)}, {part});
         continue;
       }
-      Op& op = b.communicate(OpKind::reduce_scatter, streams::reduce, r.shards, name + r.name + ".reduce_scatter",
-                             {part_of(b, in, r.gathered_offset, r.size.shards * r.size.shard_elements)}, {part});
+      Op& op = b.communicate(
+          OpKind::reduce_scatter, streams::reduce, r.shards, name + r.name + ".reduce_scatter",
+          {r.in_place ? part_of(b, whole, r.full_offset, elements) : part_of(b, in, r.gathered_offset, elements)},
+          {part});
       with(op, Attr::padding_bytes, r.size.padding_elements() * size_of(dtype));
     }
   }
-  for (const Region& r : all) {
+  for (const Region& r : regions(state.unit)) {
     if (r.num_replicas == 1) continue;
     last = streams::replicas;
     const Tensor part = part_of(b, sum, r.shard_offset, r.size.shard_elements);

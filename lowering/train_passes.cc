@@ -175,7 +175,8 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
       layers_(limit_layers(s, b, "train.")),
       gradients_(b.limit_slots("train.gradients", 1)) {}
 
-PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept) {
+PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept,
+                                         const std::function<void()>& next) {
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers), kept.parts.resize(layers);
   if (!held_.empty()) {
@@ -185,15 +186,16 @@ PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range
     }
     return stream;
   }
-  Gathers gathers = !shared_.empty()
-                        ? gathers_shared(layers_in_order(range, false), "train.forward.")
-                        : Gathers(s_, b_, state_, Weights::trained, "train.forward.", layers_in_order(range, false),
-                                  root, s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt);
+  Gathers gathers = !shared_.empty() ? gathers_shared(layers_in_order(range, false), "train.forward.")
+                                     : Gathers(s_, b_, state_, Weights::trained, "train.forward.",
+                                               layers_in_order(range, false), root, forward_limit());
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
+    if (s_.train.prefetch > 0 && i + 1 == layers) next();
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
     if (state_.keeps_parts() && shared_.empty()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
   }
+  if (s_.train.prefetch == 0) next();
   return stream;
 }
 

@@ -64,6 +64,10 @@ class TrainPasses {
   TrainPasses(const Scenario&, ProgramBuilder&, const TrainState&, const Tensor& metrics, const TokenFeeds&);
 
   PackedModel& model() { return model_; }
+  /// Of what is gathered for forward passes; none where it stays whole for the backward.
+  std::optional<SlotLimitId> forward_limit() const {
+    return s_.train.reshard_after_forward ? std::optional(layers_) : std::nullopt;
+  }
   /// Layers that are whole in all passes, by their place in the stage; else each pass gathers its own.
   void hold(std::vector<WholeUnit> layers) { held_ = std::move(layers); }
   /// Gathers each layer once and keeps this rank's parts of it for all passes, in buffers that are added to `held`.
@@ -77,8 +81,10 @@ class TrainPasses {
     std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
     std::vector<WholeUnit> gradients;             // by layer, where those go
   };
-  /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such.
-  PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&);
+  /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such. `next` gathers what
+  /// comes behind them: in front of the last layer, where units are gathered ahead.
+  PackedModel::Stream forward(
+      PackedModel::Stream, Range layers, const WholeUnit& root, Kept&, const std::function<void()>& next = [] {});
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.

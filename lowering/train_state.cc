@@ -15,6 +15,12 @@
 namespace hotbunk {
 namespace {
 
+/// "gate_proj" of "model.layers.3.mlp.gate_proj.weight".
+std::string module_of(const std::string& parameter) {
+  const std::string path = parameter.substr(0, parameter.rfind('.'));
+  return path.substr(path.rfind('.') + 1);  // npos + 1: it has no other
+}
+
 struct Span2 {
   std::int64_t offset = 0, rows = 0, cols = 0;
 };
@@ -267,8 +273,7 @@ void TrainState::find_layers() {
       const auto of_loss = [](const UnitParam& p) {
         return p.role == ParamRole::lm_head || p.role == ParamRole::final_norm || p.role == ParamRole::final_norm_bias;
       };
-      const bool wrapped = scenario_.train.engine == TrainEngine::fsdp1;
-      if (wrapped && std::ranges::all_of(units_[u].unit.params, of_loss)) loss_.push_back(u);
+      if (std::ranges::all_of(units_[u].unit.params, of_loss)) loss_.push_back(u);
     }
   std::vector<std::vector<std::int64_t>> kinds;  // of layers in several units
   for (const Range& chunk : part().layers)
@@ -326,12 +331,46 @@ std::vector<TrainState::Region> TrainState::regions(const ShardedUnit& unit) con
   return out;
 }
 
-std::vector<Move> TrainState::shard_moves(const ShardedUnit& unit, bool to_whole) const {
-  std::vector<Move> moves;
+TrainState::Collectives TrainState::collectives(const ShardedUnit& unit) const {
+  Collectives out;
   for (const Region& region : regions(unit)) {
-    if (region.size.shards == 1) continue;
+    if (unit.flat || region.is_experts || region.size.shards == 1) {
+      out.regions.push_back(region);
+      out.regions.back().in_place = unit.flat;
+      continue;
+    }
     for (const UnitParam& p : unit.params) {
-      if (!p.has_place() || p.apart != region.is_experts) continue;
+      if (!p.has_place() || p.apart) continue;
+      const std::int64_t least = scenario_.train.in_place_elements, elements = p.padded_elements();
+      const bool in_place = elements * region.size.shards == p.elements() &&
+                            ((least > 0 && elements >= least) || elements == unit.shard_elements);
+      const bool again = !in_place && !out.regions.empty() && !out.regions.back().in_place;
+      if (!again) {
+        Region& next = out.regions.emplace_back(region);
+        next.size = {.shards = region.size.shards};
+        next.shard_offset = p.shard_offset, next.full_offset = p.full_offset, next.in_place = in_place;
+        next.name = elements == unit.shard_elements ? "" : "." + module_of(p.parameter);
+      }
+      UnitRegion& size = out.regions.back().size;
+      size.shard_elements += elements, size.full_elements += p.elements();
+    }
+  }
+  const auto is_copied = [](const Region& r) { return !r.in_place && r.size.shards > 1; };
+  // A unit's rest is as if it were all of it.
+  if (std::ranges::count_if(out.regions, [](const Region& r) { return !r.in_place && !r.is_experts; }) == 1)
+    std::ranges::find_if(out.regions, [](const Region& r) { return !r.in_place && !r.is_experts; })->name.clear();
+  for (Region& r : out.regions)
+    if (is_copied(r)) r.gathered_offset = out.copied, out.copied += r.size.shards * r.size.shard_elements;
+  return out;
+}
+
+std::vector<Move> TrainState::shard_moves(const ShardedUnit& unit, const Collectives& of, bool to_whole) const {
+  std::vector<Move> moves;
+  for (const Region& region : of.regions) {
+    if (region.size.shards == 1 || region.in_place) continue;
+    const Range inside{region.shard_offset, region.shard_offset + region.size.shard_elements};
+    for (const UnitParam& p : unit.params) {
+      if (!p.has_place() || p.shard_offset < inside.begin || p.shard_offset >= inside.end) continue;
       // Of what a tensor-parallel rank has of it, and of experts a place of a block.
       const Side gathered{.piece = {.row_end = p.padded_rows,
                                     .col_end = p.cols,
@@ -365,7 +404,7 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     return {};
   }
   std::vector<BufferId> made;
-  Tensor send = shard;  // of a flat unit in place: what is gathered is the unit and its padding
+  Tensor send = shard;
   if (state.is_split()) {
     send = b.transient(name + ".gather_in", whole.dtype, {fixed(n)}, Category::communication);
     publish_parts(b, state, send, name);
@@ -375,33 +414,29 @@ std::vector<BufferId> TrainState::fill(ProgramBuilder& b, const UnitState& state
     b.emit(OpKind::cast, streams::gather, name + ".cast", {shard}, {send});
     made.push_back(send.buffer);
   }
-  const std::vector<Region> all = regions(state.unit);
-  if (state.unit.flat && all[0].size.shards == 1) {  // experts, of which each rank has its own
-    b.emit(OpKind::copy, streams::gather, name + ".copy_out", {send}, {whole});
-    return made;
+  const Collectives all = collectives(state.unit);
+  Tensor gathered;
+  if (all.copied > 0) {
+    gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(all.copied)}, Category::communication);
+    made.push_back(gathered.buffer);
   }
-  if (state.unit.flat) {
-    Op& op = b.communicate(OpKind::all_gather, streams::gather, all[0].shards, name + ".all_gather", {send}, {whole});
-    with(op, Attr::padding_bytes, state.unit.padding_elements() * size_of(whole.dtype));
-    return made;
-  }
-  std::int64_t elements = 0;
-  for (const Region& r : all) elements += r.size.shards > 1 ? r.size.shards * r.size.shard_elements : 0;
-  const Tensor gathered = b.transient(name + ".gather_out", whole.dtype, {fixed(elements)}, Category::communication);
-  made.push_back(gathered.buffer);
-  for (const Region& r : all) {
+  for (const Region& r : all.regions) {
     const Tensor part = part_of(b, send, r.shard_offset, r.size.shard_elements);
-    if (r.size.shards == 1) {
-      b.emit(OpKind::copy, streams::gather, name + r.name + ".copy_out", {part},
-             {part_of(b, whole, r.full_offset, r.size.full_elements)});
+    // Of a flat unit with its padding.
+    const std::int64_t elements = r.in_place ? r.size.shards * r.size.shard_elements : r.size.full_elements;
+    const Tensor place = part_of(b, whole, r.full_offset, elements);
+    if (r.size.shards == 1) {  // experts, of which each rank has its own
+      b.emit(OpKind::copy, streams::gather, name + r.name + ".copy_out", {part}, {place});
       continue;
     }
-    Op& op = b.communicate(OpKind::all_gather, streams::gather, r.shards, name + r.name + ".all_gather", {part},
-                           {part_of(b, gathered, r.gathered_offset, r.size.shards * r.size.shard_elements)});
+    Op& op = b.communicate(
+        OpKind::all_gather, streams::gather, r.shards, name + r.name + ".all_gather", {part},
+        {r.in_place ? place : part_of(b, gathered, r.gathered_offset, r.size.shards * r.size.shard_elements)});
     with(op, Attr::padding_bytes, r.size.padding_elements() * size_of(whole.dtype));
   }
-  b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole}).moves =
-      shard_moves(state.unit, true);
+  if (all.copied > 0)
+    b.emit(OpKind::copy_boxes, streams::gather, name + ".copy_out", {gathered}, {whole}).moves =
+        shard_moves(state.unit, all, true);
   return made;
 }
 
@@ -437,7 +472,7 @@ WholeUnit::Part TrainState::gather(ProgramBuilder& b, std::size_t u, Weights whi
       if (as_computed) return std::array{whole, whole, whole, whole};
     }
     const std::vector<BufferId> buffers = fill(b, state, shard, whole, name);
-    if (buffers.empty()) return std::array{whole, whole, whole, shard};
+    if (buffers.empty()) return std::array{state.unit.flat ? whole : shard, whole, whole, shard};
     return std::array{shard.dtype == compute ? shard : b.whole(buffers.front()), b.whole(buffers.back()), whole, shard};
   };
   const auto [send, gathered, whole, come_up] =
@@ -547,9 +582,11 @@ WholeUnit TrainState::gather_outer(ProgramBuilder& b, Weights which, const std::
   return out;
 }
 
-void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer) const {
+void TrainState::add_loss_units(ProgramBuilder& b, Weights which, const std::string& prefix, WholeUnit& outer,
+                                std::optional<SlotLimitId> limit) const {
   std::vector<BufferId> made;
   for (const std::size_t u : loss_) outer.parts.push_back(gather(b, u, which, prefix, made));
+  if (limit && !made.empty()) b.take_turn(*limit, made);
 }
 
 WholeUnit TrainState::gather_layer(ProgramBuilder& b, std::size_t i, Weights which, const std::string& prefix,

@@ -166,7 +166,8 @@ class TrainState {
   /// `outer`: which of those of no layer; those of the loss alone may be left for then (add_loss_units).
   enum class Outer : std::uint8_t { all, all_but_loss };
   WholeUnit gather_outer(ProgramBuilder&, Weights, const std::string& prefix, Outer = Outer::all) const;
-  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer) const;
+  void add_loss_units(ProgramBuilder&, Weights, const std::string& prefix, WholeUnit& outer,
+                      std::optional<SlotLimitId> limit) const;
   WholeUnit gather_layer(ProgramBuilder&, std::size_t i, Weights, const std::string& prefix, const WholeUnit& outer,
                          std::optional<SlotLimitId> = {}) const;
 
@@ -275,12 +276,20 @@ class TrainState {
     Family shards = Family::fsdp, replicas = Family::replicas;
     std::int64_t num_replicas = 1;
     bool is_experts = false;
-    std::string name;  // what its ops' names have behind the unit's
+    bool in_place = false;  // behind one another they are what is computed with: no copy stands between
+    std::string name;       // what its ops' names have behind the unit's
   };
   /// Those that have something: a unit may be of experts alone.
   std::vector<Region> regions(const ShardedUnit&) const;
+  /// The same by collectives: large parameters have their own (train.in_place_elements). Only those that are not in
+  /// place have a gathered_offset, and together so many elements.
+  struct Collectives {
+    std::vector<Region> regions;
+    std::int64_t copied = 0;
+  };
+  Collectives collectives(const ShardedUnit&) const;
   /// Between what lies behind one another of all ranks, padded, and the unit as it is computed with.
-  std::vector<Move> shard_moves(const ShardedUnit&, bool to_whole) const;
+  std::vector<Move> shard_moves(const ShardedUnit&, const Collectives&, bool to_whole) const;
   /// The part of a tensor over a whole unit, or over a shard of one, that a region is.
   static Tensor part_of(const ProgramBuilder&, const Tensor&, std::int64_t offset, std::int64_t elements);
 

@@ -107,6 +107,8 @@ struct TrainSpec {
   std::int64_t reshard_ranks = 0;  // of fsdp2: ranks that then keep a unit among them; 0: all that share it
   WrapSpec wrap;
   std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
+  /// Of a parameter, on each rank: from so many on, alike on all, it has a collective of its own; 0 = never.
+  std::int64_t in_place_elements = 2'097'152;
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
   std::string pipeline_schedule = "1f1b";
   std::vector<std::int64_t> pipeline_split;  // layers per stage; empty: by what follows (spec/pipeline_split.h)

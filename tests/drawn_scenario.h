@@ -190,15 +190,16 @@ inline std::string draw_scenario() {
       "fsdp: "
       "{}{}}}, context_exchange: {}, "
       "pipeline_schedule: {}, pipeline_split: [{}], micro_batch_tokens: {}, recompute: {}, "
-      "reshard_after_forward: {}, prefetch: {}, "
+      "reshard_after_forward: {}, prefetch: {}, in_place_elements: {}, "
       "loss_chunk_tokens: {}, offload: {}, precision: {{params: {}, grads: {}, master: {}, moments: {}}}, wrap: "
       "{}{}{}}}\n",
       engine, data / ulysses / cp, cp, ulysses, train_tp, pp, vpp, wholes * spread / parts,
       experts ? columns * parts : 1, yaml_bool(sequence), group, over,
       one_of<std::string>({"auto", "ring", "all-gather"}), schedule,
       pp > 1 ? fmt::format("{}", fmt::join(split, ", ")) : "", tokens,
-      one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1), coin() ? 0 : in(1, tokens + 3),
-      offload, params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some, padded);
+      one_of<std::string>({"none", "selective", "full"}), one_of(reshards), in(0, 1),
+      one_of<std::int64_t>({0, 1, 100, 400, TrainSpec().in_place_elements}), coin() ? 0 : in(1, tokens + 3), offload,
+      params, grads, master, moments, flat ? draw_wrapping() : "{policy: layer}", flat ? "" : some, padded);
   text += fmt::format("optimizer: {{max_grad_norm: {}, cpu_fraction: {}}}\n", in(0, 1), on_host);
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "

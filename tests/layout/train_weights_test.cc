@@ -26,28 +26,30 @@ const UnitParam& param(const ShardedUnit& unit, ParamRole role) {
 TEST_CASE("FSDP units of a small Llama, by hand") {
   // World 4, rank 3. Embedding 37 x 24: ceil(37/4) = 10 rows each, rank 3 owns rows 30..37 (7 of 10).
   const std::vector<ShardedUnit> units = train_units(test::tiny_llama(), 1, 4, 3);
-  REQUIRE(units.size() == 3);
+  REQUIRE(units.size() == 4);
   CHECK(units[0].name == "root");
   CHECK(units[0].layer == -1);
-  CHECK(units[1].name == "layers.0");
-  CHECK(units[2].layer == 1);
+  CHECK((units[1].name == "head" && units[1].layer == -1));
+  CHECK(units[2].name == "layers.0");
+  CHECK(units[3].layer == 1);
 
   const UnitParam& embedding = param(units[0], ParamRole::embedding);
   CHECK(embedding.shard == Range{30, 37});
   CHECK(embedding.padded_rows == 10);
-  // Root: embedding, final norm (24 rows -> 6 each), head. 10*24 + 6 + 10*24 = 486 per rank, 37*24*2 + 24 = 1800 whole.
-  CHECK(units[0].shard_elements == 486);
-  CHECK(units[0].full_elements == 1800);
-  CHECK(units[0].padding_elements() == 4 * 486 - 1800);
-  CHECK(param(units[0], ParamRole::final_norm).shard_offset == 240);
-  CHECK(param(units[0], ParamRole::final_norm).cols == 1);
-  CHECK(param(units[0], ParamRole::lm_head).full_offset == 37 * 24 + 24);
+  // Root: the embedding, 10*24 = 240 per rank, 37*24 = 888 whole.
+  CHECK((units[0].shard_elements == 240 && units[0].full_elements == 888));
+  CHECK(units[0].padding_elements() == 4 * 240 - 888);
+  // Head: final norm (24 rows -> 6 each) and head, 6 + 10*24 = 246 per rank, 24 + 37*24 = 912 whole.
+  CHECK((units[1].shard_elements == 246 && units[1].full_elements == 912));
+  CHECK(param(units[1], ParamRole::final_norm).shard_offset == 0);
+  CHECK(param(units[1], ParamRole::final_norm).cols == 1);
+  CHECK(param(units[1], ParamRole::lm_head).full_offset == 24);
 
   // Layer: norm 24, q 32 x 24, k 8 x 24, v 8 x 24, o 24 x 32, norm 24, gate 40 x 24, up 40 x 24, down 24 x 40: all
   // extents divide by 4, so nothing is padded.
-  CHECK(units[1].full_elements == 2 * 24 + 48 * 24 + 24 * 32 + 3 * 24 * 40);
-  CHECK(units[1].padding_elements() == 0);
-  CHECK(param(units[1], ParamRole::k_proj).shard == Range{6, 8});
+  CHECK(units[2].full_elements == 2 * 24 + 48 * 24 + 24 * 32 + 3 * 24 * 40);
+  CHECK(units[2].padding_elements() == 0);
+  CHECK(param(units[2], ParamRole::k_proj).shard == Range{6, 8});
 }
 
 TEST_CASE(
@@ -68,9 +70,9 @@ TEST_CASE("A vocabulary padded to a multiple: as many rows on each rank, whateve
   model.vocab_multiple = 16;
   const std::vector<ShardedUnit> whole = train_units(model, 1, 5, 4), cut = train_units(model, 4, 1, 0);
   // 37 -> 48: 10 rows on each of 5 ranks, of which the last has 8.
-  const UnitParam &table = param(whole[0], ParamRole::embedding), &head = param(whole[0], ParamRole::lm_head);
+  const UnitParam &table = param(whole[0], ParamRole::embedding), &head = param(whole[1], ParamRole::lm_head);
   CHECK((table.whole_rows == 37 && table.rows == 48 && table.padded_rows == 10 && table.shard == Range{40, 48}));
-  CHECK(head.full_offset == 48 * 24 + 24);
+  CHECK(head.full_offset == 24);
   // Of 4 ranks each ceil(37/4) = 10 -> 16: the third has 5 tokens, the fourth none.
   const UnitParam& part = param(cut[0], ParamRole::embedding);
   CHECK((part.rows == 16 && part.step == TensorStep{.rows = 16}));
@@ -95,10 +97,10 @@ TEST_CASE("A vocabulary padded to a multiple: as many rows on each rank, whateve
 TEST_CASE("A rank beyond the rows owns nothing of a parameter but keeps its padded space") {
   // k_proj of 8 rows over 5 ranks: 2 rows each, rank 4 owns none.
   const std::vector<ShardedUnit> units = train_units(test::tiny_llama(), 1, 5, 4);
-  const UnitParam& k = param(units[1], ParamRole::k_proj);
+  const UnitParam& k = param(units[2], ParamRole::k_proj);
   CHECK(k.shard.size() == 0);
   CHECK(k.padded_rows == 2);
-  CHECK(param(units[1], ParamRole::v_proj).shard_offset == k.shard_offset + 2 * 24);
+  CHECK(param(units[2], ParamRole::v_proj).shard_offset == k.shard_offset + 2 * 24);
 }
 
 TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [gate; up]") {
@@ -121,7 +123,7 @@ TEST_CASE("The unsharded unit holds packed [q; k; v], packed biases and packed [
 TEST_CASE(
     "A unit holds the gate and up matrices of all its experts as one stack, and the down projections as another") {
   // H = 24, I = 10 over tp 2: 5 rows of gate and of up, 24 x 5 of down.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0)[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0)[2];
   std::vector<const UnitParam*> gate_up, down;
   for (const UnitParam& p : layer.params) {
     if (p.role == ParamRole::expert_gate || p.role == ParamRole::expert_up) gate_up.push_back(&p);
@@ -143,7 +145,7 @@ TEST_CASE(
 
 TEST_CASE("Whole experts over two ranks: two share each place, and the parameter's rows follow from the rank's") {
   // 4 experts over 2 ranks: 0 and 2, 1 and 3.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, ExpertMesh{.places = 2, .wholes = 2})[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 3, 0, ExpertMesh{.places = 2, .wholes = 2})[2];
   std::int64_t elements = 0;
   for (const UnitParam& p : layer.params) {
     if (p.has_place()) elements += p.elements();
@@ -161,7 +163,7 @@ TEST_CASE("Whole experts over two ranks: two share each place, and the parameter
 
 TEST_CASE("Whole experts over data ranks: fewer shards of each, behind what all ranks share") {
   // 4 experts over 2 of 4 data ranks: 0 and 2, 1 and 3, each in 2 shards; 2 tensor-parallel ranks have half of each.
-  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 4, 3, ExpertMesh{.places = 2, .spread = 2})[1];
+  const ShardedUnit layer = train_units(test::tiny_mixtral(), 2, 4, 3, ExpertMesh{.places = 2, .spread = 2})[2];
   std::int64_t shared = 0, experts = 0;
   for (const UnitParam& p : layer.params) {
     if (!p.has_place()) continue;
@@ -185,19 +187,19 @@ TEST_CASE("Whole experts over data ranks: fewer shards of each, behind what all 
     CHECK(p.rows_of_all() == (down ? 1 : 2) * p.whole_rows);
   }
   // Nothing sharded: each has its experts whole, and nothing is padded.
-  const ShardedUnit whole = train_units(test::tiny_mixtral(), 1, 1, 0, ExpertMesh{.spread = 4})[1];
+  const ShardedUnit whole = train_units(test::tiny_mixtral(), 1, 1, 0, ExpertMesh{.spread = 4})[2];
   CHECK((whole.experts.shards == 1 && whole.padding_elements() == 0));
-  CHECK(whole.full_elements < train_units(test::tiny_mixtral(), 1, 1, 0)[1].full_elements);
+  CHECK(whole.full_elements < train_units(test::tiny_mixtral(), 1, 1, 0)[2].full_elements);
 }
 
 TEST_CASE("Sizes of Qwen2.5-7B units") {
-  // BACKGROUND I: 7,615,616,512 parameters; a layer unit is 0.47 GB and the root unit 2.2 GB in bf16.
+  // BACKGROUND I: 7,615,616,512 parameters; a layer unit is 0.47 GB, and what is outside of layers 2.2 GB in bf16.
   const std::vector<ShardedUnit> units = train_units(test::qwen2_5_7b(), 1, 8, 0);
   std::int64_t total = 0;
   for (const ShardedUnit& unit : units) total += unit.full_elements;
   CHECK(total == 7'615'616'512);
-  CHECK(units[1].full_elements * 2 / 1e9 == Approx(0.47).epsilon(0.01));
-  CHECK(units[0].full_elements * 2 / 1e9 == Approx(2.18).epsilon(0.01));
+  CHECK(units[2].full_elements * 2 / 1e9 == Approx(0.47).epsilon(0.01));
+  CHECK((units[0].full_elements + units[1].full_elements) * 2 / 1e9 == Approx(2.18).epsilon(0.01));
 }
 
 TEST_CASE("FSDP shards tile every parameter exactly, whatever the world size") {

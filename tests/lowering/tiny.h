@@ -11,7 +11,7 @@
 
 namespace hotbunk::test {
 
-inline constexpr std::int64_t layers = 3, layer_elements = 4656, root_elements = 1608;
+inline constexpr std::int64_t layers = 3, layer_elements = 4656, root_elements = 33 * 24, head_elements = 24 + 33 * 24;
 
 /// GRPO; sleeping; `sets` are --set arguments.
 Scenario tiny(int world, int tp, std::vector<std::string> sets = {});

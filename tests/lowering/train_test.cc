@@ -31,12 +31,12 @@ Traffic traffic(const Plan& plan, Rank rank, std::string_view phase, OpKind kind
 
 }  // namespace
 
-TEST_CASE("A micro-batch gathers the root once and a layer twice, once when it is not resharded") {
+TEST_CASE("A micro-batch gathers the root and the head once and a layer twice, once when it is not resharded") {
   // Padding of all ranks' shards together, in elements. 3 ranks: 40 rows of gate and of up become 42, of 24 columns
   // each; 24, 12 and 33 rows divide. 4 ranks: 33 rows of embedding and head become 36.
-  const std::map<int, std::pair<std::int64_t, std::int64_t>> root_and_layer = {
+  const std::map<int, std::pair<std::int64_t, std::int64_t>> ends_and_layer = {
       {2, {2 * 24, 0}}, {3, {0, 2 * 2 * 24}}, {4, {2 * 3 * 24, 0}}};
-  for (const auto& [world, pad] : root_and_layer)
+  for (const auto& [world, pad] : ends_and_layer)
     for (bool reshard : {true, false})
       for (const auto& [precision, size] : {std::pair{"fp32", 4}, std::pair{"bf16", 2}}) {
         INFO(world << " ranks, reshard " << reshard << ", " << precision);
@@ -44,24 +44,53 @@ TEST_CASE("A micro-batch gathers the root once and a layer twice, once when it i
                                 {fmt::format("train.reshard_after_forward={}", reshard),
                                  fmt::format("train.precision.params={}", precision)});
         const auto units = train_units(s.model, 1, world, 0);
-        REQUIRE(units[0].padding_elements() == pad.first);
-        REQUIRE(units[1].padding_elements() == pad.second);
+        REQUIRE(units[0].padding_elements() + units[1].padding_elements() == pad.first);
+        REQUIRE(units[2].padding_elements() == pad.second);
         const Plan plan = lowered(s);
         const std::int64_t runs = reshard ? 2 : 1;
         for (Rank r = 0; r < world; ++r) {
           CHECK(traffic(plan, r, "train", OpKind::all_gather) ==
-                Traffic{1 + runs * layers, (root_elements + runs * layers * layer_elements) * size,
+                Traffic{2 + runs * layers, (root_elements + head_elements + runs * layers * layer_elements) * size,
                         (pad.first + runs * layers * pad.second) * size});
           // Gradients are reduced in fp32, each unit once.
           CHECK(traffic(plan, r, "train", OpKind::reduce_scatter) ==
-                Traffic{1 + layers, (root_elements + layers * layer_elements) * 4,
+                Traffic{2 + layers, (root_elements + head_elements + layers * layer_elements) * 4,
                         (pad.first + layers * pad.second) * 4});
           // A pass without gradients gathers each unit once.
           CHECK(traffic(plan, r, "old_logprobs", OpKind::all_gather) ==
-                Traffic{1 + layers, (root_elements + layers * layer_elements) * size,
+                Traffic{2 + layers, (root_elements + head_elements + layers * layer_elements) * size,
                         (pad.first + layers * pad.second) * size});
         }
       }
+}
+
+TEST_CASE("Large parameters of which all ranks have as many rows are gathered and reduced by themselves, uncopied") {
+  // A layer: norms of 24; q and o 24 x 24, k and v 12 x 24; gate, up and down of 40 x 24. Over 2 ranks each of the last
+  // three has 480 elements a rank; over 3 nothing but gate and up is uneven, 14 rows of room on each rank.
+  struct Case {
+    int world, least;
+    std::int64_t collectives, copied;  // of a layer
+  };
+  for (const auto& [world, least, collectives, copied] : {Case{2, 0, 1, layer_elements},
+                                                          {2, 481, 1, layer_elements},
+                                                          {2, 480, 4, layer_elements - 3 * 40 * 24},
+                                                          {2, 200, 6 + 2, 24 + 24 * 24 + 24},
+                                                          {3, 1, 7 + 1, 2 * 3 * 14 * 24}}) {
+    INFO(world << " ranks, from " << least);
+    const Plan plan = lowered(tiny(world, 1, {fmt::format("train.in_place_elements={}", least)}));
+    std::map<OpKind, std::int64_t> calls, payload;
+    for (const Op& op : ops_of(plan, 0, "train", "micro")) {
+      if (op.name.find("layers.1.") == std::string::npos || op.name.find("backward") != std::string::npos) continue;
+      if (op.name.ends_with(".copy_out")) CHECK(op.inputs[0].shape[0].size == copied);
+      if (op.name.ends_with(".copy_in")) CHECK(op.outputs[0].shape[0].size == copied);
+      if (op.kind != OpKind::all_gather && op.kind != OpKind::reduce_scatter) continue;
+      ++calls[op.kind], payload[op.kind] += payload_bytes(op, {}, places_of(plan, 0));
+    }
+    for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter}) {
+      CHECK(calls[kind] == collectives);
+      CHECK(payload[kind] == layer_elements * 4);
+    }
+  }
 }
 
 TEST_CASE("Resharded to a smaller mesh, backward gathers among few what they kept, and each keeps as much") {
@@ -82,8 +111,8 @@ TEST_CASE("Resharded to a smaller mesh, backward gathers among few what they kep
             t.padding += op.integer(Attr::padding_bytes, 0);
           }
         REQUIRE(of.size() == 2);
-        CHECK(of.begin()->second.calls == 1 + layers);
-        CHECK(of.begin()->second.payload == (root_elements + layers * layer_elements) * size);
+        CHECK(of.begin()->second.calls == 2 + layers);
+        CHECK(of.begin()->second.payload == (root_elements + head_elements + layers * layer_elements) * size);
         CHECK(of.rbegin()->second == Traffic{layers, layers * layer_elements * size, layers * pad * size});
         const GroupFamily& family = plan.groups[static_cast<std::size_t>(of.rbegin()->first)];
         CHECK(family.name == "reshard");

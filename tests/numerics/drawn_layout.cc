@@ -132,6 +132,7 @@ std::optional<Scenario> draw_layout(const Golden& g, std::mt19937_64& random) {
   if (fsdp && one_of({0, 1, 2}) == 0) s.train.offload = Offload::layerwise;
   if (one_of({0, 1}) == 0) draw_order(s, random);
   s.model.vocab_multiple = one_of({0, 0, 4, 16, 64});
+  s.train.in_place_elements = one_of({0, 1, 100, 500});
   return s;
 }
 
@@ -140,15 +141,16 @@ std::string text_of(const Scenario& s) {
   return fmt::format(
       "{}: dp {} cp {} ({}) ulysses {} pp {} vpp {} ({}: {}, order {}) tp {} ep {} etp {} sp {} fsdp {} of [{}] engine "
       "{} wrap "
-      "{} {} recompute {} reshard {} {} prefetch {} chunks {} tokens {} offload {} capacity {} dispatch {} routers {} "
+      "{} {} recompute {} reshard {} {} prefetch {} in place {} chunks {} tokens {} offload {} capacity {} dispatch {} "
+      "routers {} "
       "{} vocabulary by {}",
       s.model.name, l.dp, l.cp, name_of(s.train.context_exchange), l.ulysses, l.pp, l.vpp, s.train.pipeline_schedule,
       fmt::join(split_layers(s), " "), l.order, l.tp, l.ep, l.etp, l.sp, l.fsdp, l.shard_over,
       static_cast<int>(s.train.engine), static_cast<int>(s.train.wrap.policy), s.train.wrap.min_parameters,
       static_cast<int>(s.train.recompute), s.train.reshard_after_forward, s.train.reshard_ranks, s.train.prefetch,
-      s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload), s.train.expert_capacity,
-      name_of(s.train.expert_dispatch), s.train.router_aux_loss_coef, s.train.router_z_loss_coef,
-      s.model.vocab_multiple);
+      s.train.in_place_elements, s.train.loss_chunk_tokens, s.train.micro_batch_tokens, name_of(s.train.offload),
+      s.train.expert_capacity, name_of(s.train.expert_dispatch), s.train.router_aux_loss_coef,
+      s.train.router_z_loss_coef, s.model.vocab_multiple);
 }
 
 std::uint64_t number_of_environment(const char* variable, std::uint64_t otherwise) {

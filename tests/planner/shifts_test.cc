@@ -80,11 +80,13 @@ TEST_CASE("a plan's shifts, worked: Qwen2.5-7B over 8 ranks, two engines of TP4"
   const Scenario s = shifting("qwen2.5-7b-fsdp8.yaml");
   const auto pricer = pricer_for(s);
   const CostModel& cost = pricer->train().cost();
-  // fp32 shards of a rank: embedding, head and norm 2 x 19008 x 3584 + 448 elements, 28 layers of 233,057,792 / 8.
-  const double root = 4.0 * (2 * 19008 * 3584 + 448), layer = 4.0 * 233'057'792 / 8;
+  // fp32 shards of a rank: embedding 19008 x 3584 elements, head as many and the norm's 448, 28 layers of
+  // 233,057,792 / 8.
+  const double root = 4.0 * 19008 * 3584, head = root + 4.0 * 448, layer = 4.0 * 233'057'792 / 8;
   const auto copied = [&](double bytes) { return cost.host_copy_seconds(bytes); };
   // Parameters and both moments; the reference in bf16.
-  const double copies = 3 * (copied(root) + 28 * copied(layer)) + copied(root / 2) + 28 * copied(layer / 2);
+  const double copies = 3 * (copied(root) + copied(head) + 28 * copied(layer)) + copied(root / 2) + copied(head / 2) +
+                        28 * copied(layer / 2);
   // Sections in chunks of 2 MiB: parameters 3,807,808,256 B, the reference half, moments double; rollout weights are a
   // quarter of 15.23 GB, the pool 256 slots of 576 blocks: 2 x 16 tokens x 1 head of 128 x 28 layers x 2 B each, as far
   // as 0.8 of the device holds them.
