@@ -453,4 +453,42 @@ TEST_CASE("what a system cannot say is told, not dropped") {
   CHECK_THAT(launch.text, Catch::Contains("# slime has no key for sync.mode: direct"));
 }
 
+TEST_CASE("a model that no catalogue has is written as Megatron's sizes, and read back the same") {
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const std::string rest = base.text.substr(base.text.find('\n'));
+  for (
+      const char* model :
+      {"{model_type: llama, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, "
+       "num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 8192, tie_word_embeddings: false}",
+       "{model_type: qwen3_moe, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: "
+       "16, num_key_value_heads: 4, head_dim: 128, vocab_size: 32000, max_position_embeddings: 8192, "
+       "num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 704, tie_word_embeddings: true}",
+       "{model_type: mixtral, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: "
+       "16, num_key_value_heads: 16, vocab_size: 32000, max_position_embeddings: 8192, num_local_experts: 8, "
+       "num_experts_per_tok: 2, tie_word_embeddings: false}",
+       "{model_type: gpt2, n_layer: 8, n_embd: 1024, n_head: 16, n_inner: 4096, n_positions: 4096, vocab_size: "
+       "50257}"}) {
+    const auto scenario = load_scenario_text("model: " + std::string(model) + rest, "custom.yaml");
+    if (!scenario) FAIL(render(scenario.error()));
+    const ExportedLaunch launch = export_launch(table_of("megatron"), *scenario);
+    INFO(launch.text);
+    CHECK(launch.text.find("--hf-checkpoint") == std::string::npos);
+    CHECK(launch.text.find("--bf16") != std::string::npos);  // Megatron-LM's default is fp32
+    CHECK((launch.text.find("--group-query-attention") != std::string::npos) ==
+          (scenario->model.kv_heads < scenario->model.heads));
+    CHECK(launch.unsaid.empty());
+    CHECK(read_back("megatron", launch).model == scenario->model);
+  }
+}
+
+TEST_CASE("export names no key that the launch gives all the same") {
+  // Tokens that follow from sequences; a transport, where nothing is rolled out.
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const auto scenario = load_scenario_text(base.text, "base.yaml");
+  REQUIRE(scenario.has_value());
+  CHECK(export_launch(table_of("megatron"), *scenario).unsaid.empty());
+}
+
 }  // namespace hotbunk
