@@ -187,6 +187,9 @@ std::optional<Diagnostic> why_not_exported(const LaunchTable& table, const Scena
   if (only_trains && scenario.algorithm.name != AlgorithmName::sft)
     return refused(fmt::format("{} pre-trains, and the scenario's algorithm has a rollout", table.title),
                    "export verl, slime or nemo-rl, or set algorithm.name to sft");
+  if (!only_trains && scenario.algorithm.name == AlgorithmName::sft)
+    return refused(fmt::format("the scenario trains on data alone, and what is written of {} rolls out", table.title),
+                   "export megatron, or set algorithm.name to grpo");
   if (scenario.model.lora.on() && !exported_keys(table).contains("train.lora.rank"))
     return refused(
         fmt::format("{} trains no adapters: a launch of it would train all of the model, and the scenario has "

@@ -482,6 +482,20 @@ TEST_CASE("a model that no catalogue has is written as Megatron's sizes, and rea
   }
 }
 
+TEST_CASE("what only trains is no launch of a system that rolls out") {
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const auto trains = load_scenario_text(base.text, "base.yaml");
+  REQUIRE(trains.has_value());
+  CHECK_FALSE(why_not_exported(table_of("megatron"), *trains).has_value());
+  for (const char* system : {"verl", "slime", "nemo-rl"}) {  // they would have trained by PPO, or by GRPO
+    const auto why = why_not_exported(table_of(system), *trains);
+    REQUIRE(why.has_value());
+    CHECK(why->code == "E156");
+    CHECK_THAT(why->message, Catch::Contains("trains on data alone"));
+  }
+}
+
 TEST_CASE("export names no key that the launch gives all the same") {
   // Tokens that follow from sequences; a transport, where nothing is rolled out.
   const std::vector<Base> all = bases();
