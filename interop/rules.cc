@@ -8,7 +8,6 @@
 #include "interop/rule_parts.h"
 #include "interop/settings.h"
 #include "spec/catalog.h"
-#include "spec/family.h"
 #include "spec/scenario_keys.h"
 
 namespace hotbunk {
@@ -106,33 +105,12 @@ void read_model_role(RuleInput& in) {
   if (rows) in.set("train.make_vocab_size_divisible_by", *rows, in.said("vocab_multiple"), in.where("vocab_multiple"));
 }
 
-/// Megatron's sizes, as find_launch_model reads them, and what Megatron-LM takes for them; false: a family that they do
-/// not spell.
-static bool give_sizes(RuleOutput& out) {
-  const ModelSpec& m = out.scenario.model;
-  const std::string_view type = m.family == nullptr ? "" : m.family->model_type;
-  const bool gpt = type == "gpt2", mixtral = type == "mixtral", moe = mixtral || type == "qwen3_moe";
-  if (!gpt && !moe && type != "llama") return false;
-  const auto give = [&](const char* role, std::int64_t value) { out.give(role, static_cast<double>(value)); };
-  give("layers", m.layers), give("hidden", m.hidden), give("heads", m.heads);
-  give("ffn", m.intermediate), give("vocab", m.vocab), give("positions", m.max_position);
-  if (gpt) return true;
-  give("kv_heads", m.kv_heads), give("head_dim", m.head_dim);
-  out.give("swiglu", true), out.give("untied", !m.tie_embeddings);
-  if (moe) give("experts", m.moe->experts), give("experts_per_token", m.moe->experts_per_token);
-  if (moe && !mixtral) give("expert_ffn", m.moe->expert_intermediate);
-  out.beside = {{"normalization", "RMSNorm"}, {"position-embedding-type", "rope"}, {"disable-bias-linear", "true"}};
-  if (m.kv_heads < m.heads) out.beside.emplace_back("group-query-attention", "true");
-  if (m.qk_norm) out.beside.emplace_back("qk-layernorm", "true");
-  return true;
-}
-
 void write_model_role(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
   const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
   const auto names = catalog_names("models");
   const bool known = !loaded.empty() || std::ranges::find(names, m.name) != names.end();
-  if (known || !out.spells_sizes || !give_sizes(out)) out.give("model", loaded.empty() ? m.name : loaded);
+  if (known || !out.spells_sizes || !give_model_sizes(out)) out.give("model", loaded.empty() ? m.name : loaded);
   if (m.vocab_multiple > 0) out.give("vocab_multiple", static_cast<double>(m.vocab_multiple));
 }
 
