@@ -219,7 +219,10 @@ void write_layout(RuleOutput& out) {
   out.give("sequence_parallel", t.sp);
   const std::int64_t data = t.dp * t.cp * t.ulysses;
   out.give("distributed_optimizer", t.fsdp != 1);
-  if (t.fsdp > 1 && t.fsdp < data) out.give("optimizer_instances", static_cast<double>(data / t.fsdp));
+  if (t.fsdp > 1 && t.fsdp < data) {
+    const std::int64_t instances = data / t.fsdp;
+    out.give("optimizer_instances", static_cast<double>(instances));
+  }
   if (out.scenario.model.moe) out.give("expert_tp", static_cast<double>(t.etp));
   out.give("engine_gpus", static_cast<double>(r.tp * r.pp));
   if (r.attention_dp > 1) {
@@ -234,7 +237,8 @@ void write_layout(RuleOutput& out) {
   const TrainSpec& train = out.scenario.train;
   const std::int64_t counted =
       out.scenario.model.layers + (train.account_for_embedding ? 1 : 0) + (train.account_for_loss ? 1 : 0);
-  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(counted / t.pp / t.vpp));
+  const std::int64_t layers_each = counted / t.pp / t.vpp;
+  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(layers_each));
   if (train.first_stage_layers > 0) out.give("first_stage_layers", static_cast<double>(train.first_stage_layers));
   if (train.last_stage_layers > 0) out.give("last_stage_layers", static_cast<double>(train.last_stage_layers));
   // Of a list the first and the last stage alone have keys, where the stages between them are alike.

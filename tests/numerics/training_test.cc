@@ -761,7 +761,7 @@ TEST_CASE("and those with interleaved stages what one rank does") {
 TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been") {
   const std::uint64_t rounds = number_of_environment("HOTBUNK_RESUME_ROUNDS", 12),
                       seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
-  const std::vector<std::string> models = golden_models();
+  const std::vector<std::string>& models = golden_models();
   std::uint64_t drawn = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 7'000'003 + i);
