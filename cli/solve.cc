@@ -1,6 +1,7 @@
 // hotbunk solve: how far one key of a scenario can go.
 #include "planner/answers/solve.h"
 
+#include <filesystem>
 #include <memory>
 #include <utility>
 
@@ -19,8 +20,10 @@ struct SolveArguments {
 };
 
 int run(SolveArguments o) {
-  // Other commands begin with the scenario: either order is meant.
-  if (find_scenario_key(o.key) == nullptr && find_scenario_key(o.scenario.path) != nullptr)
+  // Other commands begin with the scenario: either order is meant, also beside a key that is none.
+  std::error_code ignored;
+  const bool is_file = std::filesystem::exists(o.key, ignored) && !std::filesystem::exists(o.scenario.path, ignored);
+  if (find_scenario_key(o.key) == nullptr && (find_scenario_key(o.scenario.path) != nullptr || is_file))
     std::swap(o.key, o.scenario.path);
   const auto solved = solve(o.scenario.path, o.scenario.sets, o.key, catalog_root());
   if (!solved) return report_errors(solved.error());

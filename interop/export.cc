@@ -29,7 +29,10 @@ std::string scenario_value(const std::string& key, const Scenario& scenario) {
 
 class Exporter {
  public:
-  Exporter(const LaunchTable& table, const Scenario& scenario) : table_(table), scenario_(scenario), roles_(scenario) {}
+  Exporter(const LaunchTable& table, const Scenario& scenario)
+      : table_(table),
+        scenario_(scenario),
+        roles_(scenario, std::ranges::any_of(table.keys, [](const LaunchKey& row) { return row.role == "layers"; })) {}
 
   ExportedLaunch run() {
     out_.command = table_.command;
@@ -39,10 +42,12 @@ class Exporter {
         if (row.when_key.empty() != conditional) put(row);
     for (const LaunchKey& row : table_.keys)
       if (const auto at = values_.find(row.key); at != values_.end()) out_.arguments.emplace_back(row.key, at->second);
+    std::ranges::copy(roles_.beside, std::back_inserter(out_.arguments));
+    std::ranges::copy(table_.writes, std::back_inserter(out_.arguments));
     LaunchSettings launch;
     for (const auto& [key, value] : out_.arguments) launch.settings.push_back({key, value, {}, {}, false});
     const auto back = import_settings(table_, launch, "export", ".");
-    check_others(back ? back->scenario : scenario_);
+    check_others(back ? back->scenario : scenario_, back.has_value());
     if (back) check_said(back->scenario);
     else out_.unsaid.push_back(fmt::format("the whole of it: {}", back.error()[0].message));
     write();
@@ -83,9 +88,9 @@ class Exporter {
     return out;
   }
 
-  /// Keys of training, rollout, sync and algorithm that are not as they are by default, and that the system lacks.
-  /// `back`: what the launch says.
-  void check_others(const Scenario& back) {
+  /// Keys of training, rollout, sync and algorithm that are not as they are by default, that the system lacks and that
+  /// nothing else of the launch gives. `back`: what it says, where it `is_read`.
+  void check_others(const Scenario& back, bool is_read) {
     const auto known = said_keys(back);
     const Scenario defaults;
     for (const ScenarioKey& key : scenario_keys()) {
@@ -96,6 +101,7 @@ class Exporter {
                           return fixed.first == key.path;
                         });
       if (is_shard_group(key.path) && same_shard_group(scenario_.train.layout, back.train.layout)) continue;
+      if (is_read && key.get(back) == key.get(scenario_)) continue;
       if (is_of_launches && key.in_resolved && !said && key.get(scenario_) != key.get(defaults))
         out_.unsaid.push_back(fmt::format("{}: {}", key.path, yaml_of(key.get(scenario_))));
     }
@@ -181,6 +187,9 @@ std::optional<Diagnostic> why_not_exported(const LaunchTable& table, const Scena
   if (only_trains && scenario.algorithm.name != AlgorithmName::sft)
     return refused(fmt::format("{} pre-trains, and the scenario's algorithm has a rollout", table.title),
                    "export verl, slime or nemo-rl, or set algorithm.name to sft");
+  if (!only_trains && scenario.algorithm.name == AlgorithmName::sft)
+    return refused(fmt::format("the scenario trains on data alone, and what is written of {} rolls out", table.title),
+                   "export megatron, or set algorithm.name to grpo");
   if (scenario.model.lora.on() && !exported_keys(table).contains("train.lora.rank"))
     return refused(
         fmt::format("{} trains no adapters: a launch of it would train all of the model, and the scenario has "

@@ -37,6 +37,7 @@ class TableReader {
       else if (entry.key == "entries") table_.entries = texts(value);
       else if (entry.key == "command") table_.command = value.text;
       else if (entry.key == "scenario") table_.scenario = words(value);
+      else if (entry.key == "writes") table_.writes = words(value);
       else if (entry.key == "keys") keys(value);
       else refuse("E202", fmt::format("unknown key {} of a table of launches", entry.key), entry.where);
     }

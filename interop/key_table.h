@@ -42,6 +42,7 @@ struct LaunchTable {
   std::vector<std::string> entries;                           // words of the command that launches: main_ppo, train.py
   std::string command;                                        // that export writes before the arguments
   std::vector<std::pair<std::string, std::string>> scenario;  // keys that every launch of it has
+  std::vector<std::pair<std::string, std::string>> writes;  // arguments that export writes beside what a scenario says
   std::vector<LaunchKey> keys;
 
   /// By its name, another spelling, or a pattern "a.b.*"; nullptr: none.

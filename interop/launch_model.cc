@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "spec/catalog.h"
+#include "spec/family.h"
 #include "spec/model_source.h"
 #include "spec/scenario_keys.h"
 #include "spec/yaml_tree.h"
@@ -176,6 +177,25 @@ void find_launch_model(RuleInput& in) {
        .notes = {"known are names of the catalogue and of the Hugging Face hub for them, also as the end of a path; "
                  "folders with a config.json; Megatron's sizes"},
        .help = "say which it is: --set model=NAME (a name of the catalogue, or the path of a config.json)"});
+}
+
+bool give_model_sizes(RuleOutput& out) {
+  const ModelSpec& m = out.scenario.model;
+  const std::string_view type = m.family == nullptr ? "" : m.family->model_type;
+  const bool gpt = type == "gpt2", mixtral = type == "mixtral", moe = mixtral || type == "qwen3_moe";
+  if (!gpt && !moe && type != "llama") return false;
+  const auto give = [&](const char* role, std::int64_t value) { out.give(role, static_cast<double>(value)); };
+  give("layers", m.layers), give("hidden", m.hidden), give("heads", m.heads);
+  give("ffn", m.intermediate), give("vocab", m.vocab), give("positions", m.max_position);
+  if (gpt) return true;
+  give("kv_heads", m.kv_heads), give("head_dim", m.head_dim);
+  out.give("swiglu", true), out.give("untied", !m.tie_embeddings);
+  if (moe) give("experts", m.moe->experts), give("experts_per_token", m.moe->experts_per_token);
+  if (moe && !mixtral) give("expert_ffn", m.moe->expert_intermediate);
+  out.beside = {{"normalization", "RMSNorm"}, {"position-embedding-type", "rope"}, {"disable-bias-linear", "true"}};
+  if (m.kv_heads < m.heads) out.beside.emplace_back("group-query-attention", "true");
+  if (m.qk_norm) out.beside.emplace_back("qk-layernorm", "true");
+  return true;
 }
 
 }  // namespace hotbunk

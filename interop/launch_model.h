@@ -9,4 +9,8 @@ namespace hotbunk {
 /// neither says which it is; what spec/model_source.h reports of one that it does.
 void find_launch_model(RuleInput&);
 
+/// Megatron's sizes, as find_launch_model reads them, and what Megatron-LM takes for them; false: a family that they do
+/// not spell.
+bool give_model_sizes(RuleOutput&);
+
 }  // namespace hotbunk

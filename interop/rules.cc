@@ -108,7 +108,9 @@ void read_model_role(RuleInput& in) {
 void write_model_role(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
   const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
-  out.give("model", loaded.empty() ? m.name : loaded);
+  const auto names = catalog_names("models");
+  const bool known = !loaded.empty() || std::ranges::find(names, m.name) != names.end();
+  if (known || !out.spells_sizes || !give_model_sizes(out)) out.give("model", loaded.empty() ? m.name : loaded);
   if (m.vocab_multiple > 0) out.give("vocab_multiple", static_cast<double>(m.vocab_multiple));
 }
 

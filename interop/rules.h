@@ -59,9 +59,11 @@ class RuleInput {
 /// What rules write on the way out: roles, for the keys of one system.
 class RuleOutput {
  public:
-  explicit RuleOutput(const Scenario& s) : scenario(s) {}
+  RuleOutput(const Scenario& s, bool has_sizes) : scenario(s), spells_sizes(has_sizes) {}
   const Scenario& scenario;
+  bool spells_sizes;  // the system's launches say a model's sizes
   std::map<std::string, std::string> roles;
+  std::vector<std::pair<std::string, std::string>> beside;  // arguments that the system needs with a role
 
   void give(const std::string& role, std::string value) { roles[role] = std::move(value); }
   void give(const std::string& role, double value);

@@ -23,33 +23,9 @@ static double engine_ranks(const RuleInput& in) {
   return std::max(product, 1.0);
 }
 
-void read_cluster(RuleInput& in) {
-  if (!in.chosen.contains("cluster.gpu"))
-    in.set("cluster.gpu", "h100-sxm-80gb", "assumed, a launch names no GPU: --set cluster.gpu=NAME");
-  const double per_node = in.number("train_gpus_per_node").value_or(8);
-  const bool total = in.find("cluster_nodes") != nullptr;
-  const std::string nodes_role = total ? "cluster_nodes" : "train_nodes";
-  const double nodes = in.number(nodes_role).value_or(1);
-  // OpenRLHF's engines stay out of the colocated placement group where it trains asynchronously (train_ppo_ray.py).
-  const bool engines_apart =
-      in.scenario_text("profile") == "openrlhf" && in.is_true("asynchronous") && in.find("rollout_engines") != nullptr;
-  const bool disaggregated =
-      in.find("colocated") != nullptr && (!in.is_true("colocated") || engines_apart) && !in.trains_only();
-  in.set("cluster.gpus_per_node", per_node, in.said("train_gpus_per_node"), in.where("train_gpus_per_node"));
-  if (!disaggregated) {
-    in.set("cluster.nodes", nodes, in.said(nodes_role), in.where(nodes_role));
-    in.set("train.layout.dp", "auto", "what the other dimensions leave of the ranks");
-    if (in.trains_only()) return;
-    in.set("rollout.layout.dp", "auto", "as many engines as the ranks hold");
-    if (const auto engines = in.number("rollout_engines"))
-      if (*engines * engine_ranks(in) != nodes * per_node)
-        in.contradict(
-            "rollout_engines", "engines that share the GPUs with training do not cover them",
-            {fmt::format("{}: {} engines x {} GPUs = {}; training has {} x {} = {}", in.said("rollout_engines"),
-                         *engines, engine_ranks(in), *engines * engine_ranks(in), nodes, per_node, nodes * per_node)},
-            "change the number of engines or their tensor parallel");
-    return;
-  }
+/// Training and rollout on GPUs of their own, in one cluster of equal nodes. `nodes`: as the launch counts them, all or
+/// training's (`total`).
+static void read_two_sides(RuleInput& in, const std::string& nodes_role, double nodes, double per_node, bool total) {
   double rollout = 0;
   std::string why = in.said("colocated");
   if (const auto n = in.number("rollout_nodes"); n && *n > 0) {
@@ -85,6 +61,33 @@ void read_cluster(RuleInput& in) {
                          "change the layout or the GPUs");
   in.set("train.layout.dp", training / train_factor(in), fmt::format("{} GPUs of training", training));
   in.set("rollout.layout.dp", "auto", "as many engines as the rest holds");
+}
+
+void read_cluster(RuleInput& in) {
+  if (!in.chosen.contains("cluster.gpu"))
+    in.set("cluster.gpu", "h100-sxm-80gb", "assumed, a launch names no GPU: --set cluster.gpu=NAME");
+  const double per_node = in.number("train_gpus_per_node").value_or(8);
+  const bool total = in.find("cluster_nodes") != nullptr;
+  const std::string nodes_role = total ? "cluster_nodes" : "train_nodes";
+  const double nodes = in.number(nodes_role).value_or(1);
+  // OpenRLHF's engines stay out of the colocated placement group where it trains asynchronously (train_ppo_ray.py).
+  const bool engines_apart =
+      in.scenario_text("profile") == "openrlhf" && in.is_true("asynchronous") && in.find("rollout_engines") != nullptr;
+  const bool disaggregated =
+      in.find("colocated") != nullptr && (!in.is_true("colocated") || engines_apart) && !in.trains_only();
+  in.set("cluster.gpus_per_node", per_node, in.said("train_gpus_per_node"), in.where("train_gpus_per_node"));
+  if (disaggregated) return read_two_sides(in, nodes_role, nodes, per_node, total);
+  in.set("cluster.nodes", nodes, in.said(nodes_role), in.where(nodes_role));
+  in.set("train.layout.dp", "auto", "what the other dimensions leave of the ranks");
+  if (in.trains_only()) return;
+  in.set("rollout.layout.dp", "auto", "as many engines as the ranks hold");
+  if (const auto engines = in.number("rollout_engines"))
+    if (*engines * engine_ranks(in) != nodes * per_node)
+      in.contradict(
+          "rollout_engines", "engines that share the GPUs with training do not cover them",
+          {fmt::format("{}: {} engines x {} GPUs = {}; training has {} x {} = {}", in.said("rollout_engines"), *engines,
+                       engine_ranks(in), *engines * engine_ranks(in), nodes, per_node, nodes * per_node)},
+          "change the number of engines or their tensor parallel");
 }
 
 void write_cluster(RuleOutput& out) {
@@ -135,22 +138,9 @@ static void read_shard_group(RuleInput& in) {
     in.set("train.layout.shard_over", "[dp]", "slime's FSDP shards over dp alone: context-parallel ranks have copies");
 }
 
-void read_layout(RuleInput& in) {
-  read_distributed_optimizer(in);
-  const double tp = in.scenario_number("train.layout.tp"), pp = in.scenario_number("train.layout.pp");
-  if (in.find("sequence_parallel") != nullptr)
-    in.set("train.layout.sp", in.is_true("sequence_parallel") && tp > 1 ? "true" : "false",
-           in.said("sequence_parallel") + (in.is_true("sequence_parallel") && tp == 1 ? ", of one rank" : ""),
-           in.where("sequence_parallel"));
-  const bool moe = in.model && in.model->moe;
-  if (const auto etp = in.number("expert_tp"); etp && moe)
-    in.set("train.layout.etp", *etp, in.said("expert_tp"), in.where("expert_tp"));
-  else if (moe && in.scenario_text("train.engine") == "megatron" && tp > 1)
-    in.set("train.layout.etp", tp, "Megatron's default: experts are cut as tp cuts the rest");
-  if (const auto shard = in.number("shard_ranks"); shard && in.number("replicas").value_or(1) > 1)
-    in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"),
-           in.said("shard_ranks"), in.where("shard_ranks"));
-  read_shard_group(in);
+static bool has_experts(const RuleInput& in) { return in.model && in.model->moe; }
+
+static void read_engine_layout(RuleInput& in) {
   if (const auto gpus = in.number("engine_gpus")) {
     const double stages = in.scenario_number("rollout.layout.pp");
     in.set("rollout.layout.tp", *gpus / stages, in.said("engine_gpus"), in.where("engine_gpus"));
@@ -161,7 +151,7 @@ void read_layout(RuleInput& in) {
   // has no experts, and SGLang without attention of its own for each, is so many engines of tp ranks: nothing changes.
   if (const auto each = in.number("engine_tp")) {
     const auto groups = in.number("engine_data_parallel");
-    const bool one_engine = groups && *groups > 1 && moe && in.scenario_text("rollout.engine") == "vllm";
+    const bool one_engine = groups && *groups > 1 && has_experts(in) && in.scenario_text("rollout.engine") == "vllm";
     if (one_engine) {
       in.set("rollout.layout.tp", *each * *groups,
              fmt::format("{} x tensor parallel {}: ranks of one engine", in.said("engine_data_parallel"), *each),
@@ -171,6 +161,11 @@ void read_layout(RuleInput& in) {
       in.set("rollout.layout.tp", *each, in.said("engine_tp"), in.where("engine_tp"));
     }
   }
+}
+
+/// Virtual stages, and how many layers the first and the last stage have.
+static void read_stages(RuleInput& in) {
+  const double pp = in.scenario_number("train.layout.pp");
   if (!in.model || pp <= 1) return;
   const double layers = static_cast<double>(in.model->layers);
   double vpp = in.scenario_number("train.layout.vpp");
@@ -198,13 +193,36 @@ void read_layout(RuleInput& in) {
     if (held) in.set(key, *held, in.said(role), in.where(role));
 }
 
+void read_layout(RuleInput& in) {
+  read_distributed_optimizer(in);
+  const double tp = in.scenario_number("train.layout.tp");
+  if (in.find("sequence_parallel") != nullptr)
+    in.set("train.layout.sp", in.is_true("sequence_parallel") && tp > 1 ? "true" : "false",
+           in.said("sequence_parallel") + (in.is_true("sequence_parallel") && tp == 1 ? ", of one rank" : ""),
+           in.where("sequence_parallel"));
+  const bool moe = has_experts(in);
+  if (const auto etp = in.number("expert_tp"); etp && moe)
+    in.set("train.layout.etp", *etp, in.said("expert_tp"), in.where("expert_tp"));
+  else if (moe && in.scenario_text("train.engine") == "megatron" && tp > 1)
+    in.set("train.layout.etp", tp, "Megatron's default: experts are cut as tp cuts the rest");
+  if (const auto shard = in.number("shard_ranks"); shard && in.number("replicas").value_or(1) > 1)
+    in.set("train.layout.fsdp", *shard < 0 ? -1 : *shard * in.scenario_number("train.layout.cp"),
+           in.said("shard_ranks"), in.where("shard_ranks"));
+  read_shard_group(in);
+  read_engine_layout(in);
+  read_stages(in);
+}
+
 void write_layout(RuleOutput& out) {
   const TrainLayout& t = out.scenario.train.layout;
   const RolloutLayout& r = out.scenario.rollout.layout;
   out.give("sequence_parallel", t.sp);
   const std::int64_t data = t.dp * t.cp * t.ulysses;
   out.give("distributed_optimizer", t.fsdp != 1);
-  if (t.fsdp > 1 && t.fsdp < data) out.give("optimizer_instances", static_cast<double>(data / t.fsdp));
+  if (t.fsdp > 1 && t.fsdp < data) {
+    const std::int64_t instances = data / t.fsdp;
+    out.give("optimizer_instances", static_cast<double>(instances));
+  }
   if (out.scenario.model.moe) out.give("expert_tp", static_cast<double>(t.etp));
   out.give("engine_gpus", static_cast<double>(r.tp * r.pp));
   if (r.attention_dp > 1) {
@@ -219,7 +237,8 @@ void write_layout(RuleOutput& out) {
   const TrainSpec& train = out.scenario.train;
   const std::int64_t counted =
       out.scenario.model.layers + (train.account_for_embedding ? 1 : 0) + (train.account_for_loss ? 1 : 0);
-  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(counted / t.pp / t.vpp));
+  const std::int64_t layers_each = counted / t.pp / t.vpp;
+  if (t.vpp > 1) out.give("layers_per_virtual_stage", static_cast<double>(layers_each));
   if (train.first_stage_layers > 0) out.give("first_stage_layers", static_cast<double>(train.first_stage_layers));
   if (train.last_stage_layers > 0) out.give("last_stage_layers", static_cast<double>(train.last_stage_layers));
   // Of a list the first and the last stage alone have keys, where the stages between them are alike.

@@ -3,8 +3,8 @@
 
   scripts/fit_profiles.py [build/hotbunk [WORD]] [--write]      WORD: only the fits whose name has it
 Every fit is coordinate descent on the mean relative error of `hotbunk validate`, on a copy of the catalogue. Each is made
-on all of its rows and then with parts left out: all rows of a model, in all of its tables, or single rows where there
-is one model. Prints a Markdown table: error on the rows fitted, and of each left-out row predicted by a fit without it.
+on all of its rows and then with parts left out: all rows of a model, in all of its tables, single rows where there is
+one model, or of weight updates all rows of a configuration (a model on so many ranks). Prints a Markdown table: error on the rows fitted, and of each left-out row predicted by a fit without it.
 --write also puts the rows' predictions into scenarios/catalog/left_out.csv, which `hotbunk validate` shows beside the
 fitted errors: those of the fits that were made, in place of what stood there of the same tables.
 """
@@ -21,10 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 A100, H100 = (f"profiles/{gpu}.yaml" for gpu in ("a100-sxm-80gb", "h100-sxm-80gb"))
 BLACKWELL = "profiles/blackwell-te.yaml"
 NEMO, VLLM = "frameworks/nemo-megatron.yaml", "engines/vllm.yaml"
+SYNC = "sync.yaml"
 VTRAIN, TE, ZERO, BRIDGE, TITAN, COMPILED = (
     f"frameworks/{name}.yaml" for name in
     ("megatron-vtrain", "megatron-te", "deepspeed-zero3", "megatron-bridge", "torchtitan", "torchtitan-compile"))
-# name, constants (file, key, least, most), rows (table, range or None for all), how rows are left out
+# name, constants (file, key or keys that have one value, joined by +; least, most), rows (table, range or None for all), how rows are left out
 FITS = [
     ("A100: GEMM, memory, overlap", [(A100, "gemm.efficiency", .5, .95), (A100, "gemm.half_k", 8, 512),
                                      (A100, "memory_efficiency", .5, .95), (A100, "overlap_slowdown", .01, .6)],
@@ -50,7 +51,21 @@ FITS = [
                                                                        (VLLM, "decode_sequence_seconds", 1e-6, 1e-3),
                                                                        (VLLM, "decode_node_seconds", 1e-6, 3e-3)],
      [("rl_iterations", None)], "models"),
+    ("checkpoint-engine: starts, a bucket, a node's host copies",
+     [(SYNC, "broadcast.start", .05, 5), (SYNC, "point-to-point.start", .05, 5),
+      (SYNC, "broadcast.per_bucket+point-to-point.per_bucket", 1e-5, .05),
+      (SYNC, "broadcast.bandwidth+point-to-point.bandwidth", 2e10, 4e11)],
+     [("weight_sync_configurations", range(8))], "configurations"),
+    ("NeMo-RL's reshards: start, a tensor", [(SYNC, "direct.start", .02, 2), (SYNC, "direct.per_tensor", 1e-6, 1e-3)],
+     [("weight_sync_configurations", range(8, 11))], "configurations"),
 ]
+# slime measured four mechanisms, each of one configuration: without it nothing is left to fit a mechanism on. Each is
+# predicted by the next one of slime's own history, the last by what another system says of it (`elsewhere`).
+# row of weight_sync_configurations: {key: key, or number, that stands in}
+NEXT_MECHANISM = {11: {"per-tensor-ipc.per_tensor": "stream.per_tensor"},
+                  12: {"stream.per_tensor": "per-tensor-ipc.per_tensor"},
+                  13: {"handles-per-tensor.per_tensor": "bucketed.per_tensor"},
+                  14: {"bucketed.per_tensor": .385e-3, "bucketed.per_bucket": 0}}
 
 
 LEFT_OUT = ROOT / "scenarios/catalog/left_out.csv"
@@ -73,9 +88,17 @@ def model_of(row):
     return SIZES.get(words[0]) or re.match(r"\d+x\d+|[a-z]+v?\d(?:_\d+b)?|[^ ]+", words[0])[0]
 
 
-def write(tables, lines):
-    kept = [line for line in LEFT_OUT.read_text().splitlines()[1:] if line.split(",")[0] not in tables] \
-        if LEFT_OUT.exists() else []
+def configuration_of(row):
+    """A weight update's, from its label: "checkpoint-engine broadcast GLM-4.5-Air to 8" -> "GLM-4.5-Air to 8". Of
+    slime's the source leaves the ranks open."""
+    return re.search(r"\S+( to \d+)?$", row)[0]
+
+
+def write(lines, tables=()):
+    """In place of what stands there of the same rows, and of all rows of `tables`."""
+    made = {tuple(line.split(",")[:2]) for line in lines}
+    stands = [line.split(",") for line in LEFT_OUT.read_text().splitlines()[1:]] if LEFT_OUT.exists() else []
+    kept = [",".join(cells) for cells in stands if tuple(cells[:2]) not in made and cells[0] not in tables]
     LEFT_OUT.write_text("\n".join([HEAD, *sorted(kept + lines)]) + "\n")
 
 
@@ -92,11 +115,12 @@ class Catalogue:
         return re.compile(rf"(?m)({head}{last}: {{value: )([^,]+)(,)")
 
     def get(self, file, key):
-        return float(self.pattern(key).search((self.root / file).read_text())[2])
+        return float(self.pattern(key.split("+")[0]).search((self.root / file).read_text())[2])
 
     def set(self, file, key, value):
         path = self.root / file
-        path.write_text(self.pattern(key).sub(rf"\g<1>{value:.6g}\g<3>", path.read_text(), count=1))
+        for one in key.split("+"):
+            path.write_text(self.pattern(one).sub(rf"\g<1>{value:.6g}\g<3>", path.read_text(), count=1))
 
     def errors(self, rows):
         """Signed relative error by (table, row)."""
@@ -147,6 +171,21 @@ def fit(catalogue, constants, rows, chosen):
     return values
 
 
+def next_mechanisms(hotbunk):
+    """Lines of left_out.csv, and the errors, of the weight updates that NEXT_MECHANISM says."""
+    lines, errors = [], []
+    for row, stands_in in NEXT_MECHANISM.items():
+        with tempfile.TemporaryDirectory() as folder:
+            catalogue, at = Catalogue(folder, hotbunk), ("weight_sync_configurations", row)
+            catalogue.errors([(at[0], [row])])
+            label, as_shipped = catalogue.labels[at], catalogue.values[at]
+            for key, other in stands_in.items():
+                catalogue.set(SYNC, key, catalogue.get(SYNC, other) if isinstance(other, str) else other)
+            errors.append(abs(catalogue.errors([(at[0], [row])])[at]))
+            lines.append(f"{at[0]},{label},the configuration {configuration_of(label)},{as_shipped:.6g},{catalogue.values[at]:.6g}")
+    return lines, errors
+
+
 def main():
     arguments = [a for a in sys.argv[1:] if a != "--write"]
     hotbunk = str(pathlib.Path(arguments[0] if arguments else ROOT / "build/hotbunk").resolve())
@@ -158,9 +197,12 @@ def main():
             catalogue = Catalogue(folder, hotbunk)
             everything = list(catalogue.errors(rows))
             models = [model_of(catalogue.labels[r]) for r in everything]
+            configurations = [configuration_of(catalogue.labels[r]) for r in everything]
             labels, as_shipped = catalogue.labels, catalogue.values
         splits = [(f"all rows of {model}", lambda k, model=model: models[k] == model) for model in dict.fromkeys(models)] \
-            if how == "models" else [("the row", lambda k, out=out: k == out) for out in range(len(everything))]
+            if how == "models" else \
+            [(f"the configuration {one}", lambda k, one=one: configurations[k] == one) for one in dict.fromkeys(configurations)] \
+            if how == "configurations" else [("the row", lambda k, out=out: k == out) for out in range(len(everything))]
         left_out, lines = {}, []
         for without, out in splits:
             with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +222,12 @@ def main():
         print(f"| {name} | {len(everything)} | {100 * fitted:.2f} % | {100 * mean(left_out, everything):.2f} % | {shown} |",
               flush=True)
         if "--write" in sys.argv:
-            write({table for table, _ in rows}, lines)
+            write(lines, {table for table, some in rows if some is None})
+    if len(arguments) < 2 or arguments[1] in "slime: a mechanism by the next one":
+        lines, errors = next_mechanisms(hotbunk)
+        print(f"| slime: a mechanism by the next one | {len(errors)} | | {100 * sum(errors) / len(errors):.2f} % | |")
+        if "--write" in sys.argv:
+            write(lines)
 
 
 if __name__ == "__main__":

@@ -73,9 +73,11 @@ std::vector<TrainCut> promising_cuts(const ScenarioPricer& s, const RlPoint& own
     if (std::ranges::find(out, cut) == out.end()) out.push_back(cut);
   };
   add({});
+  std::map<TrainCut, const TrainPoint*> first;  // of the points of each cut
+  for (const Trained& t : all) first.try_emplace(TrainCut::of(t.point), &t.point);
   const auto executes = [&](const TrainCut& cut) {
     RlPoint p = own;
-    p.train = std::ranges::find(all, cut, [](const Trained& t) { return TrainCut::of(t.point); })->point;
+    p.train = *first.at(cut);
     return unsupported_to_execute(with_point(s.scenario(), p)).empty();
   };
   std::vector<TrainCut> executed;

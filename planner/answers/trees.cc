@@ -194,6 +194,7 @@ std::vector<CostNode> sync_parts(const RlSetting& set, SyncMechanism mechanism, 
           seconds_of("hashes", sync.hashing / n, "of both sides"),
           seconds_of("quantisation", sync.quantizing / n, quantizing),
           seconds_of("adapters", sync.merging / n, "gathered, and merged into their matrices"),
+          seconds_of("cleanup", sync.cleanup / n, "the trainers' processes collect Python's garbage around it"),
           seconds_of("device memory", staging, "taken for buckets"),
           seconds_of("parameters from the host", from_host)};
 }

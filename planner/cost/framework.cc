@@ -77,6 +77,7 @@ std::vector<Number> numbers_of(FrameworkProfile& f) {
           {"iteration_seconds", &f.iteration_seconds},
           {"sample_seconds", &f.sample_seconds},
           {"logprob_token_seconds", &f.logprob_token_seconds},
+          {"update_cleanup_seconds", &f.update_cleanup_seconds},
           {"asleep_reserved_bytes", &f.asleep_reserved_bytes},
           {"host_weight_copies", &f.host_weight_copies},
           {"host_process_bytes", &f.host_process_bytes},

@@ -124,6 +124,8 @@ struct FrameworkProfile {
   // Of that process, for each token of the batch padded to the longest sample, behind the old log-probs: rows come back
   // padded, are joined with the batch and compared with what the engine says of the same tokens.
   Sourced logprob_token_seconds{0.0, "none"};
+  // Of a weight update between two sides of the same GPUs: the trainers' processes collect Python's garbage around it.
+  Sourced update_cleanup_seconds{0.0, "none"};
   // Host memory of a rank beside what sleeps (docs/planner-prices.md, "Host memory").
   bool sleeps_gradients = false;  // gradients' buffers go to the host with the rest and come back
   // Training's communicators go when its parameters do; they are there again with them, and for a weight update.

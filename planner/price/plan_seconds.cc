@@ -180,8 +180,9 @@ class PipelineSeconds {
     auto& known = known_[{phase, block, stage, sizes.tokens, sizes.attention_pairs}];
     if (!known) {
       const PlanBlocks of = plan_.of_rank(first_ranks_[stage]);
-      const RankPlace place = cost_.place_of(plan_.plan(), of.first_rank());
-      known = of.block(phase, block).seconds(cost_, sharing_, {&place, 1}, sizes);
+      auto& place = places_[of.first_rank()];
+      if (!place) place = cost_.place_of(plan_.plan(), of.first_rank());
+      known = of.block(phase, block).seconds(cost_, sharing_, {&*place, 1}, sizes);
     }
     return *known;
   }
@@ -202,6 +203,7 @@ class PipelineSeconds {
   const Pipeline pipeline_;
   const std::size_t between_stages_ = index_of_stream(plan_, "pipeline"), gather_ = index_of_stream(plan_, "gather");
   std::vector<Rank> first_ranks_;  // of each stage
+  std::map<Rank, std::optional<RankPlace>> places_;
   using Key = std::tuple<PlanPhase, std::string, std::size_t, std::int64_t, std::int64_t>;
   std::map<Key, std::optional<StreamSeconds>> known_;
 };

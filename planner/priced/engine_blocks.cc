@@ -222,9 +222,7 @@ void PricedPlanWriter::sync(std::int32_t phase, bool from_host, Part part) {
              always(model_.cost().host_copy_seconds(train_.params)));
   }
   // Where they meet, the engines wait meanwhile.
-  if (part.trains || hands_over())
-    compute("sync.requests", staging,
-            always(sync_.start + sync_.tensors + sync_.buckets + sync_.packing + sync_.hashing + sync_.quantizing));
+  if (part.trains || hands_over()) compute("sync.requests", staging, always(sync_.beside_moving()));
   communicate(OpKind::all_gather, streams::gather,
               !hands_over() ? "world"
               : part.trains ? "trainer"

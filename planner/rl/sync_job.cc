@@ -173,7 +173,8 @@ SyncJob RlModel::sync_job(const SyncSource& from, const RolloutPoint& to, Placem
                                       : train_.frozen() && train_.framework().lowered_ops ? state.params
                                                                                           : state.master,
               .target_element_bytes = setting_.rollout_element_bytes,
-              .slice_bytes = slice};
+              .slice_bytes = slice,
+              .cleanup_seconds = colocated ? train_.framework().update_cleanup_seconds.value : 0.0};
   // Where every rank has all of a frozen model, of merged rows each makes its own part and reads those of the others.
   if (from.whole && train_.frozen() && colocated)
     job.received_bytes = model * (1.0 - 1.0 / static_cast<double>(std::max<std::int64_t>(from.ranks, 1)));

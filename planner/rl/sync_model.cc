@@ -228,6 +228,7 @@ SyncPrice price_sync(SyncMechanism m, const SyncJob& job, const CostModel& cost,
     return out;
   }
   out.start = c.start.value;
+  out.cleanup = job.cleanup_seconds;
   // Gathering, every rank handles every tensor; shard to shard those that it needs.
   out.tensors = c.per_tensor.value * (shards ? job.taken_tensors() : job.tensors + job.scale_tensors);
   if (job.quantizing_bytes > 0.0)

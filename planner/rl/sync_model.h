@@ -65,15 +65,20 @@ struct SyncJob {
   double source_element_bytes = 4, target_element_bytes = 2, slice_bytes = 0;  // slice: of one rank of an engine
   // Adapters, which are gathered (bytes of all of them) and merged: matrices that have them, their elements, the rank.
   double adapter_bytes = 0, merged_matrices = 0, merged_elements = 0, adapter_rank = 0;
+  double cleanup_seconds = 0;  // that the trainers' processes collect garbage around it
   double handed() const { return handed_bytes > 0 ? handed_bytes : model_bytes; }
   double taken_tensors() const { return target_tensors > 0 ? target_tensors : tensors; }
 };
 
 struct SyncPrice {
   // Seconds: to begin; bytes on the slowest stage; per tensor and per bucket; casts and copies into buckets; hashes;
-  // narrow weights made of wide ones; adapters gathered and merged into their matrices.
+  // narrow weights made of wide ones; adapters gathered and merged into their matrices; garbage collected.
   double start = 0, moving = 0, tensors = 0, buckets = 0, packing = 0, hashing = 0, quantizing = 0, merging = 0;
-  double seconds() const { return start + moving + tensors + buckets + packing + hashing + quantizing + merging; }
+  double cleanup = 0;
+  double seconds() const { return moving + beside_moving(); }
+  double beside_moving() const {
+    return start + tensors + buckets + packing + hashing + quantizing + merging + cleanup;
+  }
   double bytes_received = 0;  // worst rank
   double bytes_sent = 0;      // worst rank, shard to shard
   double peak_bytes = 0;      // staging on every rank: buckets

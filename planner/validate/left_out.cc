@@ -18,10 +18,11 @@ double LeftOut::mean_abs_error() const {
 
 namespace {
 
-/// "all rows of 70B" -> "all rows of a model".
+/// "all rows of 70B" -> "all rows of a model", "the configuration 70B to 8" -> "all rows of a configuration".
 std::string way_of(const std::string& without) {
-  constexpr const char* models = "all rows of ";
-  return without.starts_with(models) ? "all rows of a model" : without;
+  return without.starts_with("all rows of ")         ? "all rows of a model"
+         : without.starts_with("the configuration ") ? "all rows of a configuration"
+                                                     : without;
 }
 
 }  // namespace

@@ -78,8 +78,9 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
     return fail(has.error());
   for (std::size_t i = 0; i < csv.size(); ++i) {
     CellReader cells(csv.row(i));
-    const std::string label = fmt::format("{} {} {} to {}", cells.text("system"), cells.text("mechanism"),
-                                          cells.text("model"), cells.text("gpus_target"));
+    const std::string& targets = cells.text("gpus_target");  // that the source may leave open
+    const std::string label = fmt::format("{} {} {}{}", cells.text("system"), cells.text("mechanism"),
+                                          cells.text("model"), targets.empty() ? "" : " to " + targets);
     const auto mechanism = mechanisms.find(cells.text("mechanism"));
     if (mechanism == mechanisms.end())
       cells.refuse(fmt::format("mechanism '{}' is not known", cells.text("mechanism")));
@@ -99,7 +100,10 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
     else out.left_out.skipped.push_back({label, fmt::format("{} alone measured it", cells.text("system"))});
   }
   out.left_out.how = "every row of its system";
-  return std::vector<ValidationTable>{out};
+  // The same rows: what is left out of them is another thing, and is in left_out.csv.
+  ValidationTable again{
+      "weight_sync_configurations", out.quantity, out.unit, "the rows of weight_sync", out.rows, out.skipped, {}};
+  return std::vector<ValidationTable>{out, again};
 }
 
 TableResult validate_rl_phases(const CsvTable& csv, ValidationContext& context) {

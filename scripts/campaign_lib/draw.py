@@ -9,9 +9,11 @@ import math
 NUM_TASK_TOKENS = 15  # rl/tasks.h
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8)
 PLAIN = ("llama", "qwen2", "qwen3", "mistral", "gemma2")  # of one form; Qwen2 may become Mixtral or Qwen3-MoE
-KINDS = PLAIN + ("deepseek_v2", "deepseek_v3", "gpt2")
+KINDS = PLAIN + ("gemma3_text", "phi3", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt2")
+WINDOWED = ("mistral", "gemma2", "gemma3_text", "phi3", "gpt_oss")
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-           "mistral": "MistralForCausalLM", "gemma2": "Gemma2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+           "mistral": "MistralForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+           "phi3": "Phi3ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM", "gpt_oss": "GptOssForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
            "deepseek_v3": "DeepseekV3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
 
@@ -32,11 +34,18 @@ def num_experts(model):
     return next((model[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in model), 0)
 
 
+def has_router_bias(model):
+    """Which no optimizer steps."""
+    return model["model_type"] in ("deepseek_v3", "glm4_moe")
+
+
 def tensor_parallel_sizes(scenario, world):
     """Sizes of one engine that a model allows and that divide a world."""
     m = scenario["model"]
     heads, width = m.get("num_attention_heads", m.get("n_head")), m.get("intermediate_size", m.get("n_inner"))
     cut = [heads, width, m.get("moe_intermediate_size", width)]
+    if m["model_type"] == "gpt_oss":  # an engine's ranks each add their columns of the biases behind experts
+        cut.append(m["hidden_size"])
     return [d for d in divisors(world) if all(n % d == 0 for n in cut) and whole_under(m.get("num_key_value_heads", heads), d)]
 
 
@@ -71,18 +80,23 @@ def draw_experts(r, sizes):
             "intermediate_size": unit * r.randint(1, 12), "norm_topk_prob": r.random() < 0.5, "decoder_sparse_step": 1}
 
 
-def draw_latents(r, kind, sizes, layers):
-    """What DeepSeek-V2 and V3 have besides: latent attention, and experts in groups behind dense layers."""
+def draw_grouped_experts(r, sizes, layers):
+    """Of DeepSeek and GLM-4.5: experts in groups behind dense layers."""
     unit = math.lcm(*sizes)
     groups, each = r.choice([1, 2, 3]), r.randint(2, 4)
     experts = math.lcm(unit, groups) * each
     chosen_groups = r.randint(1, groups)
+    return {"n_routed_experts": experts, "num_experts_per_tok": r.randint(1, min(8, chosen_groups * experts // groups)),
+            "moe_intermediate_size": unit * r.randint(1, 12), "n_shared_experts": r.randint(0, 2),
+            "first_k_dense_replace": r.randint(0, layers - 1), "n_group": groups, "topk_group": chosen_groups,
+            "routed_scaling_factor": r.choice([1.0, 2.5])}
+
+
+def draw_latents(r, kind, sizes, layers):
+    """What DeepSeek-V2 and V3 have besides: latent attention, and experts in groups."""
     model = {"q_lora_rank": r.choice([None, r.randint(1, 20)]), "kv_lora_rank": r.randint(1, 20),
              "qk_nope_head_dim": r.randint(1, 9), "qk_rope_head_dim": 2 * r.randint(1, 4), "v_head_dim": r.randint(1, 11),
-             "n_routed_experts": experts, "num_experts_per_tok": r.randint(1, min(8, chosen_groups * experts // groups)),
-             "moe_intermediate_size": unit * r.randint(1, 12), "n_shared_experts": r.randint(0, 2),
-             "first_k_dense_replace": r.randint(0, layers - 1), "n_group": groups, "topk_group": chosen_groups,
-             "routed_scaling_factor": r.choice([1.0, 2.5])}
+             **draw_grouped_experts(r, sizes, layers)}
     if kind == "deepseek_v2":
         model.update(topk_method="group_limited_greedy", norm_topk_prob=False)
     else:
@@ -100,8 +114,8 @@ def draw_gpt2(r, model):
 
 
 def draw_model(r, tp, cuts, longest, kinds=KINDS):
-    """Llama, Qwen2 (biases), Qwen3 (head norms), Mistral (a window), Gemma-2, DeepSeek (latents), GPT-2 or one with
-    experts, MHA to MQA, tied or not; sizes that divide nothing they need not. `tp`: of an engine."""
+    """Llama, Qwen2 (biases), Qwen3 (head norms), Mistral (a window), Gemma-2 and 3, Phi-3, GLM-4.5, gpt-oss, DeepSeek
+    (latents), GPT-2 or one with experts, MHA to MQA, tied or not; sizes that divide nothing they need not. `tp`: of an engine."""
     kind = r.choice(kinds)
     sizes = [tp, cuts["tp"] * cuts["ulysses"], cuts["tp"]]
     unit = math.lcm(*sizes)
@@ -121,15 +135,29 @@ def draw_model(r, tp, cuts, longest, kinds=KINDS):
         del model["head_dim"]
         model["num_key_value_heads"] = heads
         model.update(draw_latents(r, kind, sizes, model["num_hidden_layers"]))
-    if kind in ("mistral", "gemma2"):
+    if kind in WINDOWED:
         model["sliding_window"] = r.choice([1, 3, max(1, longest // 2), longest + 3])
     if kind == "gemma2":
         model.update(query_pre_attn_scalar=r.choice([3, 16]), attn_logit_softcapping=r.choice([None, 2.0, 50.0]),
                      final_logit_softcapping=r.choice([None, 3.0, 30.0]))
-    if kind in ("llama", "qwen3"):
+    if kind == "gemma3_text":
+        model.update(query_pre_attn_scalar=r.choice([3, 16]), rope_local_base_freq=r.choice([30.0, 1e4]),
+                     sliding_window_pattern=r.randint(1, 3))
+    if kind in ("phi3", "glm4_moe") and r.random() < 0.7:  # a part of a head turns, in pairs
+        model.update(head_dim=4 * r.randint(1, 3), partial_rotary_factor=0.5)
+    if kind == "glm4_moe":
+        model.setdefault("partial_rotary_factor", 1.0)
+        model.update(draw_grouped_experts(r, sizes, model["num_hidden_layers"]), use_qk_norm=r.random() < 0.5,
+                     norm_topk_prob=r.random() < 0.5)
+    if kind == "gpt_oss":
+        experts = unit * r.randint(1, 3) if unit > 1 else r.randint(2, 6)
+        model.update(num_local_experts=experts, num_experts_per_tok=r.randint(1, experts),
+                     swiglu_limit=r.choice([0.3, 0.9, 7.0]), hidden_size=tp * r.randint(-(-3 // tp), max(1, 48 // tp)))
+    if kind in ("llama", "qwen3", "glm4_moe"):
         model["attention_bias"] = r.random() < 0.25
-    if r.random() < 0.25:
-        rope = {"rope_type": r.choice(["llama3", "linear", "yarn"]), "factor": r.choice([2.0, 8.0])}
+    if kind != "phi3" and r.random() < 0.25:
+        rope = {"rope_type": r.choice(["llama3", "linear", "yarn"]) if kind != "gemma3_text" else "linear",
+                "factor": r.choice([2.0, 8.0])}
         if rope["rope_type"] != "linear":
             rope["original_max_position_embeddings"] = r.choice([8, 32])
         if rope["rope_type"] == "llama3":
@@ -174,6 +202,8 @@ def draw_experts_mesh(r, model, layout, data_ranks, shards):
     sequence parallelism where a block of ranks needs tokens of its own (spec/expert_mesh.h)."""
     tp, meshes = layout["tp"], []
     columns = model.get("moe_intermediate_size", model["intermediate_size"])
+    if model["model_type"] == "gpt_oss":  # as in an engine
+        columns = math.gcd(columns, model["hidden_size"])
     for etp in divisors(math.gcd(columns, data_ranks * tp)):
         for ep in divisors(math.gcd(num_experts(model), data_ranks * tp // etp)):
             places = math.gcd(tp, etp * ep)
@@ -188,12 +218,12 @@ def draw_experts_mesh(r, model, layout, data_ranks, shards):
 def draw_part_that_trains(r, model):
     """Adapters, or patterns of what does not train; nothing in half the draws."""
     kind, experts = model["model_type"], num_experts(model) > 0
-    whole = kind == "gpt2" or kind.startswith("deepseek")  # is trained whole, or not but for its adapters
-    if r.random() < 0.25:
+    whole = kind in ("gpt2", "glm4_moe") or kind.startswith("deepseek")  # is trained whole, or not but for its adapters
+    if kind != "phi3" and r.random() < 0.25:  # whose modules are several matrices
         some = ["q_proj", "v_proj", "o_proj"]
         if kind == "gpt2":
             some = r.choice([["c_attn"], ["c_fc", "c_proj"]])
-        elif whole:
+        elif kind.startswith("deepseek"):
             some = ["q_a_proj" if model["q_lora_rank"] else "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
         return {"lora": {"rank": r.randint(1, 9), "alpha": r.choice([1, 4, 16]),
                          "targets": some if r.random() < 0.5 else "all-linear"}}
@@ -224,8 +254,7 @@ def draw_train(r, world, cuts, model, longest):
     data_ranks = world // cuts["tp"] // cuts["pp"]
     sp = cuts["tp"] > 1 and r.random() < 0.5
     engine = r.choice(["fsdp2", "fsdp2", "ddp", "zero1", "zero2"])
-    has_router_bias = model["model_type"] == "deepseek_v3"  # which no optimizer steps
-    flat = not has_router_bias and r.random() < (0.35 if cuts["tp"] * cuts["pp"] == 1 else 0.2)  # units
+    flat = not has_router_bias(model) and r.random() < (0.35 if cuts["tp"] * cuts["pp"] == 1 else 0.2)  # units
     engine = "fsdp1" if flat else engine
     micro = math.lcm(cuts["tp"], cuts["ulysses"]) * (longest + r.randint(0, 120))
     layout = {"dp": data_ranks // cuts["ulysses"] // cuts["cp"], "fsdp": r.choice([-1, data_ranks] + divisors(data_ranks)), **cuts,

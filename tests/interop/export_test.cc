@@ -157,11 +157,10 @@ bool names(const std::vector<std::string>& unsaid, const std::string& key) {
   return std::ranges::any_of(unsaid, [&](const std::string& what) { return what.find(key) != std::string::npos; });
 }
 
-}  // namespace
-
-TEST_CASE("import(export(x)) = x for every key that the system has") {
-  // What a system cannot say of a key that it has otherwise: other values of it, or under another engine.
-  const std::map<std::string, std::set<std::string>> lacking = {
+/// What a system cannot say of a key that it has otherwise: other values of it, or under another engine. By system and
+/// model.
+const std::set<std::string>& may_lack(const std::string& name) {
+  static const std::map<std::string, std::set<std::string>> lacking = {
       {"verl qwen2.5-7b",
        {"train.recompute",
         "train.layout.tp",
@@ -204,49 +203,82 @@ TEST_CASE("import(export(x)) = x for every key that the system has") {
       {"megatron qwen3-30b-a3b", {"optimizer.name", "train.precision.grads", "train.precision.gemm"}},
       {"megatron llama-3.1-8b",
        {"optimizer.name", "train.precision.grads", "train.precision.gemm", "train.pipeline_schedule"}}};
-  std::map<std::string, std::set<std::string>> written;  // by system, keys of its launches
+  return lacking.at(name);
+}
+
+/// Every key that a system has, each with other values that the rules allow: of a system's scenario what is set, the
+/// scenario and its launch.
+struct Variant {
+  std::string system, name;  // "verl", "verl qwen2.5-7b"
+  std::string path;          // the key
+  std::vector<std::string> sets;
+  Scenario plain, scenario;
+  ExportedLaunch launch;
+};
+template <class Use>
+void each_variant(const Use& use) {
   for (const Base& base : bases()) {
     const LaunchTable table = table_of(base.system);
     const auto plain = load_scenario_text(base.text, "base.yaml");
     if (!plain) FAIL(render(plain.error()));
-    const std::string name = base.system + " " + plain->model.name;
-    const auto& may_lack = lacking.at(name);
-    std::set<std::string> kept;
-    for (const std::string& path : exported_keys(table)) {
-      for (const auto& sets : variants(*find_scenario_key(path), *plain)) {
-        const auto scenario = load_scenario_text(base.text, "base.yaml", sets);
-        if (!scenario) continue;  // the rules refuse it
-        const ExportedLaunch launch = export_launch(table, *scenario);
-        INFO(name << ": " << sets[0] << "\n" << launch.text);
-        for (const auto& [key, value] : launch.arguments) written[base.system].insert(key);
-        // What the value is tried beside may be more than the system has.
-        if (std::ranges::any_of(sets, [&](const std::string& set) {
-              const std::string other = set.substr(0, set.find('='));
-              return other != path && !exported_keys(table).contains(other) && names(launch.unsaid, other);
-            }))
-          continue;
-        const bool lacks = names(launch.unsaid, path);
-        CHECK((!lacks || may_lack.contains(path)));
-        if (lacks) continue;
-        const Scenario back = read_back(base.system, launch);
-        for (const std::string& key : exported_keys(table)) {
-          INFO(key);
-          // Layers of the ends and a list are two ways to say one split.
-          if (key == "train.pipeline_split" || key.ends_with("_pipeline_stage"))
-            CHECK(split_layers(back) == split_layers(*scenario));
-          else CHECK(value_of(back, key) == value_of(*scenario, key));
-        }
-        // The same model, by the name that the system can load it by.
-        ModelSpec model = back.model;
-        model.hub_name = scenario->model.hub_name;
-        CHECK(model == scenario->model);
-        if (value_of(*scenario, path) != value_of(*plain, path)) kept.insert(path);
-      }
-    }
-    INFO(name << fmt::format("\nkept: {}", fmt::join(kept, ", ")));
-    CHECK(kept.size() >= (base.system == "megatron" ? 15U : 24U));  // keys that took another value and kept it
+    for (const std::string& path : exported_keys(table))
+      for (const auto& sets : variants(*find_scenario_key(path), *plain))
+        if (const auto scenario = load_scenario_text(base.text, "base.yaml", sets))
+          use(Variant{base.system, base.system + " " + plain->model.name, path, sets, *plain, *scenario,
+                      export_launch(table, *scenario)},
+              exported_keys(table));
   }
-  // Whatever an import takes, some launch of the walk says; of two ways to say one thing, the other one.
+}
+
+/// What the value is tried beside may be more than the system has.
+bool tried_beside_more(const Variant& v, const std::set<std::string>& keys) {
+  return std::ranges::any_of(v.sets, [&](const std::string& set) {
+    const std::string other = set.substr(0, set.find('='));
+    return other != v.path && !keys.contains(other) && names(v.launch.unsaid, other);
+  });
+}
+
+void check_read_back(const Variant& v, const std::set<std::string>& keys) {
+  const Scenario back = read_back(v.system, v.launch);
+  for (const std::string& key : keys) {
+    INFO(key);
+    // Layers of the ends and a list are two ways to say one split.
+    if (key == "train.pipeline_split" || key.ends_with("_pipeline_stage"))
+      CHECK(split_layers(back) == split_layers(v.scenario));
+    else CHECK(value_of(back, key) == value_of(v.scenario, key));
+  }
+  // The same model, by the name that the system can load it by.
+  ModelSpec model = back.model;
+  model.hub_name = v.scenario.model.hub_name;
+  CHECK(model == v.scenario.model);
+}
+
+}  // namespace
+
+TEST_CASE("import(export(x)) = x for every key that the system has") {
+  std::map<std::string, std::set<std::string>> kept;  // by system and model: keys that took another value and kept it
+  each_variant([&](const Variant& v, const std::set<std::string>& keys) {
+    INFO(v.name << ": " << v.sets[0] << "\n" << v.launch.text);
+    if (tried_beside_more(v, keys)) return;
+    const bool lacks = names(v.launch.unsaid, v.path);
+    CHECK((!lacks || may_lack(v.name).contains(v.path)));
+    if (lacks) return;
+    check_read_back(v, keys);
+    if (value_of(v.scenario, v.path) != value_of(v.plain, v.path)) kept[v.name].insert(v.path);
+  });
+  CHECK(kept.size() == bases().size());
+  for (const auto& [name, keys] : kept) {
+    INFO(name << fmt::format("\nkept: {}", fmt::join(keys, ", ")));
+    CHECK(keys.size() >= (name.starts_with("megatron") ? 15U : 24U));
+  }
+}
+
+TEST_CASE("whatever an import takes, some launch says; of two ways to say one thing, the other one") {
+  std::map<std::string, std::set<std::string>> written;  // by system, keys of its launches
+  each_variant([&](const Variant& v, const std::set<std::string>&) {
+    for (const auto& [key, value] : v.launch.arguments) written[v.system].insert(key);
+  });
+  REQUIRE(written.size() == 4);
   const std::set<std::string> other_words = {"task",
                                              "layers",
                                              "hidden",
@@ -419,6 +451,58 @@ TEST_CASE("what a system cannot say is told, not dropped") {
   const ExportedLaunch launch = export_launch(table_of("slime"), *s);
   for (const char* key : {"sync.mode", "rollout.block_tokens", "train.layout.order"}) CHECK(names(launch.unsaid, key));
   CHECK_THAT(launch.text, Catch::Contains("# slime has no key for sync.mode: direct"));
+}
+
+TEST_CASE("a model that no catalogue has is written as Megatron's sizes, and read back the same") {
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const std::string rest = base.text.substr(base.text.find('\n'));
+  for (
+      const char* model :
+      {"{model_type: llama, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, "
+       "num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 8192, tie_word_embeddings: false}",
+       "{model_type: qwen3_moe, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: "
+       "16, num_key_value_heads: 4, head_dim: 128, vocab_size: 32000, max_position_embeddings: 8192, "
+       "num_experts: 8, num_experts_per_tok: 2, moe_intermediate_size: 704, tie_word_embeddings: true}",
+       "{model_type: mixtral, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: "
+       "16, num_key_value_heads: 16, vocab_size: 32000, max_position_embeddings: 8192, num_local_experts: 8, "
+       "num_experts_per_tok: 2, tie_word_embeddings: false}",
+       "{model_type: gpt2, n_layer: 8, n_embd: 1024, n_head: 16, n_inner: 4096, n_positions: 4096, vocab_size: "
+       "50257}"}) {
+    const auto scenario = load_scenario_text("model: " + std::string(model) + rest, "custom.yaml");
+    if (!scenario) FAIL(render(scenario.error()));
+    const ExportedLaunch launch = export_launch(table_of("megatron"), *scenario);
+    INFO(launch.text);
+    CHECK(launch.text.find("--hf-checkpoint") == std::string::npos);
+    CHECK(launch.text.find("--bf16") != std::string::npos);  // Megatron-LM's default is fp32
+    CHECK((launch.text.find("--group-query-attention") != std::string::npos) ==
+          (scenario->model.kv_heads < scenario->model.heads));
+    CHECK(launch.unsaid.empty());
+    CHECK(read_back("megatron", launch).model == scenario->model);
+  }
+}
+
+TEST_CASE("what only trains is no launch of a system that rolls out") {
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const auto trains = load_scenario_text(base.text, "base.yaml");
+  REQUIRE(trains.has_value());
+  CHECK_FALSE(why_not_exported(table_of("megatron"), *trains).has_value());
+  for (const char* system : {"verl", "slime", "nemo-rl"}) {  // they would have trained by PPO, or by GRPO
+    const auto why = why_not_exported(table_of(system), *trains);
+    REQUIRE(why.has_value());
+    CHECK(why->code == "E156");
+    CHECK_THAT(why->message, Catch::Contains("trains on data alone"));
+  }
+}
+
+TEST_CASE("export names no key that the launch gives all the same") {
+  // Tokens that follow from sequences; a transport, where nothing is rolled out.
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "megatron", &Base::system);
+  const auto scenario = load_scenario_text(base.text, "base.yaml");
+  REQUIRE(scenario.has_value());
+  CHECK(export_launch(table_of("megatron"), *scenario).unsaid.empty());
 }
 
 }  // namespace hotbunk

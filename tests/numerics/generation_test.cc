@@ -109,8 +109,9 @@ TEST_CASE("context parallelism of an engine generates the same, beside tensor pa
   // Windows, sinks, caps, latents and experts; key-value heads as above: tp 4 has more ranks than llama-gqa has of
   // them.
   const std::map<std::string, std::vector<Way>> cases = {
-      {"llama-gqa", {{1, 2}, {4, 2}, {1, 3}}}, {"mistral-window", {{1, 4}}},           {"gemma2-tiny", {{2, 2}}},
-      {"gpt-oss-tiny", {{1, 3}, {2, 2}}},      {"deepseek-v3-tiny", {{1, 2}, {2, 2}}}, {"gpt2-tiny", {{1, 2}}}};
+      {"llama-gqa", {{1, 2}, {4, 2}, {1, 3}}}, {"mistral-window", {{1, 4}}}, {"gemma2-tiny", {{2, 2}}},
+      {"phi3-tiny", {{1, 3}, {4, 2}}},         {"gemma3-tiny", {{2, 2}}},    {"gpt-oss-tiny", {{1, 3}, {2, 2}}},
+      {"deepseek-v3-tiny", {{1, 2}, {2, 2}}},  {"gpt2-tiny", {{1, 2}}}};
   for (const auto& [name, ways] : cases) {
     const Golden g = Golden::load(name);
     const auto prompts = prompts_of(g.prompts);
@@ -137,6 +138,8 @@ TEST_CASE("ranks of an engine that attend to sequences of their own and share th
   const std::map<std::string, std::vector<Way>> cases = {
       {"llama-gqa", {{2, 2}, {4, 4}, {4, 2}, {2, 2, 2}, {2, 2, 1, 2}}},
       {"gemma2-tiny", {{2, 2}, {4, 2}, {2, 2, 1, 2}}},
+      {"gemma3-tiny", {{4, 2}}},
+      {"phi3-tiny", {{2, 2}, {4, 2}, {2, 2, 3}}},
       {"gpt2-tiny", {{2, 2}, {4, 2}, {2, 2, 3}}},
       {"mixtral-tiny", {{2, 2}, {2, 2, 2, 2}}},
       {"mha-one-kv", {{4, 2}}},

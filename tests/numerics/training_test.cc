@@ -131,7 +131,8 @@ TEST_CASE("FSDP2 that reshards to a smaller mesh computes what transformers does
                          {"mha-one-kv", 2, 2, 1, -1, 1, 2},
                          {"mixtral-tiny", 2, 4, 2},
                          {"deepseek-v3-tiny", 2, 4},
-                         {"llama-gqa", 2, 4, 1, -1, 1, 1, Offload::layerwise}})
+                         {"llama-gqa", 2, 4, 1, -1, 1, 1, Offload::layerwise},
+                         {"phi3-tiny", 2, 4, 2}})
     for (const bool several : {false, true}) {
       CAPTURE(way.model, way.few, way.dp, way.tp, way.group, way.ulysses, way.cp, several);
       const Golden g = Golden::load(way.model);
@@ -165,7 +166,8 @@ TEST_CASE("FSDP1's flat parameters compute what transformers does, whatever modu
                          {"gemma2-tiny", 2, -1, 1, 2},
                          {"gpt2-tiny", 8},
                          {"mixtral-tiny", 3},
-                         {"gpt-oss-tiny", 3}})
+                         {"gpt-oss-tiny", 3},
+                         {"phi3-tiny", 3}})
     for (const WrapSpec& wrap : {layer, all_in_one, by_size, tiny, some, inside})
       for (const bool several : turns(entry / 6 + entry % 6)) {
         ++entry;
@@ -234,7 +236,9 @@ TEST_CASE("Tensor and sequence parallelism compute what one rank does") {
                         {"gpt-oss-tiny", 2, 2},
                         {"gpt-oss-tiny", 4, 1, TrainEngine::ddp},
                         {"gpt-oss-tiny", 2, 2, TrainEngine::zero1, 1, 2},
-                        {"gpt-oss-tiny", 4, 2, TrainEngine::zero2, -1, 4}})
+                        {"gpt-oss-tiny", 4, 2, TrainEngine::zero2, -1, 4},
+                        {"phi3-tiny", 2, 2},
+                        {"phi3-tiny", 4, 1, TrainEngine::ddp}})
     for (const bool sequence : turns(entry++)) {
       CAPTURE(way.model, way.tp, way.dp, way.ep, static_cast<int>(way.engine), sequence);
       const Golden g = Golden::load(way.model);
@@ -279,7 +283,8 @@ TEST_CASE("Pipelines compute what one rank does") {
                          {"deepseek-v2-tiny", {2, 1}, 2, 1},
                          {"deepseek-v3-tiny", {1, 1, 1}, 1, 2, TrainEngine::zero1},
                          {"glm4-moe-tiny", {1, 2}, 2, 1},
-                         {"gpt-oss-tiny", {1, 1}, 2, 1, TrainEngine::zero1}})
+                         {"gpt-oss-tiny", {1, 1}, 2, 1, TrainEngine::zero1},
+                         {"phi3-tiny", {1, 2}, 2, 1}})
     for (const bool several : turns(entry++)) {
       CAPTURE(way.model, way.split, way.tp, way.dp, static_cast<int>(way.engine), way.schedule, several);
       const Golden g = Golden::load(way.model);
@@ -454,7 +459,8 @@ TEST_CASE("zero-bubble schedules compute what transformers does") {
                          {"qwen3-norm", {1, 1}, 2, 1, TrainEngine::ddp, 2},
                          {"mixtral-tiny", {1, 1}, 2, 1, TrainEngine::zero1, 1, 2},
                          {"deepseek-v3-tiny", {1, 2}, 2, 1, TrainEngine::zero1},
-                         {"gpt-oss-tiny", {1, 1}, 2, 1}})
+                         {"gpt-oss-tiny", {1, 1}, 2, 1},
+                         {"phi3-tiny", {2, 1}, 1, 2}})
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const bool several : turns(entry++)) {
         if (static_cast<std::size_t>(recompute) == entry / 3 % 3 && turns(0).size() == 1) continue;
@@ -509,7 +515,10 @@ TEST_CASE("Ulysses computes what one rank does") {
                          {"gpt2-tiny", 2, 2, 1},
                          {"glm4-moe-tiny", 2, 1, 2},
                          {"gpt-oss-tiny", 4, 1, 1},
-                         {"gpt-oss-tiny", 2, 2, 1}})
+                         {"gpt-oss-tiny", 2, 2, 1},
+                         {"gemma3-tiny", 2, 1, 2},
+                         {"phi3-tiny", 4, 1, 1},
+                         {"phi3-tiny", 2, 2, 1}})
     for (const bool several : turns(entry++)) {
       CAPTURE(way.model, way.ulysses, way.tp, way.dp, way.pp, static_cast<int>(way.engine), way.order, several);
       const Golden g = Golden::load(way.model);
@@ -568,7 +577,10 @@ TEST_CASE("context parallelism computes what one rank does") {
                          {"qwen3-moe-tiny", 3, 1, 2},
                          {"glm4-moe-tiny", 2, 2, 1},
                          {"gpt-oss-tiny", 4, 1, 1},
-                         {"gpt-oss-tiny", 2, 2, 2}})
+                         {"gpt-oss-tiny", 2, 2, 2},
+                         {"gemma3-tiny", 2, 2, 1},
+                         {"phi3-tiny", 4, 1, 1},
+                         {"phi3-tiny", 2, 2, 1}})
     for (const bool gathers : turns(entry / 2))
       for (const bool several : turns(entry++)) {
         const ContextExchange exchange = gathers ? ContextExchange::all_gather : ContextExchange::ring;
@@ -749,7 +761,7 @@ TEST_CASE("and those with interleaved stages what one rank does") {
 TEST_CASE("a checkpoint of one layout goes on in another as if nothing had been") {
   const std::uint64_t rounds = number_of_environment("HOTBUNK_RESUME_ROUNDS", 12),
                       seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
-  const std::vector<std::string> models = golden_models();
+  const std::vector<std::string>& models = golden_models();
   std::uint64_t drawn = 0;
   for (std::uint64_t i = 0; drawn < rounds; ++i) {
     std::mt19937_64 random(seed * 7'000'003 + i);

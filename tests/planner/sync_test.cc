@@ -5,6 +5,8 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "tests/paths.h"
+#include "tests/planner/played.h"
+#include "tests/planner/pricers.h"
 
 namespace hotbunk {
 namespace {
@@ -117,6 +119,39 @@ TEST_CASE("constants of a weight update stand in YAML, each with two sources") {
   CHECK(seconds(61e9, 18'867, 8) == Approx(7.0).epsilon(0.1));
   CHECK(seconds(705e9, 44'189, 64) == Approx(27.0).epsilon(0.2));
   CHECK(seconds(1342e9, 45'500, 256) < 55.0);
+}
+
+TEST_CASE(
+    "an update between two sides of the same GPUs has the seconds in which trainers collect garbage; apart none") {
+  const std::string common =
+      "model: qwen2.5-7b\ntrain: {engine: megatron, layout: {dp: 2, pp: 4}, micro_batch_tokens: 4096}\n"
+      "algorithm: {prompts: 64}\n";
+  struct Updated {
+    double seconds, played, cleanup;
+  };
+  const auto update = [&](const std::string& rest) {
+    const auto s = pricer_of_text(common + rest, {});
+    const RlPoint p = s->point();
+    const auto job = priced_job(*s);
+    REQUIRE(job.has_value());
+    const auto at = static_cast<std::size_t>(RlPhase::sync);
+    return Updated{s->price(p).seconds[at], play(*job, s->train().cost()).seconds[at], s->rl().sync_price(p).cleanup};
+  };
+  const std::string together = "cluster: {gpu: h100-sxm-80gb}\nrollout: {engine: vllm, layout: {tp: 2, dp: 4}}\n",
+                    apart =
+                        "cluster: {gpu: h100-sxm-80gb, nodes: 2}\nplacement: disaggregated\n"
+                        "rollout: {engine: vllm, layout: {tp: 2, dp: 4}}\nsync: {mode: broadcast}\n";
+  const Updated verl = update("profile: verl-megatron\n" + together);
+  const double cleanup = pricer_of_text(common + "profile: verl-megatron\n" + together, {})
+                             ->train()
+                             .framework()
+                             .update_cleanup_seconds.value;
+  REQUIRE(cleanup > 0.5);
+  CHECK(verl.cleanup == cleanup);
+  CHECK(verl.seconds > cleanup + 0.2);
+  CHECK(verl.played == Approx(verl.seconds).epsilon(0.03));
+  CHECK(update("profile: verl-megatron\n" + apart).cleanup == 0.0);
+  CHECK(update("profile: slime-megatron\n" + together).cleanup == 0.0);
 }
 
 TEST_CASE("ipc across nodes is refused, and is no default there") {

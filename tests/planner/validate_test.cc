@@ -193,7 +193,30 @@ TEST_CASE("rows that a fit left out are shown, are not stale, and hold what is a
   CHECK_THAT(render(*v), Catch::Contains("checkpoint-engine alone measured it"));
 }
 
-TEST_CASE("phases of launches: within 25 % but for two that say why") {
+TEST_CASE("weight updates are predicted without their configuration, too: all rows, of those that have another one") {
+  const auto v = validate_published(std::filesystem::path(source_folder) / "data" / "published", catalog_root());
+  REQUIRE(v.has_value());
+  const auto t = std::ranges::find(v->tables, "weight_sync_configurations", &ValidationTable::name);
+  REQUIRE(t != v->tables.end());
+  CHECK(t->rows.size() == 15);
+  REQUIRE(t->left_out.rows.size() == 15);
+  CHECK(t->left_out.skipped.empty());
+  CHECK(t->left_out.how == "all rows of a configuration");
+  CHECK(t->left_out.mean_abs_error() <= 0.20);
+  // slime measured three mechanisms once each: these are predicted by the next one of its history, all others by
+  // constants of the same mechanism.
+  double sum = 0.0, rows = 0.0, worst = 0.0;
+  for (const PredictedRow& r : t->left_out.rows) {
+    const bool once = r.label.starts_with("slime") && !r.label.starts_with("slime flattened");
+    if (once) worst = std::max(worst, std::abs(r.error()));
+    else sum += std::abs(r.error()), ++rows;
+  }
+  CHECK(rows == 12);
+  CHECK(sum / rows <= 0.11);
+  CHECK(worst > 0.5);
+}
+
+TEST_CASE("phases of launches: all within 25 %") {
   const auto v = validate_published(std::filesystem::path(source_folder) / "data" / "published", catalog_root());
   REQUIRE(v.has_value());
   const auto t = std::ranges::find(v->tables, "rl_phase_seconds", &ValidationTable::name);
@@ -203,13 +226,10 @@ TEST_CASE("phases of launches: within 25 % but for two that say why") {
   REQUIRE(t->rows.size() == 3 + 3 + 3 + 3 + 3 + 2);
   for (const PredictedRow& r : t->rows) {
     INFO(r.label << ": " << r.predicted << " of " << r.measured);
-    // 478 of its 1,700 s are in no phase that it gives; parameters go to the host through memory that is not pinned.
-    if (r.label == "verl-dsv3-671b-96xh20 iteration") CHECK(std::abs(r.error()) <= 0.35);
-    else if (r.label == "verl-7203-8xh800 sync") CHECK(std::abs(r.error()) <= 0.50);
-    else CHECK(std::abs(r.error()) <= 0.25);
+    CHECK(std::abs(r.error()) <= 0.25);
   }
-  CHECK(t->mean_abs_error() <= 0.15);
-  CHECK(std::abs(t->bias()) <= 0.08);
+  CHECK(t->mean_abs_error() <= 0.12);
+  CHECK(std::abs(t->bias()) <= 0.05);
   const std::vector<ValidationTable> parts = t->parts();
   std::size_t rows = 0;
   for (const ValidationTable& part : parts) rows += part.rows.size();

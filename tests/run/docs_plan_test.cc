@@ -1,5 +1,7 @@
-// What docs/plan.md and docs/run.md show of the demo's plan is what the program says of it.
+// What docs/plan.md and docs/run.md show of the demo's plan, and docs/import.md of its script, is what the program
+// says.
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <regex>
 #include <sstream>
 
@@ -99,4 +101,34 @@ TEST_CASE("docs/plan.md counts the bodies, calls and ops of the 7B as they are")
                   grouped(sum_of(written, "([0-9]+) ops?,")), grouped(sum_of(calls, "calls?, ([0-9]+) ops?")));
   INFO(says);
   CHECK(page.find(says) != page.npos);
+}
+
+TEST_CASE("what docs/import.md shows of its script is what import says of it") {
+  const std::string page = text_of(fs::path(source_folder) / "docs/import.md");
+  // The blocks are: commands, the script, the scenario, the answer.
+  std::vector<std::string> blocks;
+  bool inside = false;
+  for (const std::string& line : lines_of(page)) {
+    if (line.starts_with("```")) {
+      if (inside = !inside; inside) blocks.emplace_back();
+    } else if (inside) {
+      blocks.back() += line + '\n';
+    }
+  }
+  REQUIRE(blocks.size() > 3);
+  const fs::path folder = fs::temp_directory_path() / ("hotbunk_docs_import_" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  std::ofstream(folder / "run.sh") << blocks[1];
+  const Result2 import = hotbunk_command(fmt::format("import verl {}", (folder / "run.sh").string()));
+  fs::remove_all(folder);
+  REQUIRE(import.code == 0);
+  std::vector<std::string> said;
+  for (const std::string& line : lines_of(import.out + import.err))
+    said.push_back(spaced(std::regex_replace(line, std::regex(R"(\(/[^ ]*/run\.sh:)"), "(run.sh:")));
+  for (const std::size_t block : {2U, 3U})
+    for (const std::string& line : lines_of(blocks[block])) {
+      if (line.empty()) continue;
+      INFO(line);
+      CHECK(std::ranges::any_of(said, [&](const std::string& s) { return shows(s, spaced(line)); }));
+    }
 }

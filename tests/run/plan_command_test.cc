@@ -261,7 +261,11 @@ TEST_CASE("solve takes its key and its scenario in either order, and prints whol
   CHECK(one.code == 0);
   CHECK(one.out == other.out);
   CHECK_THAT(one.out, Catch::StartsWith(key + " can be ") && !Catch::Contains("e+0"));
-  CHECK(hotbunk_command(fmt::format("solve {} nokey", file)).code == 2);
+  for (const std::string& order : {fmt::format("solve {} nokey", file), fmt::format("solve nokey {}", file)}) {
+    const Result2 wrong = hotbunk_command(order);
+    CHECK(wrong.code == 2);
+    CHECK_THAT(wrong.err, Catch::Contains("E261") && Catch::Contains("nokey is no key of one number"));
+  }
 }
 
 TEST_CASE("plan is in colour on a terminal alone, and not where NO_COLOR is set") {
