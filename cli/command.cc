@@ -317,7 +317,8 @@ std::string walked_json(const StepsWalked& walked) {
                                        {"first_step", walked.first},
                                        {"last_step", walked.last},
                                        {"stopped", walked.stopped},
-                                       {"bf16_products", walked.bf16_products}};
+                                       {"bf16_products", walked.bf16_products},
+                                       {"run_hash", walked.run_hash}};
   return json_text(json, 1) + "\n";
 }
 
@@ -334,8 +335,9 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
   };
   const std::int64_t first = number("first_step"), last = number("last_step");
   const bool stopped = json->is_object() && json->contains("stopped") && (*json)["stopped"] == true;
-  const bool has_products =
-      json->is_object() && json->contains("bf16_products") && (*json)["bf16_products"].is_string();
+  const auto words = [&](const char* key) {
+    return json->is_object() && json->contains(key) && (*json)[key].is_string() ? (*json)[key].get<std::string>() : "";
+  };
   // Without a step of its own: a run that was killed behind its last one, and whose end came later.
   if (first < 1 || last < first - 1 || last > s.steps)
     return fail(Diagnostic{.code = "E113",
@@ -343,8 +345,8 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
                            .where = {file.string()},
                            .notes = {},
                            .help = "the file was changed, or is of another run"});
-  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped,
-                     has_products ? (*json)["bf16_products"].get<std::string>() : ""};
+  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped, words("bf16_products"),
+                     words("run_hash")};
 }
 
 }  // namespace
@@ -358,7 +360,8 @@ nlohmann::ordered_json facts_of_run(const RunFolder& folder) {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   const auto text = read_file(folder.summary());
   const auto all = text ? json_or_discarded<nlohmann::ordered_json>(*text) : nlohmann::ordered_json();
-  for (const char* key : {"hardware_evidence", "matrix_products", "attention_backward", "library_choices", "bodies"})
+  for (const char* key :
+       {"run_hash", "hardware_evidence", "matrix_products", "attention_backward", "library_choices", "bodies"})
     if (all.is_object() && all.contains(key)) out[key] = all[key];
   return out;
 }

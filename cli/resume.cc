@@ -116,6 +116,13 @@ Diagnostic warning(const ResumePoint& from, std::string message, std::vector<std
           .severity = Severity::warning};
 }
 
+/// What formed products of bf16 in the run so far; "" where it did not say, or did not end.
+std::string recorded_products(const ResumePoint& from) {
+  const auto text = from.run ? read_file(from.run->walked(), 1 << 16) : Result<std::string>(std::string());
+  const auto json = text ? json_or_discarded<nlohmann::json>(*text) : nlohmann::json();
+  return json.is_object() ? json.value("bf16_products", "") : "";
+}
+
 /// The bytes behind a path must be those that the run began with.
 void check_content(const ResumePoint& from, const char* key, const std::string& path, const std::string& digest,
                    Result<std::string> (*digest_of)(const fs::path&), Diagnostics& problems) {
@@ -169,7 +176,7 @@ Status take_choices(const ResumePoint& from, Scenario& now) {
   return {};
 }
 
-Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
+Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now, const std::string& products) {
   const TrainingState& state = from.checkpoint.state;
   const auto before = scenario_of(from, {});
   if (!before) return tl::unexpected(before.error());
@@ -196,6 +203,10 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now) {
   if (!differ.where.empty())
     warnings.push_back(
         warning(from, "the run goes on elsewhere: equal but for rounding, not bit for bit", differ.where, ""));
+  if (const std::string before_it = recorded_products(from); !before_it.empty() && before_it != products)
+    warnings.push_back(warning(from, "the run goes on on another machine: equal but for rounding, not bit for bit",
+                               {fmt::format("products of bf16: {} until now, {} from here on", before_it, products)},
+                               ""));
   if (!from.checkpoint.has_moments)
     warnings.push_back(warning(
         from, fmt::format("the checkpoint has no {}: AdamW's moments start from zero", checkpoint_file::optimizer), {},

@@ -79,12 +79,14 @@ std::string attention_backward(const RunArguments& o) {
   return by ? *by : "";
 }
 
-StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver) {
+StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver,
+                         std::string hash) {
   const std::int32_t asked = driver.end_step();
   return {.first = start.first_step(),
           .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
           .stopped = asked > 0,
-          .bf16_products = bf16_products(o)};
+          .bf16_products = bf16_products(o),
+          .run_hash = std::move(hash)};
 }
 
 /// A resumed run goes on in its folder, unless another is named.
@@ -184,18 +186,19 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   };
   auto simulated = simulate_run(o, job, folder, hardware, walked);
   if (!simulated) note(tl::unexpected(simulated.error()));
-  nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+  nlohmann::ordered_json facts = {{"run_hash", walked.run_hash}};
   const auto env = launch_env(process_env);
   if (o.backend != "cpu")
-    facts = {{"hardware_evidence", hardware_evidence_line()},
-             {"matrix_products", bf16_products(o)},
-             {"attention_backward", attention_backward(o)},
-             {"library_choices", choices_json(backend.library_choices())},
-             {"bodies", hardware_evidence_of_bodies(job.plan, measured,
-                                                    {.backend = o.backend,
-                                                     .products = o.products,
-                                                     .attention = o.attention,
-                                                     .processes = env && *env && (*env)->world_size > 1})}};
+    facts.update(nlohmann::ordered_json{
+        {"hardware_evidence", hardware_evidence_line()},
+        {"matrix_products", bf16_products(o)},
+        {"attention_backward", attention_backward(o)},
+        {"library_choices", choices_json(backend.library_choices())},
+        {"bodies", hardware_evidence_of_bodies(job.plan, measured,
+                                               {.backend = o.backend,
+                                                .products = o.products,
+                                                .attention = o.attention,
+                                                .processes = env && *env && (*env)->world_size > 1})}});
   note(write_run_folder(folder, job,
                         {.trace = measured,
                          .predicted = simulated ? &*simulated : nullptr,
@@ -234,7 +237,8 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
   const int threads = compute_threads(o, world);
-  if (auto s = check_agreement(world, run_facts(job, shared_options(o, threads, start))); !s) {
+  const PlanFacts agreed = run_facts(job, shared_options(o, threads, start));
+  if (auto s = check_agreement(world, agreed); !s) {
     world.leave();
     return report_errors(s.error());
   }
@@ -300,7 +304,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     // A run that had begun: a file of lines could not be written any more, or --no-fit-check was given.
     return d.code == "E103" || d.code == "E301" ? exit_runtime : code;
   }
-  const StepsWalked walked = steps_walked(o, job, start, **driver);
+  const StepsWalked walked = steps_walked(o, job, start, **driver, run_hash(agreed));
   const auto parts = gather_strings_at_first(world, "results", trace_to_json(*trace, job.hash));
   const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, *backend, parts) : exit_done;
   world.leave();
@@ -323,7 +327,7 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
   if (auto taken = take_choices(*from, *scenario); !taken) return refuse(taken.error());
   start.from = std::move(*from);
   if (!spawned) {
-    const auto warnings = check_resume(*start.from, *scenario);
+    const auto warnings = check_resume(*start.from, *scenario, bf16_products(o));
     if (!warnings) return refuse(warnings.error());
     if (speaks) std::fputs(render(*warnings).c_str(), stderr);
     if (speaks && !o.scenario.json)

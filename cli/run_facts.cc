@@ -80,6 +80,13 @@ PlanFacts run_facts(const Job& job, const PlanFacts& options) {
   return facts;
 }
 
+std::string run_hash(const PlanFacts& run_facts) {
+  PlanFacts facts = run_facts;
+  for (const char* other : {"first step", "--transport", "--check", "--trace-steps", "run.timeout_s"})
+    facts.erase(other);
+  return facts_hash(facts);
+}
+
 Result<PlanFile> saved_plan(const std::string& path) {
   const auto text = read_file(path);
   return text ? plan_file_from_json(*text, path) : tl::unexpected(text.error());

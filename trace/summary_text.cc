@@ -257,8 +257,9 @@ std::string render_summary(const Json& s, bool colour, const Comparison* predict
            memory_table(s, colour);
   out += timeline_table(s, colour) + sync_peak_table(s, colour);
   out += traffic_table(s, colour) + metrics_table(s, colour) + '\n' + kept_line(s);
-  return out + fmt::format("plan {}\n", s.at("plan_hash").get<std::string>()) +
-         (predicted ? render_verdict(*predicted, colour) : "");
+  out += fmt::format("plan {}\n", s.at("plan_hash").get<std::string>());
+  if (s.contains("run_hash")) out += fmt::format("run  {}\n", s.at("run_hash").get<std::string>());
+  return out + (predicted ? render_verdict(*predicted, colour) : "");
 }
 
 bool use_colour() {

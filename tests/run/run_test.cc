@@ -67,13 +67,45 @@ TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bi
     REQUIRE(hotbunk_command(fmt::format("run {} --out {} {}", file.string(), out.string(), more)).code == 0);
     const Json summary = json_from<Json>(text_of(out / "summary.json"));
     return hash_text(text_of(out / "checkpoints/final/model.safetensors")) + text_of(out / "lengths.jsonl") +
-           json_text(summary["memory"]) + json_text(summary["traffic"]) + json_text(summary["metrics"]);
+           json_text(summary["memory"]) + json_text(summary["traffic"]) + json_text(summary["metrics"]) +
+           json_text(summary["run_hash"]);
   };
   const std::string first = run("twice1", "");
   CHECK(first == run("twice2", ""));
   // Over sockets as over shared memory: sums run in rank order on both.
   CHECK(run("twice3", "--set sync.transport=collective") ==
         run("twice4", "--set sync.transport=collective --transport gloo"));
+}
+
+TEST_CASE("a run's hash covers what its bits depend on, and what forms products of bf16 among it") {
+  const fs::path file = scenario("hashed", 1, 1, "steps: 1");
+  const auto run = [&](const std::string& name, const std::string& more) {
+    const fs::path out = work_folder() / name;
+    REQUIRE(hotbunk_command(fmt::format("run {} --out {} {}", file.string(), out.string(), more)).code == 0);
+    const Json walked = json_from<Json>(text_of(out / "run.json"));
+    const std::string before = text_of(out / "summary.json");
+    CHECK(json_from<Json>(before)["run_hash"] == walked["run_hash"]);
+    CHECK(hotbunk_command(fmt::format("report {}", out.string())).code == 0);  // it keeps what only the run knew
+    CHECK(text_of(out / "summary.json") == before);
+    return std::pair(walked["run_hash"].get<std::string>(), walked["bf16_products"].get<std::string>());
+  };
+  const auto [hash, products] = run("hashed1", "--threads 1");
+  CHECK(hash.size() == 32);
+  CHECK(run("hashed2", "--threads 1 --trace-steps 1 --check").first == hash);
+  CHECK(run("hashed3", "--threads 1 --set optimizer.lr=0.5").first != hash);
+  CHECK(run("hashed4", "--threads 2").first != hash);
+  // oneDNN's own variable lowers the rule; what computes nothing else on this machine has the same hash.
+  REQUIRE(::setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1) == 0);
+  const auto [lowered_hash, lowered] = run("hashed5", "--threads 1");
+  REQUIRE(::unsetenv("ONEDNN_MAX_CPU_ISA") == 0);
+  CHECK(lowered == "widened to fp32");
+  CHECK((lowered_hash == hash) == (lowered == products));
+  const Result2 on =
+      hotbunk_command(fmt::format("run --set steps=2 --resume {}", (work_folder() / "hashed5").string()));
+  INFO(on.err);
+  CHECK(on.code == 0);
+  CHECK((on.err.find("warning[E425]: the run goes on on another machine") != std::string::npos) ==
+        (lowered != products));
 }
 
 TEST_CASE("a verified sync leaves hashes of tensors that no layout changes") {

@@ -66,7 +66,8 @@ struct Rows {
 };
 
 /// Rows of kv heads that lie side by side, asked for in the order of the memory, a few lines at a time: a processor
-/// that waits for many at once waits with its loads too. What one head reads of them are pieces a row apart.
+/// that waits for many at once waits with its loads too. What one head reads of them are pieces a row apart. Few rows
+/// at a time, so that they are still in the first cache when they are read.
 template <class P>
 class RowsAhead {
  public:
@@ -76,7 +77,7 @@ class RowsAhead {
   HB_INLINE void ask() {
     if (rows_ == end_) return;
     const std::int64_t last = std::min(at_ + step_, width_);
-    for (; at_ < last; at_ += kLine) __builtin_prefetch(*rows_ + at_, 0, 2);
+    for (; at_ < last; at_ += kLine) __builtin_prefetch(*rows_ + at_, 0, 3);
     if (at_ >= width_) at_ = 0, ++rows_;
   }
 
@@ -86,27 +87,23 @@ class RowsAhead {
   std::int64_t width_, step_, at_ = 0;
 };
 
-/// s[H][kBlock] = q[H][d] · keys, NG·kLanes of them from `keys` on, each `at` elements into its row: turned in
-/// registers. Groups of kLanes keys have chains of their own, so that one does not wait for the other's additions.
-template <int NG, int H, class P>
-HB_INLINE void score_groups(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s,
-                            RowsAhead<P>& ahead) {
-  Vf acc[NG][H] = {};
-  for (std::int64_t c = 0; c < d; c += kLanes)
-#pragma GCC unroll 2
-    for (int g = 0; g < NG; ++g) {
-      ahead.ask();
-      Vf k_t[kLanes];
+/// s[H][kBlock] = q[H][d] · kLanes keys, each `at` elements into its row: turned in registers.
+template <int H, class P>
+HB_INLINE void score_keys(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s,
+                          RowsAhead<P>& ahead) {
+  Vf acc[H] = {};
+  for (std::int64_t c = 0; c < d; c += kLanes) {
+    ahead.ask();
+    Vf k_t[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[g * kLanes + i] + at + c);
-      transpose(k_t);
+    for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[i] + at + c);
+    transpose(k_t);
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i)
+    for (int i = 0; i < kLanes; ++i)
 #pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) acc[g][h] += splat(q[h * d + c + i]) * k_t[i];
-    }
-  for (int g = 0; g < NG; ++g)
-    for (int h = 0; h < H; ++h) store(s + h * kBlock + g * kLanes, acc[g][h]);
+      for (int h = 0; h < H; ++h) acc[h] += splat(q[h * d + c + i]) * k_t[i];
+  }
+  for (int h = 0; h < H; ++h) store(s + h * kBlock, acc[h]);
 }
 
 /// G kv heads of H query heads each: o[G·H][dv] (+)= s[G·H][kBlock] · NV vectors of n values, each `at` elements into
@@ -246,9 +243,9 @@ struct SomeHeads {
 };
 
 /// `kv_heads` kv heads with groups of H at the last position of a sequence, block by block for all of them:
-/// attend_block without tiles of keys and values, a tile's queries the heads. While the keys are read, the block's
-/// values are asked for; while these are, the next block's keys, behind the last block those of `next`, which this
-/// thread will probably take.
+/// attend_block without tiles of keys and values, a tile's queries the heads. Rows are read kLanes at a time, keys and
+/// then values, and meanwhile as many that come next are asked for: behind a block's values the next block's keys,
+/// behind the last block those of `next`, which this thread will probably take.
 template <int H, class E, class P>
 void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, std::optional<SomeHeads> next,
                      std::int64_t kv_heads, const AttentionTile& t) {
@@ -264,15 +261,16 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
   const std::int64_t start = seen.begin / kBlock * kBlock;
   Rows<P> rows = rows_from(own, start, seen.end), following;
   for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
-    const std::int64_t n = std::min(kBlock, seen.end - p0), groups = (n + kLanes - 1) / kLanes;
-    RowsAhead<P> values(rows.values, n, kv_heads * dv, groups * kv_heads * d / kLanes);
-    for (std::int64_t first = 0; first < n; first += 2 * kLanes)
-      for (std::int64_t i = 0; i < kv_heads; ++i) {
-        const float* q = t.q + i * H * d;
-        float* scores = t.s + i * H * kBlock + first;
-        if (n - first > kLanes) score_groups<2, H>(rows.keys + first, i * d, d, q, scores, values);
-        else score_groups<1, H>(rows.keys + first, i * d, d, q, scores, values);
-      }
+    const std::int64_t n = std::min(kBlock, seen.end - p0);
+    const auto ahead_of = [&](const P* const* from, std::int64_t count, std::int64_t width, std::int64_t steps) {
+      return RowsAhead<P>(from, std::min<std::int64_t>(kLanes, count), kv_heads * width, steps);
+    };
+    for (std::int64_t first = 0, after = kLanes; first < n; first = after, after += kLanes) {
+      const std::int64_t steps = kv_heads * d / kLanes;
+      auto ahead = after < n ? ahead_of(rows.keys + after, n - after, d, steps) : ahead_of(rows.values, n, dv, steps);
+      for (std::int64_t i = 0; i < kv_heads; ++i)
+        score_keys<H>(rows.keys + first, i * d, d, t.q + i * H * d, t.s + i * H * kBlock + first, ahead);
+    }
     weigh_scores(t, 0, kv_heads * H, round_up(n, kLanes), {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap,
                  p0 == start);
     std::int64_t then = 0;  // rows that come behind these
@@ -284,13 +282,19 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
     else if (const Tokens others = next ? call.seen_last(next->sequence) : Tokens{}; others.begin < others.end)
       follow(*next, others.begin / kBlock * kBlock, others.end);
     constexpr int kTogether = H == 1 ? 2 : 1;
-    RowsAhead<P> keys(following.keys, then, kv_heads * d, n * ((kv_heads + kTogether - 1) / kTogether));
-    for (std::int64_t i = 0; i < kv_heads; i += kTogether) {
-      const float* weights = t.s + i * H * kBlock;
-      float* o = t.o + i * H * t.dp;
-      if (i + kTogether <= kv_heads)
-        sum_in_place<kTogether, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
-      else sum_in_place<1, H>(rows.values, n, i * dv, dv, weights, o, p0 != start, keys);
+    for (std::int64_t first = 0, after = kLanes; first < n; first = after, after += kLanes) {
+      const std::int64_t count = std::min<std::int64_t>(kLanes, n - first);
+      const std::int64_t steps = count * ((kv_heads + kTogether - 1) / kTogether);
+      auto ahead =
+          after < n ? ahead_of(rows.values + after, n - after, dv, steps) : ahead_of(following.keys, then, d, steps);
+      for (std::int64_t i = 0; i < kv_heads; i += kTogether) {
+        const float* weights = t.s + i * H * kBlock + first;
+        float* o = t.o + i * H * t.dp;
+        const bool more = p0 != start || first > 0;
+        if (i + kTogether <= kv_heads)
+          sum_in_place<kTogether, H>(rows.values + first, count, i * dv, dv, weights, o, more, ahead);
+        else sum_in_place<1, H>(rows.values + first, count, i * dv, dv, weights, o, more, ahead);
+      }
     }
     if (then > 0) rows = following;
   }

@@ -344,9 +344,11 @@ class RowsAhead {
   std::int64_t pitch_ = 0, width_ = 0, left_ = 0, at_ = 0;
 };
 
-/// One panel times TB interleaved rows of x, over n columns (whole vectors): sums[t·kBlockRows + row] += products.
+/// One panel times TB interleaved rows of x, over n columns (whole vectors): sums[t·kBlockRows + row] += products; what
+/// was there before the `first` columns is nothing.
 template <int TB>
-HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums, RowsAhead& ahead) {
+HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums, bool first,
+                          RowsAhead& ahead) {
   Vf acc[TB][kVecs] = {};
   for (std::int64_t k = 0; k < n; k += 4, panel += 4 * kPanelRows, x += 4 * TB) {
     ahead.ask();
@@ -364,15 +366,18 @@ HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, fl
 #pragma GCC unroll 8
   for (int t = 0; t < TB; ++t) {
     const auto s = sum_panel(acc[t]);
-    for (std::size_t i = 0; i < kPanelRows; ++i) sums[t * kBlockRows + static_cast<std::int64_t>(i)] += s[i];
+    for (std::size_t i = 0; i < kPanelRows; ++i) {
+      float& sum = sums[t * kBlockRows + static_cast<std::int64_t>(i)];
+      sum = (first ? 0.0f : sum) + s[i];  // 0 + (-0) is 0 whoever sums
+    }
   }
 }
 
 template <int TB>
-void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums,
+void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums, bool first,
                   RowsAhead& ahead) {
-  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums, ahead);
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, ahead);
+  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums, first, ahead);
+  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first, ahead);
 }
 
 /// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
@@ -385,20 +390,21 @@ void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, 
     const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
     float* x = kept ? all + t0 * whole_vectors(o.K) : all;
     if (!kept) interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
-    float sums[kPanelTokens][kBlockRows] = {};
+    float sums[kPanelTokens][kBlockRows];
+    if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
     for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
         panel_tokens<kPanelTokens>(tokens, block + p0 * whole_vectors(o.K) + k0 * kPanelRows, x + k0 * tokens,
-                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], ahead);
+                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], k0 == 0, ahead);
     for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
 }
 
-/// Weight rows of a block: as many as stay in the cache. For few rows of x half as many, so that fewer are a thread's
-/// first, which nobody asks for ahead.
+/// Weight rows of a block: as many as stay in the cache. For few rows of x a panel or so, which is still in the first
+/// cache when they pass over it, and so that fewer are a thread's first, which nobody asks for ahead.
 std::int64_t block_rows(std::int64_t K, bool kept) {
   const std::int64_t fitting = kCacheBytes / static_cast<std::int64_t>(sizeof(float)) / std::max<std::int64_t>(K, 1);
-  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 2 : kBlockRows);
+  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
 }
 
 template <class W, class Y>

@@ -151,35 +151,45 @@ HB_INLINE float max_lanes(Vf v) {
   return v[0];
 }
 
-/// Lanes of a and b alternating: the first half of both, and the second.
-HB_INLINE Vf interleave_low(Vf a, Vf b) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#else
-  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#endif
-}
-HB_INLINE Vf interleave_high(Vf a, Vf b) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#else
-  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#endif
-}
-
 /// Transposes kLanes × kLanes.
 HB_INLINE void transpose(Vf (&rows)[kLanes]) {
 #if defined(__AVX512F__)
+  // Inside quads of lanes first, then quads themselves: shuffles that move lanes anywhere cost more.
 #pragma GCC unroll 4
-  for (int round = 1; round < kLanes; round *= 2) {  // log2(kLanes) perfect shuffles of the rows with themselves
-    Vf next[kLanes];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes / 2; ++i) {
-      next[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
-      next[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  for (int r = 0; r < kLanes; r += 4) {
+    const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    };
+    const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+    };
+    const auto firsts = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    };
+    const auto seconds = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    };
+    const Vf a = low(rows[r], rows[r + 1]), b = low(rows[r + 2], rows[r + 3]);
+    const Vf c = high(rows[r], rows[r + 1]), d = high(rows[r + 2], rows[r + 3]);
+    rows[r] = firsts(a, b), rows[r + 1] = seconds(a, b), rows[r + 2] = firsts(c, d), rows[r + 3] = seconds(c, d);
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < 4; ++m) {  // quad i of rows[4·g + m] becomes quad g of rows[4·i + m]
+    const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    };
+    const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    };
+    const auto even = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    };
+    const auto odd = [](Vf a, Vf b) HB_FORCE_INLINE {
+      return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    };
+    const Vf a = low(rows[m], rows[m + 4]), b = low(rows[m + 8], rows[m + 12]);
+    const Vf c = high(rows[m], rows[m + 4]), d = high(rows[m + 8], rows[m + 12]);
+    rows[m] = even(a, b), rows[m + 4] = odd(a, b), rows[m + 8] = even(c, d), rows[m + 12] = odd(c, d);
   }
 #else
   Vf pairs[kLanes], quads[kLanes];  // inside halves of 4 lanes first: AVX2 shuffles across them cost twice
