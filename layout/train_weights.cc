@@ -89,11 +89,6 @@ UnitParam shard_of(const ParamSpec& spec, const ModelSpec& model, const Mesh& te
   return param;
 }
 
-/// Whether nothing but the head reads it, which is a unit of its own: a tied one is the embedding.
-bool is_of_head(const ParamSpec& p, const ModelSpec& model) {
-  return !model.tie_embeddings && (p.role == R::lm_head || p.role == R::final_norm || p.role == R::final_norm_bias);
-}
-
 bool has(const StagePart& stage, const ParamSpec& p, const ModelSpec& model) {
   if (p.layer >= 0) return stage.has_layer(p.layer);
   if (p.role == R::embedding) return stage.first || (stage.last && model.tie_embeddings);
@@ -129,6 +124,8 @@ bool alike(const UnitParam& a, const UnitParam& b) {
 }
 
 }  // namespace
+
+bool is_of_head(ParamRole role) { return role == R::lm_head || role == R::final_norm || role == R::final_norm_bias; }
 
 void number_kinds(std::vector<ShardedUnit>& units) {
   std::vector<const ShardedUnit*> kinds;
@@ -176,17 +173,19 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
   take(parameters_of(model, of_stage)), take(adapters_of(model, of_stage));
 
   std::vector<ShardedUnit> units;
+  bool before_of_head = false;
   for (const ParamSpec& parameter : parameters) {
-    const bool adapts = is_adapter(parameter.role), of_head = is_of_head(parameter, model);
+    const bool adapts = is_adapter(parameter.role), of_head = !model.tie_embeddings && is_of_head(parameter.role);
     const bool frozen = parameter.frozen,
-               again = !units.empty() && units.back().layer == parameter.layer && units.back().head == of_head;
+               again = !units.empty() && units.back().layer == parameter.layer && before_of_head == of_head;
+    before_of_head = of_head;
     if (!again || units.back().adapters != adapts || units.back().frozen != frozen) {
       ShardedUnit unit;
       unit.name = of_head               ? "head"
                   : parameter.layer < 0 ? "root"
                                         : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
       if (frozen && std::ranges::count(units, unit.name, &ShardedUnit::name) > 0) unit.name += ".frozen";
-      unit.layer = parameter.layer, unit.head = of_head, unit.adapters = adapts, unit.frozen = frozen;
+      unit.layer = parameter.layer, unit.adapters = adapts, unit.frozen = frozen;
       units.push_back(std::move(unit));
     }
     append(units.back(), shard_of(parameter, model, tensor, mesh, world, rank),

@@ -57,7 +57,6 @@ struct UnitRegion {
 struct ShardedUnit {
   std::string name;       // "root", "head", "layers.3"
   int layer = -1;         // -1: of none
-  bool head = false;      // what nothing reads but the end of the model
   bool adapters = false;  // LoRA's of the layer, which another unit has
   bool frozen = false;    // parameters that do not train; the layer's others are in another unit
   int kind = 0;           // units of one kind differ in the names of their parameters only
@@ -75,6 +74,9 @@ struct ShardedUnit {
   const UnitRegion& only_region() const { return experts.full_elements > 0 ? experts : shared; }
   std::int64_t padding_elements() const { return shared.padding_elements() + experts.padding_elements(); }
 };
+
+/// The last norm and the head, which nothing reads but the end of the model where the head is not the embedding.
+bool is_of_head(ParamRole);
 
 /// Gives units that differ in the names of their parameters only one kind.
 void number_kinds(std::vector<ShardedUnit>&);

@@ -30,7 +30,7 @@ void lower_micro_batch(const Scenario& s, ProgramBuilder& b, const TrainState& s
   feed_loss(b, feeds);
   feed_router_loss(b, feeds.tokens.router_loss);
 
-  // A head that is a unit of its own is there from the loss to the end of its backward, the rest the whole time.
+  // A head that is a unit of its own is there from the last layer to the end of its backward.
   constexpr auto early = TrainState::Outer::all_but_loss;
   WholeUnit root = state.gather_outer(b, Weights::trained, "train.", early);
   TrainPasses::Kept kept;

@@ -43,8 +43,7 @@ std::pair<Tensor, StreamId> TrainState::sum_of_ranks(ProgramBuilder& b, const Un
   const DType dtype = whole.dtype;
   const std::int64_t n = state.unit.shard_elements;
   const Collectives all = collectives(state.unit);
-  // Of a flat unit that is experts, of which each rank has its own, too.
-  if (shards() > 1 || state.unit.flat) sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
+  if (shards() > 1) sum = b.transient(name + ".reduce_out", dtype, {fixed(n)}, category);
   if (sum.buffer != whole.buffer) {
     // Padding takes part in the sum and in the gradient norm: it must be zero.
     const std::int64_t padding = state.unit.padding_elements();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
 #include "spec/router_loss.h"
@@ -180,6 +181,7 @@ PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers), kept.parts.resize(layers);
   if (!held_.empty()) {
+    HB_CHECK(!next, "what comes behind layers that stay is gathered by who holds them");
     for (std::size_t i = 0; i < layers; ++i) {
       kept.whole[i] = held_[first + i];
       stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
@@ -191,11 +193,11 @@ PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range
                                                layers_in_order(range, false), root, forward_limit());
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
-    if (s_.train.prefetch > 0 && i + 1 == layers) next();
+    if (next && s_.train.prefetch > 0 && i + 1 == layers) next();
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
     if (state_.keeps_parts() && shared_.empty()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
   }
-  if (s_.train.prefetch == 0) next();
+  if (next && s_.train.prefetch == 0) next();
   return stream;
 }
 

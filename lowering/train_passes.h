@@ -30,7 +30,8 @@ void feed_router_loss(ProgramBuilder&, const RouterLossFeeds&);
 TokenFeeds transient_tokens(const Scenario&, ProgramBuilder&, const std::string& prefix);
 Tensor transient_vector(const Scenario&, ProgramBuilder&, const std::string& name, DType);
 
-/// FSDP2's limit: of the layers, the one that computes and those gathered ahead of it are whole.
+/// FSDP2's limit: of the layers, and a head behind them, the one that computes and those gathered ahead of it are
+/// whole.
 SlotLimitId limit_layers(const Scenario&, ProgramBuilder&, const std::string& prefix);
 
 /// Walks layers of the stage in an order and gathers each one `prefetch` units before it is used.
@@ -83,8 +84,8 @@ class TrainPasses {
   };
   /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such. `next` gathers what
   /// comes behind them: in front of the last layer, where units are gathered ahead.
-  PackedModel::Stream forward(
-      PackedModel::Stream, Range layers, const WholeUnit& root, Kept&, const std::function<void()>& next = [] {});
+  PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&,
+                              const std::function<void()>& next = nullptr);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.

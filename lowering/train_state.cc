@@ -15,12 +15,6 @@
 namespace hotbunk {
 namespace {
 
-/// "gate_proj" of "model.layers.3.mlp.gate_proj.weight".
-std::string module_of(const std::string& parameter) {
-  const std::string path = parameter.substr(0, parameter.rfind('.'));
-  return path.substr(path.rfind('.') + 1);  // npos + 1: it has no other
-}
-
 struct Span2 {
   std::int64_t offset = 0, rows = 0, cols = 0;
 };
@@ -270,10 +264,7 @@ void TrainState::find_layers() {
   for (std::size_t u = 0; u < units_.size(); ++u)
     if (units_[u].unit.layer < 0) {
       outer_.push_back(u);
-      const auto of_loss = [](const UnitParam& p) {
-        return p.role == ParamRole::lm_head || p.role == ParamRole::final_norm || p.role == ParamRole::final_norm_bias;
-      };
-      if (std::ranges::all_of(units_[u].unit.params, of_loss)) loss_.push_back(u);
+      if (std::ranges::all_of(units_[u].unit.params, is_of_head, &UnitParam::role)) loss_.push_back(u);
     }
   std::vector<std::vector<std::int64_t>> kinds;  // of layers in several units
   for (const Range& chunk : part().layers)
@@ -333,6 +324,9 @@ std::vector<TrainState::Region> TrainState::regions(const ShardedUnit& unit) con
 
 TrainState::Collectives TrainState::collectives(const ShardedUnit& unit) const {
   Collectives out;
+  const std::string prefix = parameters_prefix(unit);
+  const std::int64_t least = scenario_.train.in_place_elements;
+  int groups = 0;  // of small parameters that stand together
   for (const Region& region : regions(unit)) {
     if (unit.flat || region.is_experts || region.size.shards == 1) {
       out.regions.push_back(region);
@@ -341,26 +335,25 @@ TrainState::Collectives TrainState::collectives(const ShardedUnit& unit) const {
     }
     for (const UnitParam& p : unit.params) {
       if (!p.has_place() || p.apart) continue;
-      const std::int64_t least = scenario_.train.in_place_elements, elements = p.padded_elements();
-      const bool in_place = elements * region.size.shards == p.elements() &&
-                            ((least > 0 && elements >= least) || elements == unit.shard_elements);
-      const bool again = !in_place && !out.regions.empty() && !out.regions.back().in_place;
-      if (!again) {
+      const std::int64_t elements = p.padded_elements();
+      const bool is_all = elements == unit.shard_elements, is_even = elements * region.size.shards == p.elements();
+      const bool in_place = is_even && least > 0 && (is_all || elements >= least);
+      const bool goes_on = !in_place && groups > 0 && !out.regions.back().in_place;
+      if (!goes_on) {
         Region& next = out.regions.emplace_back(region);
         next.size = {.shards = region.size.shards};
         next.shard_offset = p.shard_offset, next.full_offset = p.full_offset, next.in_place = in_place;
-        next.name = elements == unit.shard_elements ? "" : "." + module_of(p.parameter);
+        if (!in_place) next.name = ++groups > 1 ? fmt::format(".rest.{}", groups) : "";
+        else if (!is_all)
+          next.name = "." + p.parameter.substr(prefix.size(), p.parameter.rfind(".weight") - prefix.size());
       }
       UnitRegion& size = out.regions.back().size;
       size.shard_elements += elements, size.full_elements += p.elements();
     }
   }
-  const auto is_copied = [](const Region& r) { return !r.in_place && r.size.shards > 1; };
-  // A unit's rest is as if it were all of it.
-  if (std::ranges::count_if(out.regions, [](const Region& r) { return !r.in_place && !r.is_experts; }) == 1)
-    std::ranges::find_if(out.regions, [](const Region& r) { return !r.in_place && !r.is_experts; })->name.clear();
   for (Region& r : out.regions)
-    if (is_copied(r)) r.gathered_offset = out.copied, out.copied += r.size.shards * r.size.shard_elements;
+    if (!r.in_place && r.size.shards > 1)
+      r.gathered_offset = out.copied, out.copied += r.size.shards * r.size.shard_elements;
   return out;
 }
 

@@ -113,7 +113,7 @@ class TrainState {
   TrainState(const Scenario&, ProgramBuilder&, const ShardMesh&, ModelShapes&, std::int64_t stage, bool trains);
   ModelShapes& shapes() const { return *shapes_; }
 
-  /// Of this stage: the root, if it has one, then its layers.
+  /// Of this stage: the root and the head, where it has them, then its layers.
   const std::vector<UnitState>& units() const { return units_; }
   std::int64_t stage() const { return stage_; }
   const StagePart& part() const { return parts_[static_cast<std::size_t>(stage_)]; }

@@ -107,11 +107,12 @@ void add_train(std::vector<ScenarioKey>& keys) {
        "them meanwhile among so many neighbours"}));
   keys.push_back(
       integer("train.prefetch", HB_FIELD(train.prefetch), 0, 1, {"units", "gathered ahead of the one computed"}));
-  keys.push_back(
-      integer("train.in_place_elements", HB_FIELD(train.in_place_elements), 0, 1'000'000'000'000,
-              {"elements",
-               "that a rank has of a parameter: from so many on, if all ranks have as many, it is gathered and reduced "
-               "by itself, where it lies; what is smaller goes through copies, a unit at a time; 0 = all does"}));
+  keys.push_back(integer(
+      "train.in_place_elements", HB_FIELD(train.in_place_elements), 0, 1'000'000'000'000,
+      {"elements",
+       "that a rank has of a parameter: from so many on, if all ranks have as many, it is gathered and reduced "
+       "by itself, where it lies, as is a unit of one such parameter; the rest, and experts that other ranks have "
+       "copies of, goes through copies, a unit at a time; 0 = all does"}));
   keys.back().only_when_set = true;
   keys.push_back(
       real("train.expert_capacity", HB_FIELD(train.expert_capacity), 0, 1024,

@@ -432,6 +432,7 @@ TrainSetting train_setting_of(const Scenario& s) {
   t.cpu_optimizer = s.optimizer.cpu_fraction;
   t.pipeline_split = split_layers(s);
   t.prefetch = s.train.prefetch > 0;
+  t.in_place_elements = static_cast<double>(s.train.in_place_elements);
   t.flat_parameters = s.train.engine == TrainEngine::fsdp1;
   t.context_exchange = s.train.context_exchange;
   return t;

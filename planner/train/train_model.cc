@@ -28,6 +28,7 @@ TrainModel::TrainModel(const ModelSpec& model, TrainSetting setting, const CostM
   HB_CHECK(peak_ > 0.0 && setting_.sequence > 0, "no peak for {} or no sequence", setting_.precision);
   tensors_ = tensor_count(model_), expert_tensors_ = expert_tensor_count(model_);
   parameters_ = static_cast<double>(parameter_count(model_));
+  layer_matrices_ = matrices_of(model_, model_.layers - 1), end_matrices_ = matrices_of(model_, -1);
   const LayerKinds kinds = layer_kinds(model_);
   dense_layers_ = kinds.dense, moe_layers_ = kinds.moe;
   // 2 FLOPs per weight and token forward, 4 backward, plus attention over the visible half of the sequence; the

@@ -323,9 +323,10 @@ struct TrainSetting {
   /// last. Empty: samples are packed.
   std::vector<double> longest_of{};
   bool padded() const { return !longest_of.empty(); }
-  double load_tokens = 0;    // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
-  bool prefetch = true;      // sharded units: the next is gathered while one computes
-  double cpu_optimizer = 0;  // optimizer.cpu_fraction
+  double load_tokens = 0;  // what the fullest micro-batch holds where someone asks what else would fit; 0: derived
+  bool prefetch = true;    // sharded units: the next is gathered while one computes
+  double in_place_elements = 0;  // train.in_place_elements, of our own lowering; 0: all of a unit is copied
+  double cpu_optimizer = 0;      // optimizer.cpu_fraction
   ContextExchange context_exchange = ContextExchange::automatic;
   bool flat_parameters = false;  // FSDP1: a unit is one flat parameter, freed once its stream gets there
 };
@@ -574,11 +575,19 @@ class TrainModel {
   struct Elements {
     double all = 0, trained = 0;
   };
-  UnitSeconds unit_seconds(const TrainPoint&, const Elements&, UnitPass) const;
-  UnitSeconds unit_seconds(const TrainPoint&, double elements, double adapters, UnitPass) const;
+  /// `copied`: the share that is gathered and reduced through copies.
+  UnitSeconds unit_seconds(const TrainPoint&, const Elements&, double copied, UnitPass) const;
+  UnitSeconds unit_seconds(const TrainPoint&, double elements, double adapters, double copied, UnitPass) const;
+  /// Matrices of a layer, or outside of layers, that are alike.
+  struct Matrices {
+    double rows = 0, cols = 0, count = 0;
+    bool expert = false;
+  };
+  static std::vector<Matrices> matrices_of(const ModelSpec&, int layer);
+  double copied_share(const TrainPoint&, const std::vector<Matrices>&) const;
   struct UnitStreams {
-    UnitSeconds root, layer;
-    double layers = 1;  // of them
+    UnitSeconds root, head, layer;  // head: where it is a unit of its own
+    double layers = 1;              // of them
   };
   UnitStreams unit_streams(const TrainPoint&, const Layers&, UnitPass) const;
   /// Of a micro-batch with `share` of a full one's tokens.
@@ -613,6 +622,7 @@ class TrainModel {
   double quantized_bytes_ = 0;       // moved per weight of a layer's product and step
   double flops_per_token_ = 0;
   double parameters_ = 0, tensors_ = 0, expert_tensors_ = 0;  // of the whole model
+  std::vector<Matrices> layer_matrices_, end_matrices_;       // of the last layer; of the embedding
   std::int64_t dense_layers_ = 0, moe_layers_ = 0;
 };
 

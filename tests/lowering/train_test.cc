@@ -6,6 +6,8 @@
 
 #include "graph/catalogue.h"
 #include "layout/train_weights.h"
+#include "spec/loader.h"
+#include "tests/paths.h"
 #include "tiny.h"
 
 using namespace hotbunk;
@@ -91,6 +93,25 @@ TEST_CASE("Large parameters of which all ranks have as many rows are gathered an
       CHECK(payload[kind] == layer_elements * 4);
     }
   }
+}
+
+TEST_CASE("No two collectives of a unit have one name, whatever lies in place") {
+  for (const char* name : {"demo", "gpt2-cpu", "mixtral-cpu", "gpt-oss-cpu", "deepseek-cpu", "hybrid-shards-cpu"})
+    for (const int least : {1, 1000}) {
+      INFO(name << ", from " << least);
+      const auto s = load_scenario(fmt::format("{}/scenarios/{}.yaml", source_folder, name),
+                                   {fmt::format("train.in_place_elements={}", least)});
+      REQUIRE(s.has_value());
+      const Plan plan = lowered(*s);
+      for (const Program& program : plan.programs)
+        for (const Body& body : program.bodies) {
+          if (body.name.find("gather") == body.name.npos && body.name.find("reduce") == body.name.npos) continue;
+          std::map<std::string, int> names;
+          for (const Op& op : body.ops)
+            if (op.kind == OpKind::all_gather || op.kind == OpKind::reduce_scatter) ++names[op.name];
+          for (const auto& [op, times] : names) CHECK(fmt::format("{} {}", op, times) == op + " 1");
+        }
+    }
 }
 
 TEST_CASE("Resharded to a smaller mesh, backward gathers among few what they kept, and each keeps as much") {
