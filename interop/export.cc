@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "interop/import.h"
 #include "interop/rule_parts.h"
+#include "spec/model_config.h"
 #include "spec/pipeline_split.h"
 #include "spec/scenario_keys.h"
 #include "spec/shard_over.h"
@@ -48,8 +50,9 @@ class Exporter {
     for (const auto& [key, value] : out_.arguments) launch.settings.push_back({key, value, {}, {}, false});
     const auto back = import_settings(table_, launch, "export", ".");
     check_others(back ? back->scenario : scenario_, back.has_value());
-    if (back) check_said(back->scenario);
+    if (back) check_said(back->scenario), check_model(back->scenario.model);
     else out_.unsaid.push_back(fmt::format("the whole of it: {}", back.error()[0].message));
+    check_folder();
     write();
     return std::move(out_);
   }
@@ -117,6 +120,48 @@ class Exporter {
       if (const std::string wanted = scenario_value(key, scenario_), said = scenario_value(key, back); wanted != said)
         out_.unsaid.push_back(fmt::format("{}: {}; this says {}", key, wanted, said));
     }
+  }
+
+  /// The model's keys of config.json that the launch says otherwise, or not at all.
+  void check_model(const ModelSpec& back) {
+    if (scenario_.model.family == nullptr || back.family == nullptr) return;
+    const auto keys_of = [](const ModelSpec& model) {
+      std::map<std::string, std::string> out;
+      flatten(config_of(model, DType::bf16), "model", out);
+      out.erase("model.architectures");  // model_type says it
+      // A tokenizer's, not of the model's sizes.
+      out.erase("model.bos_token_id"), out.erase("model.eos_token_id");
+      return out;
+    };
+    const auto wanted = keys_of(scenario_.model), said = keys_of(back);
+    for (const auto& [key, value] : wanted) {
+      const auto at = said.find(key);
+      if (at == said.end()) out_.unsaid.push_back(fmt::format("{}: {}; this says nothing of it", key, value));
+      else if (at->second != value) out_.unsaid.push_back(fmt::format("{}: {}; this says {}", key, value, at->second));
+    }
+    for (const auto& [key, value] : said)
+      if (!wanted.contains(key)) out_.unsaid.push_back(fmt::format("no {}; this says {}", key, value));
+  }
+
+  /// Objects within it too, each value under its whole key.
+  static void flatten(const nlohmann::json& config, const std::string& prefix,
+                      std::map<std::string, std::string>& out) {
+    for (const auto& [key, value] : config.items()) {
+      const std::string path = prefix + "." + key;
+      if (value.is_object()) flatten(value, path, out);
+      else out[path] = value.dump();
+    }
+  }
+
+  /// Sizes are all that training takes of a model; what rolls out reads its folder besides.
+  void check_folder() {
+    if (scenario_.algorithm.name == AlgorithmName::sft || !roles_.roles.contains("layers") ||
+        roles_.roles.contains("model"))
+      return;
+    for (const LaunchKey& row : table_.keys)
+      if (row.role == "model")
+        out_.unsaid.push_back(
+            fmt::format("the model's folder, which engine and tokenizer read: add {}", argument(row.key, "FOLDER")));
   }
 
   /// As a shell takes it: quoted where it has more than letters, digits and what paths hold.

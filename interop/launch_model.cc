@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "spec/catalog.h"
@@ -99,12 +100,15 @@ std::string spelled_out(RuleInput& in) {
     if (const auto ffn = in.number("ffn")) add("n_inner", fmt::format("{}", *ffn));
     if (positions) add("n_positions", fmt::format("{}", *positions));
     add("vocab_size", fmt::format("{}", vocab.value_or(50257)));
+    add("layer_norm_epsilon", fmt::format("{}", in.number("norm_epsilon").value_or(1e-5)));
+    if (in.is_true("untied")) add("tie_word_embeddings", "false");
     return fmt::format("{{{}}}", fmt::join(keys, ", "));
   }
   const auto experts = in.number("experts");
   const bool moe = experts && *experts > 1;
   const bool mixtral = moe && !in.number("expert_ffn");
-  add("model_type", !moe ? "llama" : mixtral ? "mixtral" : "qwen3_moe");
+  // Biases of q, k and v without one behind attention are Qwen2's.
+  add("model_type", moe ? (mixtral ? "mixtral" : "qwen3_moe") : in.is_true("qkv_bias") ? "qwen2" : "llama");
   add("num_hidden_layers", fmt::format("{}", *layers));
   add("hidden_size", fmt::format("{}", *hidden));
   add("intermediate_size", fmt::format("{}", in.number("ffn").value_or(4 * *hidden)));
@@ -113,6 +117,9 @@ std::string spelled_out(RuleInput& in) {
   if (const auto dim = in.number("head_dim")) add("head_dim", fmt::format("{}", *dim));
   add("vocab_size", fmt::format("{}", vocab.value_or(32000)));
   add("max_position_embeddings", fmt::format("{}", positions.value_or(131072)));
+  // Megatron's defaults, of any family.
+  add("rope_theta", fmt::format("{}", in.number("rotary_base").value_or(10000)));
+  add("rms_norm_eps", fmt::format("{}", in.number("norm_epsilon").value_or(1e-5)));
   if (mixtral) {
     add("num_local_experts", fmt::format("{}", *experts));
     add("num_experts_per_tok", fmt::format("{}", in.number("experts_per_token").value_or(2)));
@@ -183,13 +190,17 @@ bool give_model_sizes(RuleOutput& out) {
   const ModelSpec& m = out.scenario.model;
   const std::string_view type = m.family == nullptr ? "" : m.family->model_type;
   const bool gpt = type == "gpt2", mixtral = type == "mixtral", moe = mixtral || type == "qwen3_moe";
-  if (!gpt && !moe && type != "llama") return false;
+  if (!gpt && !moe && type != "llama" && type != "qwen2") return false;
   const auto give = [&](const char* role, std::int64_t value) { out.give(role, static_cast<double>(value)); };
   give("layers", m.layers), give("hidden", m.hidden), give("heads", m.heads);
   give("ffn", m.intermediate), give("vocab", m.vocab), give("positions", m.max_position);
+  out.give("untied", !m.tie_embeddings), out.give("norm_epsilon", m.norm_eps);
   if (gpt) return true;
   give("kv_heads", m.kv_heads), give("head_dim", m.head_dim);
-  out.give("swiglu", true), out.give("untied", !m.tie_embeddings);
+  out.give("swiglu", true);
+  if (m.qkv_bias) out.give("qkv_bias", true);
+  // A whole number there.
+  if (m.rope_theta == std::floor(m.rope_theta)) out.give("rotary_base", m.rope_theta);
   if (moe) give("experts", m.moe->experts), give("experts_per_token", m.moe->experts_per_token);
   if (moe && !mixtral) give("expert_ffn", m.moe->expert_intermediate);
   out.beside = {{"normalization", "RMSNorm"}, {"position-embedding-type", "rope"}, {"disable-bias-linear", "true"}};

@@ -110,7 +110,12 @@ void write_model_role(RuleOutput& out) {
   const std::string loaded = m.hub_name.empty() ? hub_name_of(m.name) : m.hub_name;  // other systems know no catalogue
   const auto names = catalog_names("models");
   const bool known = !loaded.empty() || std::ranges::find(names, m.name) != names.end();
-  if (known || !out.spells_sizes || !give_model_sizes(out)) out.give("model", loaded.empty() ? m.name : loaded);
+  const std::string own = m.weights_path.empty() ? m.name : m.weights_path;
+  const bool spelled = !known && out.spells_sizes && give_model_sizes(out);
+  if (!spelled) out.give("model", !loaded.empty() ? loaded : known ? m.name : own);
+  // Beside sizes: an engine and a tokenizer read the folder.
+  else if (out.scenario.algorithm.name != AlgorithmName::sft && !m.weights_path.empty())
+    out.give("model", m.weights_path);
   if (m.vocab_multiple > 0) out.give("vocab_multiple", static_cast<double>(m.vocab_multiple));
 }
 
@@ -122,8 +127,10 @@ const std::vector<LaunchRule>& all_rules() {
   static const std::vector<LaunchRule> all = {
       {"task", {"task"}, {}, rules::read_task, rules::write_task},
       {"model",
-       {"model", "max_positions", "model_flavor", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
-        "experts", "experts_per_token", "expert_ffn", "positions", "swiglu", "untied", "unspelled", "vocab_multiple"},
+       {"model",        "max_positions", "model_flavor",  "layers", "hidden",   "heads",
+        "kv_heads",     "head_dim",      "ffn",           "vocab",  "experts",  "experts_per_token",
+        "expert_ffn",   "positions",     "swiglu",        "untied", "qkv_bias", "rotary_base",
+        "norm_epsilon", "unspelled",     "vocab_multiple"},
        {{"train.make_vocab_size_divisible_by", {"vocab_multiple"}}},
        rules::read_model_role,
        rules::write_model_role},

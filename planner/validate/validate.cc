@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/json.h"
 #include "planner/validate/validate_tables.h"
@@ -173,7 +174,8 @@ std::string render(const Validation& v, bool with_rows) {
   if (with_rows)
     for (const ValidationTable& t : v.tables) {
       out += fmt::format("{} · {} ({})\n  assumed: {}\n", t.name, t.quantity, t.unit, t.setting);
-      for (const PredictedRow& r : t.rows)
+      const bool shown_there = !t.rows_of.empty();
+      for (const PredictedRow& r : shown_there ? std::span<const PredictedRow>() : std::span(t.rows))
         out += fmt::format("  {:<64} measured {:>10.4g}  predicted {:>10.4g}  {:>+7.1f} %\n", r.label, r.measured,
                            r.predicted, 100.0 * r.error());
       if (!t.left_out.rows.empty()) out += fmt::format("  predicted without {} in the fit:\n", t.left_out.how);
@@ -182,7 +184,8 @@ std::string render(const Validation& v, bool with_rows) {
                            r.predicted, 100.0 * r.error());
       for (const SkippedRow& r : t.left_out.skipped)
         out += fmt::format("  {:<64} not without it: {}\n", r.label, r.why);
-      for (const SkippedRow& r : t.skipped) out += fmt::format("  {:<64} out of scope: {}\n", r.label, r.why);
+      for (const SkippedRow& r : shown_there ? std::span<const SkippedRow>() : std::span(t.skipped))
+        out += fmt::format("  {:<64} out of scope: {}\n", r.label, r.why);
       out += "\n";
     }
   out += fmt::format("{:<28} {:<28} {:>5} {:>5} {:>8} {:>8} {:>8} {:>9}  {}\n", "table", "quantity", "rows", "out",

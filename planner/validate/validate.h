@@ -42,6 +42,8 @@ struct ValidationTable {
   std::vector<PeerFigure> peers;
   LeftOut left_out{};     // of no rows: no constant is fitted on this table, or nobody left parts of it out
   bool in_parts = false;  // the last word of a row's label is a part of the whole (a phase), with figures of its own
+  /// The table that has these rows too, and shows them: only what is left out of them is another thing. "": none.
+  std::string rows_of{};
 
   /// In the order in which they first occur; none where the table has no parts.
   std::vector<ValidationTable> parts() const;

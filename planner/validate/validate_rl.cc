@@ -103,6 +103,7 @@ TableResult validate_weight_sync(const CsvTable& csv, ValidationContext& context
   // The same rows: what is left out of them is another thing, and is in left_out.csv.
   ValidationTable again{
       "weight_sync_configurations", out.quantity, out.unit, "the rows of weight_sync", out.rows, out.skipped, {}};
+  again.rows_of = out.name;
   return std::vector<ValidationTable>{out, again};
 }
 

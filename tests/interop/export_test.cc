@@ -3,14 +3,18 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 
 #include "spec/catalog.h"
 #include "spec/loader.h"
+#include "spec/model_config.h"
 #include "spec/pipeline_split.h"
 #include "tests/interop/launches.h"
 
@@ -279,23 +283,17 @@ TEST_CASE("whatever an import takes, some launch says; of two ways to say one th
     for (const auto& [key, value] : v.launch.arguments) written[v.system].insert(key);
   });
   REQUIRE(written.size() == 4);
-  const std::set<std::string> other_words = {"task",
-                                             "layers",
-                                             "hidden",
-                                             "heads",
-                                             "kv_heads",
-                                             "head_dim",
-                                             "ffn",
-                                             "vocab",
-                                             "experts",
-                                             "expert_ffn",
-                                             "positions",
-                                             "experts_per_token",
-                                             "swiglu",
-                                             "unspelled",
-                                             "max_positions",
-                                             "untied",
-                                             "recompute_activations"};  // a model's name, and granularity, say them
+  const std::set<std::string> other_words = {
+      "task",          "layers",
+      "hidden",        "heads",
+      "kv_heads",      "head_dim",
+      "ffn",           "vocab",
+      "experts",       "expert_ffn",
+      "positions",     "experts_per_token",
+      "swiglu",        "unspelled",
+      "max_positions", "untied",
+      "qkv_bias",      "rotary_base",
+      "norm_epsilon",  "recompute_activations"};  // a model's name, and granularity, say them
   const std::set<std::string> others = {
       "policy.dynamic_batching.train_mb_tokens",    // as sequence_packing's: planned without padding either way
       "policy.dynamic_batching.logprob_mb_tokens",  // the same
@@ -468,7 +466,14 @@ TEST_CASE("a model that no catalogue has is written as Megatron's sizes, and rea
        "16, num_key_value_heads: 16, vocab_size: 32000, max_position_embeddings: 8192, num_local_experts: 8, "
        "num_experts_per_tok: 2, tie_word_embeddings: false}",
        "{model_type: gpt2, n_layer: 8, n_embd: 1024, n_head: 16, n_inner: 4096, n_positions: 4096, vocab_size: "
-       "50257}"}) {
+       "50257}",
+       // A rotary base, biases of q, k and v, a head of GPT-2's own.
+       "{model_type: llama, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, "
+       "num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 8192, rope_theta: 500000}",
+       "{model_type: qwen2, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, "
+       "num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 8192, rope_theta: 1000000}",
+       "{model_type: gpt2, n_layer: 8, n_embd: 1024, n_head: 16, n_inner: 4096, n_positions: 4096, vocab_size: 50257, "
+       "tie_word_embeddings: false}"}) {
     const auto scenario = load_scenario_text("model: " + std::string(model) + rest, "custom.yaml");
     if (!scenario) FAIL(render(scenario.error()));
     const ExportedLaunch launch = export_launch(table_of("megatron"), *scenario);
@@ -480,6 +485,65 @@ TEST_CASE("a model that no catalogue has is written as Megatron's sizes, and rea
     CHECK(launch.unsaid.empty());
     CHECK(read_back("megatron", launch).model == scenario->model);
   }
+}
+
+TEST_CASE("export names every key of the model that the launch cannot say") {
+  const std::vector<Base> all = bases();
+  const std::string sizes =
+      "num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, num_key_value_heads: "
+      "4, vocab_size: 32000, max_position_embeddings: 8192";
+  struct Case {
+    std::string model, key;  // what is unsaid of it
+  };
+  for (const char* system : {"megatron", "slime"}) {
+    const Base& base = *std::ranges::find(all, system, &Base::system);
+    const auto unsaid_of = [&](const std::string& model) {
+      const auto scenario =
+          load_scenario_text("model: " + model + base.text.substr(base.text.find('\n')), "custom.yaml");
+      if (!scenario) FAIL(render(scenario.error()));
+      return export_launch(table_of(system), *scenario);
+    };
+    for (const Case& c : std::vector<Case>{
+             {"{model_type: llama, " + sizes + ", attention_bias: true}", "model.attention_bias: true"},
+             {"{model_type: llama, " + sizes + ", rope_theta: 10000.5}", "model.rope_parameters.rope_theta: 10000.5"},
+             {"{model_type: llama, " + sizes + ", rope_scaling: {rope_type: linear, factor: 4.0}}",
+              "model.rope_parameters.factor: 4.0"},
+             {"{base: llama-3.1-8b, num_hidden_layers: 4}", "model.rope_parameters.rope_type: \"llama3\""}}) {
+      const ExportedLaunch launch = unsaid_of(c.model);
+      INFO(c.model << "\n" << launch.text);
+      CHECK(names(launch.unsaid, c.key));
+      CHECK_THAT(launch.text, Catch::Contains(" has no key for " + c.key));
+    }
+    // Nothing but the folder, which Megatron-LM does without.
+    const ExportedLaunch own = unsaid_of("{model_type: llama, " + sizes + ", rope_theta: 500000}");
+    INFO(own.text);
+    CHECK_FALSE(names(own.unsaid, "model."));
+    CHECK_THAT(own.text, Catch::Contains("--rotary-base 500000"));
+    CHECK(names(own.unsaid, "--hf-checkpoint FOLDER") == (std::string(system) == "slime"));
+  }
+}
+
+TEST_CASE("a folder with weights is slime's checkpoint, beside Megatron's sizes") {
+  const std::vector<Base> all = bases();
+  const Base& base = *std::ranges::find(all, "slime", &Base::system);
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("hotbunk-export-{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  const std::string model =
+      "{model_type: llama, num_hidden_layers: 8, hidden_size: 1024, intermediate_size: 2816, num_attention_heads: 16, "
+      "vocab_size: 32000, max_position_embeddings: 8192, rope_theta: 500000";
+  const auto plain = load_scenario_text("model: " + model + "}" + base.text.substr(base.text.find('\n')), "own.yaml");
+  REQUIRE(plain.has_value());
+  std::ofstream(folder / "config.json") << config_text(plain->model, DType::bf16);
+  const auto scenario = load_scenario_text(
+      fmt::format("model: {}, weights: {}}}{}", model, folder.string(), base.text.substr(base.text.find('\n'))),
+      "own.yaml");
+  if (!scenario) FAIL(render(scenario.error()));
+  const ExportedLaunch launch = export_launch(table_of("slime"), *scenario);
+  INFO(launch.text);
+  CHECK_THAT(launch.text, Catch::Contains("--hf-checkpoint " + folder.string() + " "));
+  CHECK_THAT(launch.text, Catch::Contains("--num-layers 8"));
+  CHECK_FALSE(names(launch.unsaid, "model"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("what only trains is no launch of a system that rolls out") {

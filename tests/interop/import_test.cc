@@ -666,6 +666,20 @@ TEST_CASE("sizes that have no role are not left out of a model in silence") {
   }
 }
 
+TEST_CASE("sizes have Megatron's rotary base and epsilon where a launch gives none, and Qwen2's biases where it asks") {
+  const std::string sizes =
+      "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --swiglu "
+      "--vocab-size 32000 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 ";
+  const auto model = [&](const std::string& more) { return import_of("megatron", words(sizes + more)).scenario.model; };
+  const ModelSpec plain = model(""), said = model("--add-qkv-bias --rotary-base 1000000 --norm-epsilon 1e-6");
+  CHECK(plain.rope_theta == 10000.0);
+  CHECK(plain.norm_eps == 1e-5);
+  CHECK_FALSE(plain.qkv_bias);
+  CHECK(said.rope_theta == 1e6);
+  CHECK(said.norm_eps == 1e-6);
+  CHECK((said.qkv_bias && !said.o_bias));
+}
+
 TEST_CASE("a key given twice under two names that differ is an error at its place") {
   const std::string file = launch_file(
       "twice.sh", verl + dynamic + "\\\n  actor_rollout_ref.actor.strategy=fsdp2 \\\n  model_engine=megatron\n");

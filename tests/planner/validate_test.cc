@@ -202,6 +202,12 @@ TEST_CASE("weight updates are predicted without their configuration, too: all ro
   REQUIRE(t->left_out.rows.size() == 15);
   CHECK(t->left_out.skipped.empty());
   CHECK(t->left_out.how == "all rows of a configuration");
+  // --rows shows a row as predicted once, in weight_sync; beside it that nobody else measured it, and what a refit
+  // without its configuration says.
+  const std::string text = render(*v), label = "checkpoint-engine broadcast Kimi-K2 to 256 ";
+  std::size_t shown = 0;
+  for (auto at = text.find(label); at != std::string::npos; at = text.find(label, at + 1)) ++shown;
+  CHECK(shown == 3);
   CHECK(t->left_out.mean_abs_error() <= 0.20);
   // slime measured three mechanisms once each: these are predicted by the next one of its history, all others by
   // constants of the same mechanism.
