@@ -160,6 +160,8 @@ Result<ResumePoint> find_resume(const fs::path& dir) {
                                  "checkpoint starts over; checkpoint_every says how often they come"});
 }
 
+bool is_of_the_run(const std::string& key) { return meaning_of(key) == Meaning::of_the_run; }
+
 bool only_its_end_is_left(const ResumePoint& from, const Scenario& now) {
   return from.checkpoint.state.step == now.steps && from.run && !has_ended(*from.run);
 }

@@ -17,6 +17,10 @@ struct ResumePoint {
   std::optional<RunFolder> run;
 };
 
+/// A key of the scenario that no step's computation reads: a run may go on with another value (name, steps,
+/// checkpoint_every, run.*; task.data, whose content decides).
+bool is_of_the_run(const std::string& key);
+
 /// All steps are done, and the run ended before it had written what its end leaves: final, traces, summary, report.
 bool only_its_end_is_left(const ResumePoint&, const Scenario& now);
 

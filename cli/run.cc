@@ -79,6 +79,12 @@ std::string attention_backward(const RunArguments& o) {
   return by ? *by : "";
 }
 
+/// oneDNN's set decides bits of fp32 too; a device's products are not its.
+std::string instruction_sets(const RunArguments& o) {
+  const std::string own = fmt::format("own kernels' {}", kernels::compiled_instruction_set());
+  return o.backend == "cpu" ? fmt::format("oneDNN's {} and {}", kernels::onednn_instruction_set(), own) : own;
+}
+
 StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver,
                          std::string hash) {
   const std::int32_t asked = driver.end_step();
@@ -86,6 +92,7 @@ StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& sta
           .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
           .stopped = asked > 0,
           .bf16_products = bf16_products(o),
+          .instruction_sets = instruction_sets(o),
           .run_hash = std::move(hash)};
 }
 
@@ -144,6 +151,7 @@ PlanFacts shared_options(const RunArguments& o, int threads, const Start& start)
           {"--threads", fmt::format("{}", threads)},
           {"--trace-steps", fmt::format("{}", o.span_steps)},
           {"bf16 products", bf16_products(o)},
+          {"instruction sets", instruction_sets(o)},
           {"--attention-backward", o.backend == "cpu" ? "own" : attention_backward(o)}};
 }
 
