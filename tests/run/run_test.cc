@@ -129,6 +129,39 @@ TEST_CASE("two runs of one hash have the same weights; it covers what forms prod
     }
 }
 
+TEST_CASE("a run that goes on where products are formed in another way says so, also after one that was killed") {
+  const auto goes_on = [](const fs::path& from, const std::string& name) {
+    const Result2 on = hotbunk_command(
+        fmt::format("run --set steps=2 --resume {} --out {}", from.string(), (work_folder() / name).string()));
+    INFO(on.err);
+    CHECK(on.code == 0);
+    return on.err;
+  };
+  const std::string warned = "warning[E425]: products are formed in another way there: ";
+  for (const std::string type : {"fp32", "bf16"}) {
+    CAPTURE(type);
+    const fs::path out = work_folder() / ("elsewhere_" + type);
+    REQUIRE(hotbunk_command(fmt::format("run {} --set train.precision.params={} --set rollout.dtype={} --out {}",
+                                        scenario("elsewhere", 1, 1, "steps: 1").string(), type, type, out.string()))
+                .code == 0);
+    const Json walked = json_from<Json>(text_of(out / "run.json"));
+    const Json state = json_from<Json>(text_of(out / "checkpoints/final/state.json"));
+    CHECK(state.value("instruction_sets", "") == walked["instruction_sets"]);
+    CHECK(state.value("bf16_products", "none") == (type == "bf16" ? walked["bf16_products"] : Json("")));
+    CHECK_THAT(goes_on(out, "elsewhere_same_" + type), !Catch::Contains("E425"));
+    // The checkpoint says it: a run that was killed has no run.json, and one that was changed is not looked at.
+    if (type == "fp32") fs::remove(out / "run.json");
+    else std::ofstream(out / "run.json") << R"({"bf16_products": 5})";
+    const LoweredInstructionSet lowered("AVX2");
+    const std::string said = goes_on(out, "elsewhere_lowered_" + type);
+    const bool other_set = walked["instruction_sets"].get<std::string>().find("oneDNN's AVX2 ") == std::string::npos;
+    const bool other_products = type == "bf16" && walked["bf16_products"] != "widened to fp32";
+    CHECK((said.find(warned) != std::string::npos) == (other_set || other_products));
+    CHECK((said.find("oneDNN's AVX2 and own kernels'") != std::string::npos) == other_set);
+    CHECK((said.find("those of bf16 by") != std::string::npos) == other_products);
+  }
+}
+
 TEST_CASE("a verified sync leaves hashes of tensors that no layout changes") {
   const auto first_sync = [](int ranks, int tp) {
     const std::string name = fmt::format("hashes{}x{}", ranks, tp);
