@@ -318,6 +318,7 @@ std::string walked_json(const StepsWalked& walked) {
                                        {"last_step", walked.last},
                                        {"stopped", walked.stopped},
                                        {"bf16_products", walked.bf16_products},
+                                       {"instruction_sets", walked.instruction_sets},
                                        {"run_hash", walked.run_hash}};
   return json_text(json, 1) + "\n";
 }
@@ -345,8 +346,8 @@ Result<StepsWalked> read_walked(const std::filesystem::path& file, const Scenari
                            .where = {file.string()},
                            .notes = {},
                            .help = "the file was changed, or is of another run"});
-  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped, words("bf16_products"),
-                     words("run_hash")};
+  return StepsWalked{static_cast<std::int32_t>(first), static_cast<std::int32_t>(last), stopped,
+                     words("bf16_products"),           words("instruction_sets"),       words("run_hash")};
 }
 
 }  // namespace

@@ -110,9 +110,10 @@ std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 /// The iterations that one process went through: not all of the scenario's when it resumed, or was asked to stop.
 struct StepsWalked {
   std::int32_t first = 1, last = 1;
-  bool stopped = false;         // early: with a checkpoint in the last
-  std::string bf16_products{};  // what formed them on the process's CPU (kernels::name_of); "": on no CPU
-  std::string run_hash{};       // of all that its bits depend on (run_facts.h)
+  bool stopped = false;            // early: with a checkpoint in the last
+  std::string bf16_products{};     // what formed them on the process's CPU (kernels::name_of); "": on no CPU
+  std::string instruction_sets{};  // that computed (Arithmetic)
+  std::string run_hash{};          // of all that its bits depend on (run_facts.h)
 };
 
 /// Simulates all ranks; lengths drawn, or those that a run recorded. `enforce_capacity` off shows by how much a plan

@@ -7,7 +7,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "base/file.h"
 #include "base/json.h"
 #include "base/shell_quoted.h"
 #include "cli/run_folder.h"
@@ -116,11 +115,19 @@ Diagnostic warning(const ResumePoint& from, std::string message, std::vector<std
           .severity = Severity::warning};
 }
 
-/// What formed products of bf16 in the run so far; "" where it did not say, or did not end.
-std::string recorded_products(const ResumePoint& from) {
-  const auto text = from.run ? read_file(from.run->walked(), 1 << 16) : Result<std::string>(std::string());
-  const auto json = text ? json_or_discarded<nlohmann::json>(*text) : nlohmann::json();
-  return json.is_object() ? json.value("bf16_products", "") : "";
+/// E425, in one line; nothing where a side does not say.
+std::optional<std::string> other_arithmetic(const Arithmetic& there, const Arithmetic& here) {
+  std::vector<std::string> differ;
+  const auto compare = [&](const char* what, const std::string& a, const std::string& b) {
+    if (!a.empty() && !b.empty() && a != b) differ.push_back(fmt::format("{} {} there, {} here", what, a, b));
+  };
+  compare("those of bf16 by", there.bf16_products, here.bf16_products);
+  compare("with", there.instruction_sets, here.instruction_sets);
+  if (differ.empty()) return std::nullopt;
+  return fmt::format(
+      "products are formed in another way there: {}, so it is not bit for bit the uninterrupted run, but equal but for "
+      "rounding",
+      fmt::join(differ, "; "));
 }
 
 /// The bytes behind a path must be those that the run began with.
@@ -160,6 +167,8 @@ Result<ResumePoint> find_resume(const fs::path& dir) {
                                  "checkpoint starts over; checkpoint_every says how often they come"});
 }
 
+bool is_of_the_run(const std::string& key) { return meaning_of(key) == Meaning::of_the_run; }
+
 bool only_its_end_is_left(const ResumePoint& from, const Scenario& now) {
   return from.checkpoint.state.step == now.steps && from.run && !has_ended(*from.run);
 }
@@ -176,7 +185,7 @@ Status take_choices(const ResumePoint& from, Scenario& now) {
   return {};
 }
 
-Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now, const std::string& products) {
+Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now, const Arithmetic& arithmetic) {
   const TrainingState& state = from.checkpoint.state;
   const auto before = scenario_of(from, {});
   if (!before) return tl::unexpected(before.error());
@@ -203,10 +212,7 @@ Result<Diagnostics> check_resume(const ResumePoint& from, const Scenario& now, c
   if (!differ.where.empty())
     warnings.push_back(
         warning(from, "the run goes on elsewhere: equal but for rounding, not bit for bit", differ.where, ""));
-  if (const std::string before_it = recorded_products(from); !before_it.empty() && before_it != products)
-    warnings.push_back(warning(from, "the run goes on on another machine: equal but for rounding, not bit for bit",
-                               {fmt::format("products of bf16: {} until now, {} from here on", before_it, products)},
-                               ""));
+  if (auto other = other_arithmetic(state.arithmetic, arithmetic)) warnings.push_back(warning(from, *other, {}, ""));
   if (!from.checkpoint.has_moments)
     warnings.push_back(warning(
         from, fmt::format("the checkpoint has no {}: AdamW's moments start from zero", checkpoint_file::optimizer), {},

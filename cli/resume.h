@@ -17,6 +17,10 @@ struct ResumePoint {
   std::optional<RunFolder> run;
 };
 
+/// A key of the scenario that no step's computation reads: a run may go on with another value (name, steps,
+/// checkpoint_every, run.*; task.data, whose content decides).
+bool is_of_the_run(const std::string& key);
+
 /// All steps are done, and the run ended before it had written what its end leaves: final, traces, summary, report.
 bool only_its_end_is_left(const ResumePoint&, const Scenario& now);
 
@@ -32,8 +36,8 @@ Status take_choices(const ResumePoint&, Scenario& now);
 
 /// E424 with every difference that would change the computation, and when nothing is left to do or data and initial
 /// weights are not those of the checkpoint any more. Warnings, which are no failure, come back: another layout, no
-/// moments, bf16 `products` that are formed in another way than the run's folder says (E425).
-Result<Diagnostics> check_resume(const ResumePoint&, const Scenario& now, const std::string& products);
+/// moments, another arithmetic than that of the process that wrote the checkpoint (E425).
+Result<Diagnostics> check_resume(const ResumePoint&, const Scenario& now, const Arithmetic&);
 
 /// E422 when the run would go on in a folder whose furthest checkpoint is another one: what is later would be lost.
 Status check_target(const ResumePoint&, const RunFolder& target);

@@ -79,6 +79,20 @@ std::string attention_backward(const RunArguments& o) {
   return by ? *by : "";
 }
 
+/// oneDNN's set decides bits of fp32 too; a device's products are not its.
+std::string instruction_sets(const RunArguments& o) {
+  const std::string own = fmt::format("own kernels' {}", kernels::compiled_instruction_set());
+  return o.backend == "cpu" ? fmt::format("oneDNN's {} and {}", kernels::onednn_instruction_set(), own) : own;
+}
+
+/// On CPU ranks products of bf16 count only where a run has some.
+Arithmetic arithmetic(const RunArguments& o, const Scenario& s) {
+  const bool has_bf16 = s.train.precision.params == DType::bf16 ||
+                        (s.algorithm.name != AlgorithmName::sft && s.rollout.dtype == DType::bf16);
+  return {.bf16_products = o.backend != "cpu" || has_bf16 ? bf16_products(o) : "",
+          .instruction_sets = instruction_sets(o)};
+}
+
 StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& start, const TrainingDriver& driver,
                          std::string hash) {
   const std::int32_t asked = driver.end_step();
@@ -86,6 +100,7 @@ StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& sta
           .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
           .stopped = asked > 0,
           .bf16_products = bf16_products(o),
+          .instruction_sets = instruction_sets(o),
           .run_hash = std::move(hash)};
 }
 
@@ -144,6 +159,7 @@ PlanFacts shared_options(const RunArguments& o, int threads, const Start& start)
           {"--threads", fmt::format("{}", threads)},
           {"--trace-steps", fmt::format("{}", o.span_steps)},
           {"bf16 products", bf16_products(o)},
+          {"instruction sets", instruction_sets(o)},
           {"--attention-backward", o.backend == "cpu" ? "own" : attention_backward(o)}};
 }
 
@@ -254,6 +270,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     driver_options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
     driver_options.hear = [&world](const std::string& key, Rank from) { return world.await(key, from); };
   }
+  driver_options.arithmetic = arithmetic(o, job.scenario);
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.opens_files = first || job.scenario.train.load != "rank0";
   driver_options.threads = threads;
@@ -327,7 +344,7 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
   if (auto taken = take_choices(*from, *scenario); !taken) return refuse(taken.error());
   start.from = std::move(*from);
   if (!spawned) {
-    const auto warnings = check_resume(*start.from, *scenario, bf16_products(o));
+    const auto warnings = check_resume(*start.from, *scenario, arithmetic(o, *scenario));
     if (!warnings) return refuse(warnings.error());
     if (speaks) std::fputs(render(*warnings).c_str(), stderr);
     if (speaks && !o.scenario.json)

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "cli/resume.h"
 #include "spec/content_digest.h"
 #include "spec/model_config.h"
 #include "spec/scenario_keys.h"
@@ -84,6 +85,7 @@ std::string run_hash(const PlanFacts& run_facts) {
   PlanFacts facts = run_facts;
   for (const char* other : {"first step", "--transport", "--check", "--trace-steps", "run.timeout_s"})
     facts.erase(other);
+  std::erase_if(facts, [](const auto& fact) { return fact.first != "task.data" && is_of_the_run(fact.first); });
   return facts_hash(facts);
 }
 

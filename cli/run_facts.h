@@ -22,9 +22,9 @@ Result<PlanFile> saved_plan(const std::string& path);
 /// version and build id, so that one source compiled for two machines differs.
 PlanFacts run_facts(const Job&, const PlanFacts& options);
 
-/// Hash of those that a run's bits depend on (P7): two runs of one hash have the same tokens, weights and metrics. What
-/// forms products of bf16 on this machine is among them; the step that it begins with, how ranks talk to each other and
-/// what is only looked at are not.
+/// Hash of those that a step's bits depend on (P7): two runs of one hash have the same tokens, weights and metrics in
+/// the steps that both have. What forms products on this machine is among them; the first and the last step, when
+/// checkpoints are written (is_of_the_run), how ranks talk to each other and what is only looked at are not.
 std::string run_hash(const PlanFacts& run_facts);
 
 /// "optimizer.lr: saved 1e-06, now 5", the first few, and how many more. Empty when nothing differs.

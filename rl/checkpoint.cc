@@ -160,7 +160,9 @@ nlohmann::ordered_json to_json(const TrainingState& s) {
           {"initial_weights", s.initial_weights},
           {"initial_digest", s.initial_digest},
           {"data_digest", s.data_digest},
-          {"plan_hash", s.plan_hash}};
+          {"plan_hash", s.plan_hash},
+          {"bf16_products", s.arithmetic.bf16_products},
+          {"instruction_sets", s.arithmetic.instruction_sets}};
 }
 
 }  // namespace
@@ -463,6 +465,12 @@ Result<SavedCheckpoint> read_checkpoint(const fs::path& folder) {
                                 {"data_digest", &out.state.data_digest},
                                 {"plan_hash", &out.state.plan_hash}}) {
     if (!json->contains(key) || !(*json)[key].is_string()) return bad(fmt::format("no text '{}'", key));
+    *to = (*json)[key].get<std::string>();
+  }
+  for (const auto& [key, to] : {std::pair{"bf16_products", &out.state.arithmetic.bf16_products},
+                                {"instruction_sets", &out.state.arithmetic.instruction_sets}}) {
+    if (!json->contains(key)) continue;  // an earlier version's says nothing of them
+    if (!(*json)[key].is_string()) return bad(fmt::format("'{}' is no text", key));
     *to = (*json)[key].get<std::string>();
   }
   if (out.state.step < 1 || out.state.step > INT32_MAX) return bad(fmt::format("step {}", out.state.step));

@@ -27,6 +27,12 @@ inline constexpr const char *config = "config.json", *optimizer = "optimizer.saf
                             *scenario = "scenario.yaml", *manifest = "manifest.json";
 }
 
+/// What decides how products are rounded, beside the computation itself: where it differs, so do bits.
+struct Arithmetic {
+  std::string bf16_products;     // what forms them; "": the run has none, or nobody said
+  std::string instruction_sets;  // of the library and of our own kernels; "": nobody said
+};
+
 /// How far training came. Random numbers are counter-based and data comes in the order of its file, so that the seed
 /// and the step are all there is to know of either.
 struct TrainingState {
@@ -38,7 +44,8 @@ struct TrainingState {
   std::string initial_digest;        // of the same, where the reference is made of it; else ""
   std::string data_digest;           // of task.data; "": none
   std::string plan_hash;
-  std::string scenario;  // resolved YAML, paths absolute
+  Arithmetic arithmetic;  // of the process that wrote it
+  std::string scenario;   // resolved YAML, paths absolute
 };
 
 /// "NAME.exp_avg" or "NAME.exp_avg_sq": a moment's name in optimizer.safetensors. `slot`: fed or fetched.

@@ -38,6 +38,7 @@ TrainingDriver::TrainingDriver(const Plan& plan, const Scenario& s, LoadSources 
   if (options_.checkpoints.empty()) return;
   started_.seed = s.seed;
   started_.plan_hash = plan_hash(plan);
+  started_.arithmetic = options_.arithmetic;
   started_.scenario = resolved_yaml(with_absolute_paths(s));
   started_.initial_weights = with_absolute_paths(s).model.weights_path;
   // What they are now, before the run may overwrite them: a run may begin with a checkpoint in its own folder.

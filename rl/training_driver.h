@@ -33,6 +33,8 @@ struct DriverOptions {
   HearFromRank hear;
   /// On the first rank's host, whose sync of a file is of what this rank has written too.
   bool beside_first = true;
+  /// Into each checkpoint's state.
+  Arithmetic arithmetic;
   /// The checkpoint that the run goes on from.
   std::optional<SavedCheckpoint> resume;
   /// Files of weights and moments are this driver's to open: not where another rank reads them (train.load: rank0).

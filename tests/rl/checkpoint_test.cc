@@ -437,6 +437,8 @@ TEST_CASE("a state that hotbunk did not write is refused") {
                                  {"\"step\": 3", "\"step\": 99999999999"},
                                  {"training-state/1", "training-state/9"},
                                  {"\"plan_hash\": \"\"", "\"plan_hash\": 4"},
+                                 {"\"bf16_products\": \"\"", "\"bf16_products\": 5"},
+                                 {"\"instruction_sets\": \"\"", "\"instruction_sets\": null"},
                                  {"{", ""}}) {
     INFO(to);
     std::string bad = text;

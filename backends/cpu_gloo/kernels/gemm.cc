@@ -1,5 +1,7 @@
 #include "backends/cpu_gloo/kernels/gemm.h"
 
+#include <fmt/format.h>
+
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
@@ -130,6 +132,44 @@ Bf16Products bf16_products() {
   if (isa == dnnl::cpu_isa::avx512_core_bf16 && __builtin_cpu_is("amd")) return Bf16Products::avx512_bf16;
 #endif
   return Bf16Products::widened;
+}
+
+std::string onednn_instruction_set() {
+  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
+  switch (isa) {
+    case dnnl::cpu_isa::all:
+      return "ALL";
+    case dnnl::cpu_isa::sse41:
+      return "SSE41";
+    case dnnl::cpu_isa::avx:
+      return "AVX";
+    case dnnl::cpu_isa::avx2:
+      return "AVX2";
+    case dnnl::cpu_isa::avx2_vnni:
+      return "AVX2_VNNI";
+    case dnnl::cpu_isa::avx512_core:
+      return "AVX512_CORE";
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return "AVX512_CORE_VNNI";
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return "AVX512_CORE_BF16";
+    case dnnl::cpu_isa::avx512_core_amx:
+      return "AVX512_CORE_AMX";
+    default:
+      return fmt::format("{:#x}", static_cast<unsigned>(isa));  // of a later oneDNN, by its number there
+  }
+}
+
+std::string_view compiled_instruction_set() {
+#if defined(__AVX512F__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+  return "AVX-512 with AMX";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#else
+  return "baseline";
+#endif
 }
 
 }  // namespace hotbunk::kernels

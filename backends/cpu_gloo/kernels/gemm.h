@@ -14,6 +14,7 @@
 //   the other fp32             oneDNN: AVX-512 or AVX2. Not row-invariant.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "backends/cpu_gloo/kernels/context.h"
@@ -55,5 +56,12 @@ std::string_view name_of(Bf16Products);  // "AMX tiles", "AVX512_BF16", "widened
 ///   widened        everywhere else. Where a CPU has no bf16 instruction at all, oneDNN's kernel of AVX-512 reaches a
 ///                  third of fp32's rate
 Bf16Products bf16_products();
+
+/// "AVX512_CORE_BF16": what oneDNN computes with here, fp32 too, whose bits it decides. The CPU's, or what
+/// `ONEDNN_MAX_CPU_ISA` lowers it to, whose words these are.
+std::string onednn_instruction_set();
+
+/// "AVX-512", "AVX-512 with AMX", "AVX2" or "baseline": what our own kernels were compiled for.
+std::string_view compiled_instruction_set();
 
 }  // namespace hotbunk::kernels
