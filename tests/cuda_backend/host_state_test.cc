@@ -150,7 +150,7 @@ TEST_CASE("every wait that the host's ops need, or that is for them, is missed w
     std::size_t of_host,
         needed;  // of both ranks: on the host's streams; by this run's sizes, there or for their events
   };
-  for (const WaitsCase& c : {WaitsCase{tiny_layerwise, 8, 4}, {tiny_part, 5, 7}}) {
+  for (const WaitsCase& c : {WaitsCase{tiny_layerwise, 9, 6}, {tiny_part, 8, 12}}) {
     const auto job = planned(load_tiny_job(c.sets));
     REQUIRE(job);
     const auto is_of_host = [&](const Mark& m) { return job->plan.stream(m.stream).kind == StreamKind::host; };

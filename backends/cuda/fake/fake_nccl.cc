@@ -427,8 +427,9 @@ struct FakeNccl::Entries {
       if (own != at(from)) {  // NCCL's kernel does it too
         const Driver d = n.driver_.table();
         n.mutex_.unlock();
-        d.cuMemcpyDtoDAsync(own, at(from), count, s);
+        const CUresult copied = d.cuMemcpyDtoDAsync(own, at(from), count, s);
         n.mutex_.lock();
+        if (copied != CUDA_SUCCESS) return NcclResult::unhandled_cuda_error;
       }
       Exchange e;
       e.name = "ncclAllGather", e.comm = &comm, e.stream = s;
