@@ -116,8 +116,9 @@ TEST_CASE("a dropped wait is named by the checked mode where the verifier finds 
                verifier_alone);
   CHECK(named > 100);
   // Around unmap, where the device waits for all of its streams; and at the ends of blocks that only hand out what
-  // persists, which the verifier wants ordered whichever block follows.
-  CHECK(verifier_alone <= 31);
+  // persists, which the verifier wants ordered whichever block follows; and slots: what the head, in three passes, is
+  // gathered into lies where nobody else is meanwhile.
+  CHECK(verifier_alone <= 34);
 
   // On the CPU, whatever the timing.
   REQUIRE(in_a_run.size() >= 3);
