@@ -181,7 +181,7 @@ std::vector<ShardedUnit> train_units(const ModelSpec& model, const StagePart& st
     before_of_head = of_head;
     if (!again || units.back().adapters != adapts || units.back().frozen != frozen) {
       ShardedUnit unit;
-      unit.name = of_head               ? "head"
+      unit.name = of_head               ? "lm_head"
                   : parameter.layer < 0 ? "root"
                                         : fmt::format("layers.{}{}", parameter.layer, adapts ? ".lora" : "");
       if (frozen && std::ranges::count(units, unit.name, &ShardedUnit::name) > 0) unit.name += ".frozen";

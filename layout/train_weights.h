@@ -50,12 +50,12 @@ struct UnitRegion {
 };
 
 /// What one all-gather makes whole: the parameters of one decoder layer, or of what is outside the layers: the final
-/// norm and the head ("head"), and the embeddings ("root"), with the norm where the head is the embedding.
+/// norm and the head ("lm_head"), and the embeddings ("root"), with the norm where the head is the embedding.
 /// The unsharded buffer holds the parameters back to back without padding, so neighbours of equal width form one
 /// matrix: [q; k; v], their biases, and [gate; up] each lie as one packed block; [gate; up] of all experts as one stack
 /// of such blocks, and their down projections as another.
 struct ShardedUnit {
-  std::string name;       // "root", "head", "layers.3"
+  std::string name;       // "root", "lm_head", "layers.3"
   int layer = -1;         // -1: of none
   bool adapters = false;  // LoRA's of the layer, which another unit has
   bool frozen = false;    // parameters that do not train; the layer's others are in another unit
@@ -86,7 +86,7 @@ void number_kinds(std::vector<ShardedUnit>&);
 std::string why_not_train_tp(const ModelSpec&, std::int64_t tp, std::int64_t expert_columns = 0);
 
 /// The units of a model cut over `tp` tensor-parallel ranks and then over `world` ranks, as `rank` of these holds them
-/// beside the first tensor-parallel rank: root, head, layers.0, layers.1, …; behind them those of adapters,
+/// beside the first tensor-parallel rank: root, lm_head, layers.0, layers.1, …; behind them those of adapters,
 /// layers.0.lora, … Experts lie as the mesh says, of whose blocks `spread` divide `blocks world` if the world is not 1;
 /// by default the tensor-parallel ranks share each. Throws InternalError when rank is outside [0, world), or where
 /// why_not_train_tp gives a reason. Source: PyTorch FSDP2 (fully_shard: DTensor Shard(0), torch.chunk semantics,

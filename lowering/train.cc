@@ -94,15 +94,13 @@ void lower_log_probs(const Scenario& s, ProgramBuilder& b, const TrainState& sta
   PackedModel::Stream stream = state.part().first ? model.embed(root) : receive_stream(b, state, model, prefix);
   const SlotLimitId limit = limit_layers(s, b, prefix);
   Gathers gathers(s, b, state, which, prefix, layers_in_order(state.layers_of(0), false), root, limit);
+  if (state.part().last) gathers.then([&] { state.add_loss_units(b, which, prefix, root, limit); });
   for (std::size_t i = 0; i < state.num_layers(); ++i) {
     Values dropped;
-    const WholeUnit layer = gathers.use(i);
-    const bool ahead = s.train.prefetch > 0 && i + 1 == state.num_layers() && state.part().last;
-    if (ahead) state.add_loss_units(b, which, prefix, root, limit);
-    stream = model.layer_forward(layer, state.layer(i), stream, dropped);
+    stream = model.layer_forward(gathers.use(i), state.layer(i), stream, dropped);
   }
+  gathers.end();
   if (!state.part().last) return send_stream(b, state, model, prefix, stream);
-  if (s.train.prefetch == 0) state.add_loss_units(b, which, prefix, root, limit);
   lower_logps(s, b, model, prefix, root, stream, targets);
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
 #include "layout/placement.h"
 #include "lowering/sample_rows.h"
 #include "spec/router_loss.h"
@@ -139,7 +138,12 @@ Gathers::Gathers(const Scenario& s, ProgramBuilder& b, const TrainState& state, 
 
 WholeUnit Gathers::use(std::size_t i) {
   while (ready_.size() <= std::min(i + ahead_, order_.size() - 1)) ready_.push_back(gather_(order_[ready_.size()]));
+  if (i + ahead_ >= order_.size()) end();
   return ready_[i];
+}
+
+void Gathers::end() {
+  if (const auto gather = std::exchange(behind_, nullptr)) gather();
 }
 
 std::vector<std::size_t> layers_in_order(Range layers, bool backward) {
@@ -177,27 +181,27 @@ TrainPasses::TrainPasses(const Scenario& s, ProgramBuilder& b, const TrainState&
       gradients_(b.limit_slots("train.gradients", 1)) {}
 
 PackedModel::Stream TrainPasses::forward(PackedModel::Stream stream, Range range, const WholeUnit& root, Kept& kept,
-                                         const std::function<void()>& next) {
+                                         std::function<void()> behind) {
   const auto first = static_cast<std::size_t>(range.begin), layers = static_cast<std::size_t>(range.size());
   kept.values.resize(layers), kept.whole.resize(layers), kept.parts.resize(layers);
   if (!held_.empty()) {
-    HB_CHECK(!next, "what comes behind layers that stay is gathered by who holds them");
     for (std::size_t i = 0; i < layers; ++i) {
       kept.whole[i] = held_[first + i];
       stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
     }
+    if (behind) behind();
     return stream;
   }
   Gathers gathers = !shared_.empty() ? gathers_shared(layers_in_order(range, false), "train.forward.")
                                      : Gathers(s_, b_, state_, Weights::trained, "train.forward.",
                                                layers_in_order(range, false), root, forward_limit());
+  gathers.then(std::move(behind));
   for (std::size_t i = 0; i < layers; ++i) {
     kept.whole[i] = gathers.use(i);
-    if (next && s_.train.prefetch > 0 && i + 1 == layers) next();
     stream = model_.layer_forward(kept.whole[i], state_.layer(first + i), stream, kept.values[i]);
     if (state_.keeps_parts() && shared_.empty()) kept.parts[i] = state_.keep_parts(b_, kept.whole[i], "train.forward.");
   }
-  if (next && s_.train.prefetch == 0) next();
+  gathers.end();
   return stream;
 }
 

@@ -42,12 +42,17 @@ class Gathers {
   /// From shards.
   Gathers(const Scenario&, ProgramBuilder&, const TrainState&, Weights, std::string prefix,
           std::vector<std::size_t> order, const WholeUnit& outer, std::optional<SlotLimitId> limit);
+  /// What comes behind the last layer of the order, as if it were one more: `gather` is called once.
+  void then(std::function<void()> gather) { behind_ = std::move(gather); }
   /// The i-th layer of the order, whole; gathers those up to `prefetch` further.
   WholeUnit use(std::size_t i);
+  /// All layers have been used: gathers what is behind them, if that was not done ahead.
+  void end();
 
  private:
   std::vector<std::size_t> order_;
   std::function<WholeUnit(std::size_t)> gather_;
+  std::function<void()> behind_;
   std::size_t ahead_;
   std::vector<WholeUnit> ready_;
 };
@@ -82,10 +87,10 @@ class TrainPasses {
     std::vector<PackedModel::Deferred> deferred;  // by layer, of backward for weights()
     std::vector<WholeUnit> gradients;             // by layer, where those go
   };
-  /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such. `next` gathers what
-  /// comes behind them: in front of the last layer, where units are gathered ahead.
+  /// Through some of the stage's layers. `root`: what is of no layer, where the stage has such. `behind`
+  /// gathers what comes behind them.
   PackedModel::Stream forward(PackedModel::Stream, Range layers, const WholeUnit& root, Kept&,
-                              const std::function<void()>& next = nullptr);
+                              std::function<void()> behind = nullptr);
   /// The loss of what leaves the last layer, and its gradient there.
   Tensor loss(const MicroFeeds&, const WholeUnit& root, const WholeUnit& d_root, const PackedModel::Stream&);
   /// `gradient` is that of what left the last layer and then of what entered the first. Reduces gradients.

@@ -29,7 +29,7 @@ TEST_CASE("FSDP units of a small Llama, by hand") {
   REQUIRE(units.size() == 4);
   CHECK(units[0].name == "root");
   CHECK(units[0].layer == -1);
-  CHECK((units[1].name == "head" && units[1].layer == -1));
+  CHECK((units[1].name == "lm_head" && units[1].layer == -1));
   CHECK(units[2].name == "layers.0");
   CHECK(units[3].layer == 1);
 

@@ -305,6 +305,34 @@ TEST_CASE("seconds: what a plan's price says of it is what a simulation takes, p
   }
 }
 
+TEST_CASE("seconds: estimates of training save what its plan saves where large parameters lie in place") {
+  // One full micro-batch of 8,192 tokens a rank, full recomputation: what is estimated before a plan is made.
+  for (const int nodes : {1, 2}) {
+    std::array<double, 2> estimated{}, planned{};
+    for (const std::size_t in_place : {0, 1}) {
+      const auto s = load_scenario(
+          std::string(source_folder) + "/scenarios/qwen2.5-7b-fsdp8.yaml",
+          {fmt::format("cluster.nodes={}", nodes), fmt::format("cluster.gpus_per_node={}", 8 / nodes),
+           "sync.transport=collective", "train.micro_batch_tokens=8192", "algorithm.prompts=8",
+           "workload.prompt_tokens={mean: 1008, max: 1008}", "workload.response_tokens={mean: 16, max: 16}",
+           fmt::format("train.in_place_elements={}", in_place == 0 ? 0 : TrainSpec().in_place_elements)});
+      REQUIRE(s.has_value());
+      const auto pricer = ScenarioPricer::make(*s, catalog_root());
+      REQUIRE(pricer.has_value());
+      const TrainPoint point = rl_point_of(*s).train;
+      estimated[in_place] = (*pricer)->train().price(point).step_seconds;
+      planned[in_place] =
+          plan_seconds(*s, point, plan_answer_of(*s)->plan, (*pricer)->train().cost()).training.train.seconds();
+    }
+    const double of_estimate = estimated[0] - estimated[1], of_plan = planned[0] - planned[1];
+    INFO(nodes << " nodes: estimated " << estimated[0] << " and " << estimated[1] << " s, planned " << planned[0]
+               << " and " << planned[1]);
+    CHECK(of_plan > 0.02 * planned[0]);
+    CHECK(of_estimate == Approx(of_plan).epsilon(0.05));
+    CHECK(estimated[1] == Approx(planned[1]).epsilon(0.015));
+  }
+}
+
 TEST_CASE("seconds: and of random scenarios with fixed lengths") {
   // Every phase, however short, and the iteration: worst of 600 draws 5.6 % (a sync: ranks that send unequal parts of a
   // bucket) and 0.1 %.

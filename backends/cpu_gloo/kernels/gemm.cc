@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <oneapi/dnnl/dnnl.hpp>
+#include <utility>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/onednn.h"
@@ -135,29 +136,20 @@ Bf16Products bf16_products() {
 }
 
 std::string onednn_instruction_set() {
+  using enum dnnl::cpu_isa;
+  constexpr std::pair<dnnl::cpu_isa, const char*> names[] = {{all, "ALL"},
+                                                             {sse41, "SSE41"},
+                                                             {avx, "AVX"},
+                                                             {avx2, "AVX2"},
+                                                             {avx2_vnni, "AVX2_VNNI"},
+                                                             {avx512_core, "AVX512_CORE"},
+                                                             {avx512_core_vnni, "AVX512_CORE_VNNI"},
+                                                             {avx512_core_bf16, "AVX512_CORE_BF16"},
+                                                             {avx512_core_amx, "AVX512_CORE_AMX"}};
   const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-  switch (isa) {
-    case dnnl::cpu_isa::all:
-      return "ALL";
-    case dnnl::cpu_isa::sse41:
-      return "SSE41";
-    case dnnl::cpu_isa::avx:
-      return "AVX";
-    case dnnl::cpu_isa::avx2:
-      return "AVX2";
-    case dnnl::cpu_isa::avx2_vnni:
-      return "AVX2_VNNI";
-    case dnnl::cpu_isa::avx512_core:
-      return "AVX512_CORE";
-    case dnnl::cpu_isa::avx512_core_vnni:
-      return "AVX512_CORE_VNNI";
-    case dnnl::cpu_isa::avx512_core_bf16:
-      return "AVX512_CORE_BF16";
-    case dnnl::cpu_isa::avx512_core_amx:
-      return "AVX512_CORE_AMX";
-    default:
-      return fmt::format("{:#x}", static_cast<unsigned>(isa));  // of a later oneDNN, by its number there
-  }
+  for (const auto& [known, name] : names)
+    if (known == isa) return name;
+  return fmt::format("{:#x}", static_cast<unsigned>(isa));  // of a later oneDNN, by its number there
 }
 
 std::string_view compiled_instruction_set() {

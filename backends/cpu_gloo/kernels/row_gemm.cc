@@ -19,8 +19,7 @@ namespace hotbunk::kernels {
 namespace {
 
 constexpr int kScratchSlot = 3;
-constexpr int kQuads = kLanes / 4;          // weight rows per vector
-constexpr int kVecs = kQuads;               // vectors of a panel
+constexpr int kVecs = kQuads;               // vectors of a panel, each of so many weight rows
 constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
@@ -35,31 +34,6 @@ HB_INLINE Vf load_quad(const float* p) {
   return std::bit_cast<Vf>(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)));
 #else
   return Vf{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]};
-#endif
-}
-
-/// Quad c of rows[q] becomes quad q of rows[c].
-HB_INLINE void transpose_quads(Vf (&rows)[kQuads]) {
-#if defined(__AVX512F__)
-  const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-  };
-  const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
-    return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  };
-  const auto even = [](Vf a, Vf b) HB_FORCE_INLINE {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-  };
-  const auto odd = [](Vf a, Vf b) HB_FORCE_INLINE {
-    return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  };
-  const Vf ab = low(rows[0], rows[1]), cd = low(rows[2], rows[3]);
-  const Vf ab2 = high(rows[0], rows[1]), cd2 = high(rows[2], rows[3]);
-  rows[0] = even(ab, cd), rows[1] = odd(ab, cd), rows[2] = even(ab2, cd2), rows[3] = odd(ab2, cd2);
-#else
-  const Vf a = rows[0], b = rows[1];
-  rows[0] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
-  rows[1] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
 #endif
 }
 

@@ -151,6 +151,33 @@ HB_INLINE float max_lanes(Vf v) {
   return v[0];
 }
 
+constexpr int kQuads = kLanes / 4;
+
+/// Quad c of rows[q] becomes quad q of rows[c].
+HB_INLINE void transpose_quads(Vf (&rows)[kQuads]) {
+#if defined(__AVX512F__)
+  const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+  };
+  const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  };
+  const auto even = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+  };
+  const auto odd = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  };
+  const Vf ab = low(rows[0], rows[1]), cd = low(rows[2], rows[3]);
+  const Vf ab2 = high(rows[0], rows[1]), cd2 = high(rows[2], rows[3]);
+  rows[0] = even(ab, cd), rows[1] = odd(ab, cd), rows[2] = even(ab2, cd2), rows[3] = odd(ab2, cd2);
+#else
+  const Vf a = rows[0], b = rows[1];
+  rows[0] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+  rows[1] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+#endif
+}
+
 /// Transposes kLanes × kLanes.
 HB_INLINE void transpose(Vf (&rows)[kLanes]) {
 #if defined(__AVX512F__)
@@ -175,21 +202,9 @@ HB_INLINE void transpose(Vf (&rows)[kLanes]) {
   }
 #pragma GCC unroll 4
   for (int m = 0; m < 4; ++m) {  // quad i of rows[4·g + m] becomes quad g of rows[4·i + m]
-    const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    };
-    const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    };
-    const auto even = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    };
-    const auto odd = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    };
-    const Vf a = low(rows[m], rows[m + 4]), b = low(rows[m + 8], rows[m + 12]);
-    const Vf c = high(rows[m], rows[m + 4]), d = high(rows[m + 8], rows[m + 12]);
-    rows[m] = even(a, b), rows[m + 4] = odd(a, b), rows[m + 8] = even(c, d), rows[m + 12] = odd(c, d);
+    Vf quads[kQuads] = {rows[m], rows[m + 4], rows[m + 8], rows[m + 12]};
+    transpose_quads(quads);
+    for (int g = 0; g < kQuads; ++g) rows[4 * g + m] = quads[g];
   }
 #else
   Vf pairs[kLanes], quads[kLanes];  // inside halves of 4 lanes first: AVX2 shuffles across them cost twice
@@ -207,8 +222,9 @@ HB_INLINE void transpose(Vf (&rows)[kLanes]) {
     }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    rows[i] = __builtin_shufflevector(quads[i], quads[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    rows[i + 4] = __builtin_shufflevector(quads[i], quads[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    Vf pair[kQuads] = {quads[i], quads[i + 4]};
+    transpose_quads(pair);
+    rows[i] = pair[0], rows[i + 4] = pair[1];
   }
 #endif
 }
