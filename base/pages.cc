@@ -33,16 +33,27 @@ bool in_pieces(std::byte* begin, std::int64_t bytes, int threads, Advise advise)
   return false;
 }
 
+/// By `advice`, or page by page where the kernel does not know it. 0 or an errno.
+template <class TouchOne>
+int touch(std::byte* at, std::size_t bytes, int advice, TouchOne touch_one) {
+  if (::madvise(at, bytes, advice) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  constexpr std::size_t smallest_page = 4096;
+  for (std::size_t i = 0; i < bytes; i += smallest_page) touch_one(reinterpret_cast<volatile char*>(at) + i);
+  return 0;
+}
+
 }  // namespace
 
 bool populate_pages(std::byte* begin, std::int64_t bytes, int threads) {
   return in_pieces(begin, bytes, threads, [](std::byte* at, std::size_t n) {
-    if (::madvise(at, n, MADV_POPULATE_WRITE) == 0) return 0;
-    if (errno != EINVAL) return errno;
-    constexpr std::size_t smallest_page = 4096;
-    auto* const p = reinterpret_cast<volatile char*>(at);
-    for (std::size_t i = 0; i < n; i += smallest_page) p[i] = p[i];
-    return 0;
+    return touch(at, n, MADV_POPULATE_WRITE, [](volatile char* p) { *p = *p; });
+  });
+}
+
+bool map_present_pages(std::byte* begin, std::int64_t bytes, int threads) {
+  return in_pieces(begin, bytes, threads, [](std::byte* at, std::size_t n) {
+    return touch(at, n, MADV_POPULATE_READ, [](volatile char* p) { static_cast<void>(*p); });
   });
 }
 

@@ -13,6 +13,9 @@ inline constexpr std::int64_t huge_page_bytes = 2 << 20;  // x86-64 and arm64 wi
 /// there. `begin`: of a page; `threads`: at most, the caller's among them.
 bool populate_pages(std::byte* begin, std::int64_t bytes, int threads);
 
+/// The same of a range whose pages its file has already, in less time: the kernel maps many at once.
+bool map_present_pages(std::byte* begin, std::int64_t bytes, int threads);
+
 /// Gives the pages of a private range back to the machine; what is read there next is zeros. False with errno.
 bool discard_pages(std::byte* begin, std::int64_t bytes, int threads);
 

@@ -37,6 +37,27 @@ class ByteRanges {
     return at != ranges_.end() && at->begin < end;
   }
 
+  /// Behind the last byte in the set, 0 of an empty one.
+  std::int64_t end() const { return empty() ? 0 : ranges_.back().end; }
+
+  std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    for (const Range& r : ranges_) sum += r.end - r.begin;
+    return sum;
+  }
+
+  /// Calls on_part(begin, end, held) for the parts of [begin, end) that are in the set or are not, in order.
+  template <class OnPart>
+  void each_part(std::int64_t begin, std::int64_t end, OnPart&& on_part) const {
+    for (auto at = ending_behind(ranges_, begin); begin < end && at != ranges_.end() && at->begin < end; ++at) {
+      if (begin < at->begin) on_part(begin, at->begin, false);
+      begin = std::max(begin, at->begin);
+      on_part(begin, std::min(at->end, end), true);
+      begin = std::min(at->end, end);
+    }
+    if (begin < end) on_part(begin, end, false);
+  }
+
   void add(std::int64_t begin, std::int64_t end) {
     if (begin >= end) return;
     const auto first = ending_behind(ranges_, begin - 1);  // one that ends at `begin` grows

@@ -11,10 +11,6 @@
 namespace hotbunk {
 namespace {
 
-// Addresses cost nothing, and what lies equally far from a huge page's begin in two sections changes its place in huge
-// pages too.
-constexpr std::int64_t section_alignment = 2 << 20;
-
 static_assert(arena_num_categories == num_categories);
 
 /// How many more bytes the arena's books call live after a call.

@@ -13,6 +13,10 @@
 
 namespace hotbunk {
 
+/// Addresses cost nothing, and what lies equally far from a huge page's begin in two sections changes its place in huge
+/// pages too.
+inline constexpr std::int64_t section_alignment = 2 << 20;
+
 /// Where each section of a program begins in its arena.
 std::vector<std::int64_t> section_bases(const Program&);
 

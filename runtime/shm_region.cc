@@ -44,7 +44,8 @@ SharedMapping SharedMapping::create(const std::string& name, std::int64_t bytes)
   return m;
 }
 
-SharedMapping SharedMapping::open(int pid, int fd, std::int64_t bytes, bool writable) {
+SharedMapping SharedMapping::open(int pid, int fd, std::int64_t bytes, std::span<const FilePiece> pieces,
+                                  bool writable) {
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, fd);
   const int opened = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (opened < 0)
@@ -54,13 +55,16 @@ SharedMapping SharedMapping::open(int pid, int fd, std::int64_t bytes, bool writ
                     pid, path, std::strerror(errno)));
   SharedMapping m;
   m.bytes_ = bytes;
-  void* p = mmap(nullptr, static_cast<std::size_t>(bytes), writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                 MAP_SHARED | MAP_NORESERVE, opened, 0);
-  const int error = errno;
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* p = mmap(nullptr, static_cast<std::size_t>(bytes), protection, MAP_SHARED | MAP_NORESERVE, opened, 0);
+  int error = errno;
+  if (p != MAP_FAILED) {
+    m.base_ = static_cast<std::byte*>(p);
+    if (!map_pieces(m.base_, opened, pieces, protection)) error = errno, p = MAP_FAILED;
+  }
   close(opened);
   if (p == MAP_FAILED)
     throw RuntimeFailure(fmt::format("cannot map {} B of process {}: {}", bytes, pid, std::strerror(error)));
-  m.base_ = static_cast<std::byte*>(p);
   return m;
 }
 
@@ -69,17 +73,30 @@ SharedMapping::~SharedMapping() {
   if (fd_ >= 0) close(fd_);
 }
 
-std::string shared_handle(int fd, std::int64_t bytes) { return fmt::format("{} {} {}", getpid(), fd, bytes); }
+bool map_pieces(std::byte* base, int fd, std::span<const FilePiece> pieces, int protection) {
+  return std::ranges::all_of(pieces, [&](const FilePiece& piece) {
+    return mmap(base + piece.begin, static_cast<std::size_t>(piece.end - piece.begin), protection,
+                MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, piece.at) != MAP_FAILED;
+  });
+}
+
+std::string shared_handle(int fd, std::int64_t bytes, std::span<const FilePiece> pieces) {
+  std::string out = fmt::format("{} {} {}", getpid(), fd, bytes);
+  for (const FilePiece& piece : pieces) out += fmt::format(" {} {} {}", piece.begin, piece.end, piece.at);
+  return out;
+}
 
 SharedMapping open_shared(const std::string& handle, bool writable) {
-  std::int64_t numbers[3] = {};
-  const char *at = handle.data(), *last = handle.data() + handle.size();
-  for (std::int64_t& n : numbers) {
-    const auto [end, error] = std::from_chars(at, last, n);
+  std::vector<std::int64_t> numbers;
+  for (const char *at = handle.data(), *last = at + handle.size(); at < last;) {
+    const auto [end, error] = std::from_chars(at, last, numbers.emplace_back());
     HB_CHECK(error == std::errc(), "shared-memory handle \"{}\"", handle);
     at = std::min(end + 1, last);
   }
-  return SharedMapping::open(static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), numbers[2], writable);
+  HB_CHECK(numbers.size() >= 3 && numbers.size() % 3 == 0, "shared-memory handle \"{}\"", handle);
+  std::vector<FilePiece> pieces;
+  for (std::size_t i = 3; i < numbers.size(); i += 3) pieces.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
+  return SharedMapping::open(static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), numbers[2], pieces, writable);
 }
 
 int SharedRegions::add(const std::byte* own, std::int64_t own_bytes, std::vector<SharedMapping> peers) {
@@ -101,6 +118,12 @@ const std::byte* SharedRegions::peer(int world_rank, int region, std::int64_t of
   if (region < 0 || region >= static_cast<int>(regions_.size())) return nullptr;
   const std::byte* base = regions_[region].peers.at(world_rank).base();
   return base == nullptr ? nullptr : base + offset;
+}
+
+void SharedRegions::forget_peers() const {
+  for (const Region& region : regions_)
+    for (const SharedMapping& peer : region.peers)
+      if (peer.base() != nullptr) madvise(peer.base(), static_cast<std::size_t>(peer.bytes()), MADV_DONTNEED);
 }
 
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, double seconds) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,14 +15,21 @@ namespace hotbunk {
 /// "boot id : pid namespace": processes with the same text see each other's pids on the same machine.
 std::string host_identity();
 
+/// Bytes [begin, end) of a mapping are those of its file from `at` on. Two pieces may be the same bytes of the file.
+struct FilePiece {
+  std::int64_t begin = 0, end = 0, at = 0;
+  friend bool operator==(const FilePiece&, const FilePiece&) = default;
+};
+
 /// A mapped memfd. Pages cost memory only when touched.
 class SharedMapping {
  public:
   SharedMapping() = default;
   /// A new zeroed segment, owned and writable here. RuntimeFailure when the kernel refuses.
   static SharedMapping create(const std::string& name, std::int64_t bytes);
-  /// The segment behind a descriptor of another process of this host. RuntimeFailure says why it cannot be opened.
-  static SharedMapping open(int pid, int fd, std::int64_t bytes, bool writable);
+  /// The segment behind a descriptor of another process of this host, in these pieces (none: as it lies in its file).
+  /// RuntimeFailure says why it cannot be opened.
+  static SharedMapping open(int pid, int fd, std::int64_t bytes, std::span<const FilePiece>, bool writable);
   ~SharedMapping();
   SharedMapping(SharedMapping&& o) noexcept { swap(o); }
   SharedMapping& operator=(SharedMapping&& o) noexcept {
@@ -45,8 +53,12 @@ class SharedMapping {
   int fd_ = -1;  // only of the creator
 };
 
-/// "pid fd bytes": where a peer of this host finds a segment of this process.
-std::string shared_handle(int fd, std::int64_t bytes);
+/// Maps pieces of a file where they belong in a range of addresses from `base` on, in place of what is there. False
+/// with errno.
+bool map_pieces(std::byte* base, int fd, std::span<const FilePiece>, int protection);
+
+/// "pid fd bytes", and each piece's "begin end at": where a peer of this host finds a segment of this process.
+std::string shared_handle(int fd, std::int64_t bytes, std::span<const FilePiece> = {});
 /// That segment, mapped here. RuntimeFailure says why it cannot be opened.
 SharedMapping open_shared(const std::string& handle, bool writable);
 
@@ -64,6 +76,8 @@ class SharedRegions {
   std::optional<Location> locate(const void* p, std::int64_t bytes) const;
   /// nullptr when that rank's memory is not here or the region does not exist.
   const std::byte* peer(int world_rank, int region, std::int64_t offset) const;
+  /// Peers' pages that were read leave this process until they are read again.
+  void forget_peers() const;
 
  private:
   struct Region {

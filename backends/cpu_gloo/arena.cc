@@ -39,8 +39,11 @@ Arena::Arena(const ArenaOptions& options)
   if (options_.reserve_bytes == 0) return;
   const auto bytes = static_cast<std::size_t>(options_.reserve_bytes);
   if (options_.shared) {
+    if (options_.pieces.empty()) options_.pieces = {{0, options_.reserve_bytes, 0}};
+    std::int64_t file_end = 0;
+    for (const FilePiece& piece : options_.pieces) file_end = std::max(file_end, piece.at + piece.end - piece.begin);
     fd_ = memfd_create(("hotbunk-" + options_.name).c_str(), MFD_CLOEXEC);
-    if (fd_ < 0 || ftruncate(fd_, options_.reserve_bytes) != 0) {
+    if (fd_ < 0 || ftruncate(fd_, file_end) != 0) {
       const int error = errno;
       if (fd_ >= 0) close(fd_);
       throw RuntimeFailure(fmt::format("arena {}: no shared memory of {}: {}", options_.name,
@@ -55,7 +58,7 @@ Arena::Arena(const ArenaOptions& options)
   if (p != MAP_FAILED) {
     const auto first = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p)) + arena_chunk_bytes;
     p = static_cast<std::byte*>(p) + arena_chunk_bytes + (round_up(first, huge_page_bytes) - first);
-    if (options_.shared) p = mmap(p, bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd_, 0);
+    if (options_.shared && !map_pieces(static_cast<std::byte*>(p), fd_, options_.pieces, PROT_NONE)) p = MAP_FAILED;
   }
   if (p == MAP_FAILED) {
     const int error = errno;
@@ -81,6 +84,7 @@ bool Arena::contains(const void* p) const {
 void Arena::provide(std::int64_t begin, std::int64_t end, std::string_view who) {
   const bool later =
       std::ranges::any_of(filled_later_, [&](const auto& r) { return r.first <= begin && end <= r.second; });
+  each_present(begin, end, [&](std::int64_t b, std::int64_t e) { take(b, e, who); });
   bool provided = true;
   int error = 0;
   each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
@@ -96,21 +100,53 @@ void Arena::provide(std::int64_t begin, std::int64_t end, std::string_view who) 
 }
 
 bool Arena::populate(std::int64_t begin, std::int64_t end) {
-  // Pages that a file has already are touched in less time than it takes to make them then (docs/benchmarks.md); where
-  // it gets none here, touching them says why.
-  if (options_.shared) fallocate(fd_, 0, begin, end - begin);
-  return populate_pages(base_ + begin, end - begin, 1);
+  if (!options_.shared) return populate_pages(base_ + begin, end - begin, 1);
+  bool populated = true;
+  std::lock_guard lock(moves_);
+  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
+    const std::int64_t to_address = b - at;
+    kept_.each_part(at, at + e - b, [&](std::int64_t first, std::int64_t last, bool kept) {
+      if (!populated) return;
+      std::byte* const p = base_ + first + to_address;
+      // Pages that a file has already are touched in less time than it takes to make them then (docs/benchmarks.md);
+      // where it gets none here, touching them says why.
+      if (!kept) fallocate(fd_, 0, first, last - first);
+      populated = kept ? map_present_pages(p, last - first, 1) : populate_pages(p, last - first, 1);
+    });
+    kept_.remove(at, at + e - b);
+  });
+  return populated;
+}
+
+void Arena::take(std::int64_t begin, std::int64_t end, std::string_view who) {
+  std::lock_guard lock(moves_);
+  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
+    HB_CHECK(!taken_.meets(at, at + e - b), "arena {}: {} maps [{}, {}), whose pages in the file are another's now",
+             options_.name, who, b, e);
+    taken_.add(at, at + e - b);
+  });
 }
 
 bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
   bool released = send_home(begin, end);
   each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
-    const auto bytes = static_cast<std::size_t>(e - b);
-    // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them.
-    released = released && madvise(base_ + b, bytes, options_.shared ? MADV_REMOVE : MADV_DONTNEED) == 0 &&
-               mprotect(base_ + b, bytes, PROT_NONE) == 0;
+    released = released && drop(b, e) && mprotect(base_ + b, static_cast<std::size_t>(e - b), PROT_NONE) == 0;
   });
   return released;
+}
+
+bool Arena::drop(std::int64_t begin, std::int64_t end) {
+  // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them. MADV_DONTNEED takes them
+  // from this one, and a file keeps them.
+  const bool removes = options_.shared && !options_.keeps_pages;
+  if (madvise(base_ + begin, static_cast<std::size_t>(end - begin), removes ? MADV_REMOVE : MADV_DONTNEED) != 0)
+    return false;
+  std::lock_guard lock(moves_);
+  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
+    taken_.remove(at, at + e - b);
+    if (options_.keeps_pages) kept_.add(at, at + e - b);
+  });
+  return true;
 }
 
 void Arena::withdraw(std::int64_t begin, std::int64_t end) {
@@ -140,6 +176,19 @@ void Arena::each_present(std::int64_t begin, std::int64_t end,
   }
   if (begin < end) present.emplace_back(begin, end);
   for (const auto& [b, e] : present) visit(b, e);
+}
+
+void Arena::each_piece(std::int64_t begin, std::int64_t end,
+                       const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& visit) const {
+  for (const FilePiece& piece : options_.pieces) {
+    const std::int64_t b = std::max(begin, piece.begin), e = std::min(end, piece.end);
+    if (b < e) visit(b, e, piece.at + b - piece.begin);
+  }
+}
+
+std::int64_t Arena::file_bytes() const {
+  std::lock_guard lock(moves_);
+  return taken_.bytes() + kept_.bytes();
 }
 
 std::int64_t Arena::lent_bytes() const {
@@ -225,6 +274,10 @@ bool Arena::send_home(std::int64_t begin, std::int64_t end) {
         !make_private(at, guest.end, PROT_NONE))
       return false;
     const std::scoped_lock lock(moves_, guest.home->moves_);
+    guest.home->each_piece(guest.home_begin, guest.home_begin + guest.end - at,
+                           [&](std::int64_t b, std::int64_t e, std::int64_t in_file) {
+                             guest.home->taken_.remove(in_file, in_file + e - b);
+                           });
     guest.home->loans_.erase(guest.home_begin);
     guests_.erase(at);
   }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "backends/cpu_gloo/file_places.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "base/check.h"
 #include "runtime/guarded.h"
@@ -14,16 +15,24 @@
 namespace hotbunk {
 namespace {
 
-ArenaOptions arena_options(const Plan& plan, const Program& program, Space space, bool shared) {
+ArenaOptions arena_options(const Plan& plan, const Program& program, Space space) {
   const ArenaExtent extent = arena_extent(plan, program, space);
   return {.name = std::string(name_of(space)),
           .reserve_bytes = extent.reserve_bytes,
-          .capacity_bytes = extent.capacity_bytes,
-          .shared = shared};
+          .capacity_bytes = extent.capacity_bytes};
+}
+
+std::shared_ptr<Arena> device_arena(const Plan& plan, const Program& program, const MovingCopies& moving, bool shared) {
+  ArenaOptions options = arena_options(plan, program, Space::device);
+  if (shared) {
+    options.shared = options.keeps_pages = true;
+    options.pieces = file_places(plan, program, moving);
+  }
+  return std::make_shared<Arena>(options);
 }
 
 std::shared_ptr<Arena> host_arena(const Plan& plan, const Program& program, const MovingCopies& moving) {
-  auto out = std::make_shared<Arena>(arena_options(plan, program, Space::host, false));
+  auto out = std::make_shared<Arena>(arena_options(plan, program, Space::host));
   const std::vector<std::int64_t> bases = section_bases(program);
   for (const SectionId id : moving.host_sections()) {
     const std::int64_t base = bases[static_cast<std::size_t>(id)];
@@ -61,7 +70,7 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
       driver_(driver),
       options_(options),
       moving_(program_),
-      arena_(std::make_shared<Arena>(arena_options(plan, program_, Space::device, world.size() > 1))),
+      arena_(device_arena(plan, program_, moving_, world.size() > 1)),
       host_arena_(host_arena(plan, program_, moving_)),
       memory_(program_, arena_, host_arena_),
       region_(shared_region(plan, world, options, *arena_)),
@@ -156,6 +165,7 @@ Status CpuDevice::unmap(StreamId, const BoundOp& op) {
   return guarded(op, [&] {
     const auto start = record_.now();
     memory_.unmap(*op);
+    world_.forget_peers();  // what peers unmap is not to stay here
     record_.note_mapping(op, start);
   });
 }

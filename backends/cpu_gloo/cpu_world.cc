@@ -58,7 +58,8 @@ int CpuWorld::share(const Arena& arena) {
   std::vector<SharedMapping> peers(static_cast<std::size_t>(size()));
   if (size() > 1) {
     const std::int64_t bytes = arena.options().reserve_bytes;
-    const auto handles = gather(fmt::format("region/{}", num_regions_), shared_handle(arena.fd(), bytes));
+    const auto handles =
+        gather(fmt::format("region/{}", num_regions_), shared_handle(arena.fd(), bytes, arena.options().pieces));
     for (int r = 0; r < size(); ++r)
       if (r != rank() && same_host(r)) peers[r] = open_shared(handles[r], false);
     barrier(fmt::format("region/{}/open", num_regions_));  // the descriptors may be closed from here on
@@ -70,6 +71,8 @@ int CpuWorld::share(const Arena& arena) {
 const std::byte* CpuWorld::peer_pointer(int rank, int region, std::int64_t offset) const {
   return regions_->peer(rank, region, offset);
 }
+
+void CpuWorld::forget_peers() { regions_->forget_peers(); }
 
 std::unique_ptr<Communicator> CpuWorld::communicator(std::span<const int> ranks, std::string_view name) {
   const Transport transport = ranks.size() == 1               ? Transport::solo

@@ -31,6 +31,8 @@ class CpuWorld final : public World {
   int share(const Arena&);
   /// A region of shared index `region` of a rank of this host (nullptr for others).
   const std::byte* peer_pointer(int rank, int region, std::int64_t offset) const;
+  /// Peers' pages that were read leave this process until they are read again. Nothing may read them meanwhile.
+  void forget_peers();
 
   /// Automatic choice: solo for one rank, shm where all are on one host, else gloo.
   std::unique_ptr<Communicator> communicator(std::span<const int> ranks, std::string_view name) override;

@@ -1,7 +1,6 @@
 #include "backends/cpu_gloo/moving_copies.h"
 
 #include <algorithm>
-#include <set>
 
 namespace hotbunk {
 namespace {
@@ -29,16 +28,16 @@ bool MovingCopies::contains(const BoundOp& op) const {
          op.buffer(op->inputs[0]).space() != op.buffer(op->outputs[0]).space();
 }
 
-std::vector<SectionId> MovingCopies::host_sections() const {
+std::set<SectionId> MovingCopies::sections(Space space) const {
   std::set<SectionId> out;
   for (const auto& blocks : program_.phases)
     for (const Block& block : blocks)
       each_op(program_, block, [&](const BoundOp& op) {
         if (!contains(op)) return;
-        const BoundBuffer to = op.buffer(op->outputs[0]);
-        if (to.space() == Space::host) out.insert(to.section());
+        for (const BoundBuffer& b : {op.buffer(op->inputs[0]), op.buffer(op->outputs[0])})
+          if (b.space() == space) out.insert(b.section());
       });
-  return {out.begin(), out.end()};
+  return out;
 }
 
 }  // namespace hotbunk

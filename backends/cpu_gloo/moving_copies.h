@@ -1,7 +1,7 @@
 // Copies whose bytes need not be copied: their source is dead behind them.
 #pragma once
+#include <set>
 #include <unordered_set>
-#include <vector>
 
 #include "graph/bound.h"
 #include "graph/plan.h"
@@ -15,10 +15,13 @@ class MovingCopies {
   explicit MovingCopies(const Program&);
 
   bool contains(const BoundOp&) const;
-  /// Host sections that they write, ascending.
-  std::vector<SectionId> host_sections() const;
+  /// Sections of the device that they read and write, and of the host.
+  std::set<SectionId> device_sections() const { return sections(Space::device); }
+  std::set<SectionId> host_sections() const { return sections(Space::host); }
 
  private:
+  std::set<SectionId> sections(Space) const;
+
   const Program& program_;
   std::unordered_set<const Op*> source_dies_;  // of all bodies' copies
 };

@@ -3,6 +3,7 @@
 
 #include <rapidcheck.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <catch2/catch.hpp>
 #include <cerrno>
@@ -57,6 +58,81 @@ TEST_CASE("mapped bytes are resident bytes, and unmapped ones leave the process"
   CHECK(arena.resident_bytes() == 0);
   CHECK(arena.counters().mapped == 0);
   CHECK(arena.counters().mapped_peak == 4097 * chunk);
+}
+
+ArenaOptions keeping(std::int64_t reserve, std::vector<FilePiece> pieces = {}) {
+  ArenaOptions o = options(true, reserve, reserve);
+  o.keeps_pages = true;
+  o.pieces = std::move(pieces);
+  return o;
+}
+
+/// What a memfd holds, as its kernel counts it.
+std::int64_t held(const Arena& arena) {
+  struct stat info {};
+  REQUIRE(fstat(arena.fd(), &info) == 0);
+  return info.st_blocks * 512;
+}
+
+TEST_CASE("kept pages leave the process and stay in the file, for what is mapped there next", "[arena]") {
+  Arena arena(keeping(1024 * chunk));
+  arena.map(0, 512 * chunk, "a");
+  std::memset(arena.at(0), 7, 512 * chunk);
+  arena.unmap(100 * chunk, 512 * chunk);
+  CHECK(arena.resident_bytes() == 100 * chunk);
+  CHECK(held(arena) == 512 * chunk);
+  CHECK(arena.file_bytes() == 512 * chunk);
+  arena.map(400 * chunk, 600 * chunk, "some of it, and more");
+  CHECK(arena.resident_bytes() == 300 * chunk);
+  CHECK(held(arena) == 600 * chunk);
+  CHECK(arena.file_bytes() == 600 * chunk);
+  std::memset(arena.at(400 * chunk), 8, 200 * chunk);  // all of it can be written
+  CHECK(*arena.at(99 * chunk) == std::byte{7});
+  CHECK(*arena.at(599 * chunk) == std::byte{8});
+  arena.unmap(0, 100 * chunk);
+  arena.unmap(400 * chunk, 600 * chunk);
+  CHECK(arena.resident_bytes() == 0);
+  CHECK(held(arena) == 600 * chunk);
+}
+
+TEST_CASE("pieces that are never mapped at once take shifts in the same pages", "[arena]") {
+  // [0, 256) and [512, 768) are the same pages; [256, 512) has its own.
+  Arena arena(keeping(768 * chunk,
+                      {{0, 256 * chunk, 0}, {256 * chunk, 512 * chunk, 256 * chunk}, {512 * chunk, 768 * chunk, 0}}));
+  arena.map(0, 512 * chunk, "both");
+  std::memset(arena.at(0), 7, 512 * chunk);
+  CHECK_THAT(message_of<InternalError>([&] { arena.map(700 * chunk, 701 * chunk, "early"); }),
+             Catch::Contains("early maps [2867200, 2871296)") && Catch::Contains("are another's now"));
+  arena.unmap(100 * chunk, 256 * chunk);
+  arena.map(612 * chunk, 768 * chunk, "beside it");
+  CHECK(arena.resident_bytes() == 512 * chunk);
+  CHECK(held(arena) == 512 * chunk);
+  std::memset(arena.at(612 * chunk), 8, 156 * chunk);
+  CHECK(*arena.at(100 * chunk - 1) == std::byte{7});
+  CHECK(*arena.at(256 * chunk) == std::byte{7});
+  CHECK_THROWS_AS(arena.map(99 * chunk, 101 * chunk, "too early"), InternalError);
+  arena.unmap(612 * chunk, 768 * chunk);
+  arena.map(100 * chunk, 256 * chunk, "again");
+  CHECK(arena.resident_bytes() == 512 * chunk);
+  CHECK(held(arena) == 512 * chunk);
+}
+
+TEST_CASE("pages that are lent are not for other pieces, until nobody has them", "[arena]") {
+  Arena home(keeping(16 * chunk, {{0, 8 * chunk, 0}, {8 * chunk, 16 * chunk, 0}}));
+  Arena away(options(false, 8 * chunk, 8 * chunk));
+  home.map(0, 8 * chunk, "device");
+  away.map(0, 8 * chunk, "host");
+  std::memset(home.at(0), 7, 8 * chunk);
+  REQUIRE(home.lend(0, 4 * chunk, away, 0, [](std::byte*, const std::byte*, std::int64_t) {}) == 4 * chunk);
+  home.unmap(0, 8 * chunk);
+  CHECK(held(home) == 8 * chunk);
+  CHECK_THROWS_AS(home.map(8 * chunk, 16 * chunk, "over all"), InternalError);
+  home.map(12 * chunk, 16 * chunk, "over the rest");
+  CHECK(*away.at(3 * chunk) == std::byte{7});
+  away.unmap(0, 8 * chunk);  // nobody takes them back: they leave the file too
+  CHECK(held(home) == 4 * chunk);
+  home.map(8 * chunk, 12 * chunk, "over what was lent");
+  CHECK(home.resident_bytes() == 8 * chunk);
 }
 
 TEST_CASE("an unmap that the kernel refuses is an error, and the books keep the range", "[arena]") {
@@ -294,10 +370,12 @@ TEST_CASE("pages that are lent are nobody's to replace", "[arena]") {
 
 TEST_CASE("the books agree with a bitmap under random calls", "[arena][property]") {
   // Oracle: one bool per chunk (mapped) and per 64 bytes (live).
-  CHECK(rc::check("random map, unmap, alloc, free", [](bool shared) {
+  CHECK(rc::check("random map, unmap, alloc, free", [](bool shared, bool keeps) {
     constexpr int chunks = 24, cell = 512, cells = static_cast<int>(chunks * chunk / cell);
-    Arena arena(options(shared, chunks * chunk, chunks * chunk));
-    std::vector<bool> mapped(chunks), live(cells);
+    ArenaOptions of_arena = options(shared, chunks * chunk, chunks * chunk);
+    of_arena.keeps_pages = shared && keeps;
+    Arena arena(of_arena);
+    std::vector<bool> mapped(chunks), touched(chunks), live(cells);
     std::map<int, int> buffers;
     for (int i = 0; i < 60; ++i) {
       if (*rc::gen::inRange(0, 2) == 0) {
@@ -314,7 +392,7 @@ TEST_CASE("the books agree with a bitmap under random calls", "[arena][property]
           continue;
         }
         work();
-        for (int k = begin; k < end; ++k) mapped[k] = !unmap;
+        for (int k = begin; k < end; ++k) mapped[k] = !unmap, touched[k] = touched[k] || !unmap;
       } else {
         const int begin = *rc::gen::inRange(0, cells), length = *rc::gen::inRange(1, 20);
         if (const auto it = buffers.find(begin); it != buffers.end()) {
@@ -339,6 +417,9 @@ TEST_CASE("the books agree with a bitmap under random calls", "[arena][property]
       RC_ASSERT(c.live == cell * std::count(live.begin(), live.end(), true));
     }
     RC_ASSERT(arena.resident_bytes() == arena.counters().mapped);
+    const std::vector<bool>& in_file = of_arena.keeps_pages ? touched : mapped;
+    if (shared) RC_ASSERT(held(arena) == chunk * std::count(in_file.begin(), in_file.end(), true));
+    if (shared) RC_ASSERT(held(arena) == arena.file_bytes());
   }));
 }
 

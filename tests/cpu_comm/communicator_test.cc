@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -487,6 +488,51 @@ TEST_CASE("peers read shared memory without its owner's help", "[comm]") {
       refused = true;
     }
     RANK_REQUIRE(refused);
+  });
+  INFO(result.message);
+  CHECK(result.exit_code == 0);
+}
+
+/// Of the whole process, as the kernel counts by walking its pages.
+std::int64_t resident_bytes() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(rollup, line);)
+    if (line.starts_with("Rss:")) return std::stoll(line.substr(4)) * 1024;
+  return 0;
+}
+
+TEST_CASE("peers find pieces of a file where their owner's addresses are, and forget what they have read", "[comm]") {
+  const auto result = with_ranks(2, [](CpuWorld& world) {
+    constexpr std::int64_t mib = 1 << 20;
+    Arena arena({.name = "pieces",
+                 .reserve_bytes = 48 * mib,
+                 .capacity_bytes = 48 * mib,
+                 .shared = true,
+                 .keeps_pages = true,
+                 .pieces = {{0, 16 * mib, 16 * mib}, {16 * mib, 32 * mib, 0}, {32 * mib, 48 * mib, 16 * mib}}});
+    world.share(arena);
+    const auto c = world.communicator(everyone(world), "pieces");
+    const int peer = 1 - world.rank();
+    const auto write_and_read = [&](std::int64_t begin) {
+      arena.map(begin, begin + 16 * mib, "test");
+      const auto value = [&](int rank) { return static_cast<unsigned char>(begin / mib + rank); };
+      std::memset(arena.at(begin), value(world.rank()), 16 * mib);
+      c->barrier();
+      const std::byte* p = world.peer_pointer(peer, 0, begin);
+      RANK_REQUIRE(std::all_of(p, p + 16 * mib, [&](std::byte b) { return b == std::byte{value(peer)}; }), "from {} on",
+                   begin);
+      c->barrier();
+    };
+    write_and_read(0);
+    write_and_read(16 * mib);
+    const std::int64_t read = resident_bytes();
+    arena.unmap(0, 16 * mib);
+    world.forget_peers();
+    const std::int64_t left = resident_bytes();
+    RANK_REQUIRE(read - left >= 47 * mib, "{} B resident before, {} B after", read, left);
+    c->barrier();
+    write_and_read(32 * mib);  // where the first piece was
+    RANK_REQUIRE(arena.file_bytes() == 32 * mib);
   });
   INFO(result.message);
   CHECK(result.exit_code == 0);
