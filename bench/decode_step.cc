@@ -1,6 +1,6 @@
 // Decoding with the 46M model: `batch` sequences from a context of 128 to 384 tokens, greedy, one rank. What runs is
 // the lowered rollout with the driver behind `hotbunk generate`: paged KV cache, scheduler and sampling included.
-//   bench_decode_step [--dtype fp32|bf16] [--threads 2] [--batch 1] [--prefill 0|1]
+//   bench_decode_step [--dtype fp32|bf16] [--cache auto|fp32|bf16] [--threads 2] [--batch 1] [--prefill 0|1]
 // Speaks the turns of bench/rounds.h: 16 decode steps each, or with --prefill 1 one step of `batch` prompts of 512
 // tokens each.
 #include "backends/cpu_gloo/cpu_backend.h"
@@ -49,7 +49,7 @@ class TimedDriver final : public Driver {
   Rounds rounds_;
 };
 
-void run(DType dtype, int threads, std::int64_t batch, bool prefill) {
+void run(DType dtype, const std::string& cache, int threads, std::int64_t batch, bool prefill) {
   constexpr std::int64_t prefills = 17;  // the first warms up
   std::vector<TokenSequence> prompts;
   const std::int64_t length = prefill ? prefill_tokens : prompt_tokens;
@@ -60,6 +60,7 @@ void run(DType dtype, int threads, std::int64_t batch, bool prefill) {
   Scenario s = generate_scenario(
       model, prompts,
       {.max_new_tokens = prefill ? 1 : new_tokens, .temperature = 0.0, .seed = 0, .tp = 1, .dtype = dtype});
+  s.rollout.kv_cache_dtype = cache;
   if (prefill) s.rollout.max_prefill_tokens = batch * length;
   const Plan plan = value_or_exit(lower(s, Purpose::generate));
   const auto driver = value_or_exit(InferenceDriver::create(plan, s, std::move(prompts)));
@@ -79,6 +80,6 @@ void run(DType dtype, int threads, std::int64_t batch, bool prefill) {
 int main(int argc, char** argv) {
   using namespace hotbunk::bench;
   run(option(argc, argv, "--dtype", "fp32") == "bf16" ? hotbunk::DType::bf16 : hotbunk::DType::f32,
-      std::stoi(option(argc, argv, "--threads", "2")), std::stoll(option(argc, argv, "--batch", "1")),
-      option(argc, argv, "--prefill", "0") == "1");
+      option(argc, argv, "--cache", "auto"), std::stoi(option(argc, argv, "--threads", "2")),
+      std::stoll(option(argc, argv, "--batch", "1")), option(argc, argv, "--prefill", "0") == "1");
 }

@@ -1,7 +1,8 @@
 // Decoding and prefill by llama.cpp of the model that bench/decode_step.cc runs, with random weights, in its own best
 // way: the library's threads, its packed weights, one call per step for all sequences. Not part of the build:
 // scripts/bench compiles it against a snapshot that the user names.
-//   llama_step MODEL.gguf [--dtype fp32|bf16] [--threads 2] [--batch 1] [--flash 0|1] [--prefill 0|1]
+//   llama_step MODEL.gguf [--dtype fp32|bf16] [--cache fp16|fp32] [--threads 2] [--batch 1] [--flash 0|1] [--prefill
+//   0|1]
 // MODEL.gguf is written where it is not there. Speaks the turns of bench/rounds.h: 16 decode steps each, or with
 // --prefill the prompts of one batch.
 #include <gguf.h>
@@ -80,7 +81,7 @@ void write_model(const std::string& path, ggml_type type) {
 
 struct Settings {
   std::string path;
-  ggml_type type;
+  ggml_type type, cache;
   int threads, batch;
   bool flash, prefill;
 };
@@ -117,6 +118,7 @@ void run(const Settings& o) {
   c.n_ctx = static_cast<std::uint32_t>(o.batch * (o.prefill ? prompt : prompt + new_tokens));
   c.n_batch = static_cast<std::uint32_t>(std::max(512, o.batch * prompt));
   c.n_threads = c.n_threads_batch = o.threads;
+  c.type_k = c.type_v = o.cache;
   c.flash_attn_type = o.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   llama_context* context = llama_init_from_model(model, c);
   if (context == nullptr) fail("no context");
@@ -155,6 +157,7 @@ int main(int argc, char** argv) {
   using namespace hotbunk::bench;
   if (argc < 2) fail("which model?");
   const auto given = [&](const char* name, const char* fallback) { return option(argc - 1, argv + 1, name, fallback); };
-  run({argv[1], given("--dtype", "fp32") == "bf16" ? GGML_TYPE_BF16 : GGML_TYPE_F32, std::stoi(given("--threads", "2")),
+  run({argv[1], given("--dtype", "fp32") == "bf16" ? GGML_TYPE_BF16 : GGML_TYPE_F32,
+       given("--cache", "fp16") == "fp32" ? GGML_TYPE_F32 : GGML_TYPE_F16, std::stoi(given("--threads", "2")),
        std::stoi(given("--batch", "1")), given("--flash", "1") == "1", given("--prefill", "0") == "1"});
 }

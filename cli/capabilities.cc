@@ -92,6 +92,8 @@ std::vector<Question> questions() {
   for (const char* ep : {"2", "4"})
     ask("rollout.layout.ep", ep, {"model=qwen3-30b-a3b", fmt::format("rollout.layout.ep={}", ep)});
   ask("rollout.dtype", "fp8", {"rollout.dtype=fp8", "rollout.engine=sglang"});
+  ask("rollout.kv_cache_dtype", "bf16", {"rollout.kv_cache_dtype=bf16"});
+  ask("rollout.kv_cache_dtype", "fp8", {"rollout.kv_cache_dtype=fp8", "rollout.engine=sglang"});
   ask_each<SyncMode>(out, "sync.mode");
   const Sets apart = {"cluster.nodes=4", "train.offload=none", "rollout.sleep=false"};
   ask("placement", "colocated", {});

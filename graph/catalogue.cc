@@ -827,9 +827,9 @@ std::int64_t op_bytes(const Op& op, const Sizes& s, const Places& places) {
     case OpKind::gather_rows:
       return 2 * op.outputs[0].bytes(s) + op.inputs[1].bytes(s);
     case OpKind::kv_write: {
-      const std::int64_t row =
-          2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) * size_of(op.inputs[0].dtype);
-      return 2 * row * ceil_div(op.inputs[0].shape[0].actual(s), op.integer(Attr::ranks, 1)) + op.inputs[1].bytes(s);
+      const std::int64_t row = 2 * op.integer(Attr::kv_heads) * op.integer(Attr::head_dim) *
+                               (size_of(op.inputs[0].dtype) + size_of(op.outputs[0].dtype));
+      return row * ceil_div(op.inputs[0].shape[0].actual(s), op.integer(Attr::ranks, 1)) + op.inputs[1].bytes(s);
     }
     case OpKind::latent_write:
       return 2 * ceil_div(op.inputs[0].bytes(s) + op.inputs[1].bytes(s), op.integer(Attr::ranks, 1)) +

@@ -42,7 +42,7 @@ std::int64_t kv_row_elements(const Scenario& s) {
 }
 
 std::int64_t kv_block_bytes(const Scenario& s, std::int64_t layers) {
-  return s.rollout.block_tokens * kv_row_elements(s) * layers * size_of(s.rollout.dtype);
+  return s.rollout.block_tokens * kv_row_elements(s) * layers * size_of(s.rollout.kv_dtype());
 }
 
 RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::Weights weights, std::int64_t stage,
@@ -64,9 +64,9 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
                                                   Category::params, sections::host_weights)
                                       : -1);
   }
-  kv_ = b.managed("rollout.kv_cache", s.rollout.dtype,
-                  kv_blocks * kv_block_bytes(s, layers_.size()) / size_of(s.rollout.dtype), Category::kv_cache,
-                  sections::kv_cache);
+  const DType kept = s.rollout.kv_dtype();
+  kv_ = b.managed("rollout.kv_cache", kept, kv_blocks * kv_block_bytes(s, layers_.size()) / size_of(kept),
+                  Category::kv_cache, sections::kv_cache);
 }
 
 std::size_t RolloutState::index(const std::string& name) const {
@@ -88,7 +88,7 @@ Tensor RolloutState::vector(const ProgramBuilder& b, const std::string& name) co
 Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const {
   const std::int64_t apart = scenario_.model.mla ? 1 : 2;  // keys and values
   const std::int64_t rows = apart * scenario_.rollout.block_tokens, cols = kv_row_elements(scenario_) / apart;
-  return b.view(kv_, scenario_.rollout.dtype, {fixed(kv_blocks_), fixed(rows), fixed(cols)},
+  return b.view(kv_, scenario_.rollout.kv_dtype(), {fixed(kv_blocks_), fixed(rows), fixed(cols)},
                 (layer - layers_.begin) * kv_blocks_ * rows * cols);
 }
 

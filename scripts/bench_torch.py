@@ -306,7 +306,8 @@ def ways(what, options, common):
     if "llama" in asked and options.llama_step and what != "train":
         model = os.path.join(os.path.dirname(options.llama_step), f"llama-46m-{common[common.index('--dtype') + 1]}.gguf")
         prefill = ["--prefill", "1"] if what == "prefill" else []
-        found["llama.cpp"] = {way: [options.llama_step, model] + common + prefill + ["--flash", flash]
+        cache = ["--cache", options.llama_cache]
+        found["llama.cpp"] = {way: [options.llama_step, model] + common + prefill + cache + ["--flash", flash]
                               for way, flash in (("flash attention", "1"), ("no flash attention", "0"))}
     return found
 
@@ -321,6 +322,9 @@ def main():
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--modes", default="eager,compile,llama")
     parser.add_argument("--llama-step", metavar="PROGRAM", help="bench/llama_step.cc, compiled (scripts/bench --llama)")
+    parser.add_argument("--cache", default="auto", choices=["auto", "fp32", "bf16"],
+                        help="hotbunk's rollout.kv_cache_dtype; auto: the weights' type, as torch has it")
+    parser.add_argument("--llama-cache", default="fp16", choices=["fp16", "fp32"], help="llama.cpp's; its default is fp16")
     parser.add_argument("--jemalloc", metavar="FILE", default=ctypes.util.find_library("jemalloc"))
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--child", choices=["train", "decode", "prefill"], help=argparse.SUPPRESS)
@@ -351,10 +355,14 @@ def main():
         if not others:
             continue
         name = f"{what} {dtype}" + (f" batch {batch}" if batch else "")
+        if what != "train" and options.cache != "auto":
+            name += f", cache {options.cache}"
         # Decoding is 15 rounds long: from a context of 128 + 16 to 384. Prefill is 16.
         rounds = options.rounds if what == "train" else min(2 * options.rounds, 15)
         program = "bench_train_step" if what == "train" else "bench_decode_step"
         hotbunk = [os.path.join(options.build, "bench", program)] + common
+        if what != "train":
+            hotbunk += ["--cache", options.cache]
         if what == "prefill":
             hotbunk += ["--prefill", "1"]
         if what == "decode" and batch == 1:

@@ -31,6 +31,9 @@ void executable_precision(const Scenario& s, const Need& need) {
   need(p.gemm == "params", "matrix products in {}", p.gemm);
   if (s.algorithm.name != AlgorithmName::sft)
     need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
+  need(!s.model.mla || s.rollout.kv_dtype() == s.rollout.dtype,
+       "rollout.kv_cache_dtype {} with latents: these are kept in rollout.dtype where they are executed, {}",
+       s.rollout.kv_cache_dtype, name_of(s.rollout.dtype));
 }
 
 /// Of the model itself.

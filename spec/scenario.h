@@ -106,7 +106,7 @@ struct TrainSpec {
   bool reshard_after_forward = true;
   std::int64_t reshard_ranks = 0;  // of fsdp2: ranks that then keep a unit among them; 0: all that share it
   WrapSpec wrap;
-  std::int64_t prefetch = 1;           // units gathered ahead of the one computed: 0 or 1
+  std::int64_t prefetch = 1;  // units gathered ahead of the one computed: 0 or 1
   /// Of a parameter, on each rank: from so many on, alike on all, it has a collective of its own; 0 = never.
   std::int64_t in_place_elements = 2'097'152;
   std::int64_t loss_chunk_tokens = 0;  // tokens of one logits chunk; 0 = the whole micro-batch at once
@@ -149,7 +149,8 @@ struct RolloutLayout {
 struct RolloutSpec {
   RolloutEngine engine = RolloutEngine::hotbunk;
   RolloutLayout layout;
-  DType dtype = DType::bf16;     // weights, activations and KV of the engine; default = train.precision.params
+  DType dtype = DType::bf16;            // weights and activations of the engine; default = train.precision.params
+  std::string kv_cache_dtype = "auto";  // of its KV cache; auto: dtype
   std::string quantization;      // rollout.dtype fp8, mxfp8 or nvfp4: format of the layers' products, beside `dtype`
   double memory_fraction = 0.8;  // of the device, for weights + KV (SGLang's mem_fraction_static)
   std::int64_t max_running_requests = 256;  // slots of one engine
@@ -162,6 +163,8 @@ struct RolloutSpec {
   bool sleep = true;       // give weights and KV back while training runs
   std::int64_t sleep_level =
       2;  // 1: weights to the host, KV dropped; 2: both dropped (the next sync brings the weights)
+  /// Of a number in the KV cache; of fp8 its byte, u8.
+  DType kv_dtype() const { return kv_cache_dtype == "fp8" ? DType::u8 : dtype_from(kv_cache_dtype).value_or(dtype); }
   bool operator==(const RolloutSpec&) const = default;
 };
 

@@ -216,12 +216,11 @@ void add_train(std::vector<ScenarioKey>& keys) {
 /// One word of two meanings: an element type, or a narrow format of the layers' products. Then what stays wide keeps
 /// the type that training computes in (loader.cc).
 ScenarioKey rollout_dtype() {
-  ScenarioKey key =
-      floating_type("rollout.dtype", HB_FIELD(rollout.dtype),
-                    {"",
-                     "weights, activations and KV cache of the engine; fp8, mxfp8, nvfp4: of the layers' products "
-                     "under sglang and vllm, planned from datasheets",
-                     "train.precision.params"});
+  ScenarioKey key = floating_type("rollout.dtype", HB_FIELD(rollout.dtype),
+                                  {"",
+                                   "weights and activations of the engine; fp8, mxfp8, nvfp4: of the layers' products "
+                                   "under sglang and vllm, planned from datasheets",
+                                   "train.precision.params"});
   key.get = [](const Scenario& s) -> KeyValue {
     return s.rollout.quantization.empty() ? std::string(name_of(s.rollout.dtype)) : s.rollout.quantization;
   };
@@ -265,6 +264,12 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
                          {"tokens", "capacity of one prefill step of an engine"}));
   keys.push_back(integer("rollout.block_tokens", HB_FIELD(rollout.block_tokens), 1, 4096,
                          {"tokens", "of one block of the KV cache"}));
+  keys.push_back(
+      word("rollout.kv_cache_dtype", HB_FIELD(rollout.kv_cache_dtype), {"auto", "fp32", "bf16", "fp8"},
+           {"",
+            "of keys and values in the engine's cache; auto: rollout.dtype. A narrower cache holds and reads "
+            "less, and log-probs are no longer training's to the bit; fp8 is planned for sglang and vllm"}));
+  keys.back().only_when_set = true;
   keys.push_back(
       integer("rollout.kv_cache_tokens", HB_FIELD(rollout.kv_cache_tokens), 0, max_tokens,
               {"tokens", "KV pool of one engine; 0 = what memory_fraction leaves, at most what the requests need"}));

@@ -603,6 +603,10 @@ class Validator {
       report("E214", "rollout.dtype", fmt::format("hotbunk's engine has no products in {}", r.quantization),
              {"sglang and vllm are planned with them; nothing executes them yet"},
              "set rollout.engine to sglang or vllm, or rollout.dtype to bf16");
+    if (r.kv_cache_dtype == "fp8" && r.engine == RolloutEngine::hotbunk)
+      report("E214", "rollout.kv_cache_dtype", "hotbunk's engine has no KV cache in fp8",
+             {"sglang and vllm are planned with it; nothing executes it yet"},
+             "set rollout.engine to sglang or vllm, or rollout.kv_cache_dtype to bf16");
     if (r.layout.pp > s_.model.layers)
       report("E212", "rollout.layout.pp", "an engine has more pipeline stages than the model has layers",
              {fmt::format("pp {}, {} layers", r.layout.pp, s_.model.layers)},

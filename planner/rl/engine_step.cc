@@ -296,7 +296,7 @@ Book EngineStep::decode(const RolloutStage& s, double sequences, double held) co
   Book book;
   const Tokens t{sequences, sequences, true};
   const double split = cache_shares(set_.engine, r_);
-  const double cache = sequences * held * cache_bytes(model_, r_, 1.0, set_.rollout_element_bytes, split);
+  const double cache = sequences * held * cache_bytes(model_, r_, 1.0, set_.cache_element_bytes, split);
   const double flops =
       attention_flops_per_pair(model_, true) * sequences * held / (static_cast<double>(r_.attention_tp()) * split);
   layers(s, t, book);
@@ -320,7 +320,8 @@ Book EngineStep::prefill(const RolloutStage& s, double tokens, double sequences)
   const double heads = static_cast<double>(r_.attention_tp() * r_.attention_dp), apart = static_cast<double>(r_.cp);
   const double flops = attention_flops_per_pair(model_, false) * tokens * keys / (heads * apart);
   const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / (heads * ways_) * e;
-  const double gathered = cache_bytes(model_, r_, 1.0, e, static_cast<double>(r_.attention_dp) * apart / ways_);
+  const double gathered =
+      cache_bytes(model_, r_, 1.0, set_.cache_element_bytes, static_cast<double>(r_.attention_dp) * apart / ways_);
   layers(s, t, book);
   exchange(s, t, book);
   ends(s, sequences, book);

@@ -457,6 +457,7 @@ RlSetting rl_setting_of(const Scenario& s) {
   out.reference_apart = out.reference && s.algorithm.reference_placement == PlacementMode::disaggregated;
   out.critic_apart = out.critic && s.algorithm.critic_placement == PlacementMode::disaggregated;
   out.rollout_element_bytes = static_cast<double>(size_of(s.rollout.dtype));
+  out.cache_element_bytes = static_cast<double>(size_of(s.rollout.kv_dtype()));
   out.engine = s.rollout.engine;
   out.eager = s.rollout.eager;
   out.rollout_dtype = s.rollout.dtype;

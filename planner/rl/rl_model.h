@@ -196,7 +196,8 @@ struct RlSetting {
   bool critic_apart = false;     // on as many GPUs of its own, at work beside the actor
   RolloutEngine engine = RolloutEngine::sglang;
   DType rollout_dtype = DType::bf16;
-  double rollout_element_bytes = 2;  // of activations, cache, and weights but those of `weights`
+  double rollout_element_bytes = 2;  // of activations, and weights but those of `weights`
+  double cache_element_bytes = 2;    // of the KV cache
   WeightFormat weights;              // of the layers' products
   double max_running = 256, max_prefill_tokens = 8192;
   double device_bytes = 80e9, host_bytes = 2e12;  // of one rank

@@ -47,7 +47,8 @@ RlModel::StageBytes RlModel::stage_bytes(const RolloutPoint& r, const RolloutSta
                             ? stage_products(counts_, setting_.engine, r, s) * (e - setting_.weights.stored_bytes)
                             : 0.0;
   return {stage_elements(counts_, setting_.engine, r, s) * e - narrow,
-          cache_bytes(train_.model(), r, s.layers, e, cache_shares(setting_.engine, r)), prefill_activations(r, s)};
+          cache_bytes(train_.model(), r, s.layers, setting_.cache_element_bytes, cache_shares(setting_.engine, r)),
+          prefill_activations(r, s)};
 }
 
 double RlModel::narrow_bytes(const RolloutPoint& r) const {
@@ -86,8 +87,8 @@ RlModel::Room RlModel::room_of(const RolloutPoint& r, double leftovers) const {
 /// Of linear attention, as many tokens' worth of the cache as the states of a sequence take in the pool beside it.
 double RlModel::state_tokens(const RolloutPoint& r) const {
   const ModelSpec& m = train_.model();
-  const double e = setting_.rollout_element_bytes;
-  return m.linear ? state_bytes(m, r, e) / cache_bytes(m, r, 1.0, e, cache_shares(setting_.engine, r)) : 0.0;
+  const double token = cache_bytes(m, r, 1.0, setting_.cache_element_bytes, cache_shares(setting_.engine, r));
+  return m.linear ? state_bytes(m, r, setting_.rollout_element_bytes) / token : 0.0;
 }
 
 double RlModel::held_tokens() const {

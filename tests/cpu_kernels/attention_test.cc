@@ -386,8 +386,10 @@ TEST_CASE("decode has prefill's bits, whether a group's heads read keys in place
   // Three and six kv heads of a query head each: in pairs, with one left over or none.
   const std::vector<HeadShape> shapes = {{2, 2, 64}, {3, 3, 64}, {6, 6, 32}, {4, 4, 32, 80}, {8, 4, 32},
                                          {3, 1, 64}, {4, 1, 64}, {5, 1, 64}, {2, 1, 20}};
-  for (const auto& [dtype, kept] :
-       {std::pair(DType::f32, DType::f32), {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}})
+  for (const auto& [dtype, kept] : {std::pair(DType::f32, DType::f32),
+                                    {DType::bf16, DType::bf16},
+                                    {DType::bf16, DType::f32},
+                                    {DType::f32, DType::bf16}})
     for (const HeadShape& shape : shapes)
       for (const Scores scale : {Scores{0.16f}, Scores{0.16f, 1.5f, 70}})
         for (int threads : {1, 2}) {

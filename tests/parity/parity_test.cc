@@ -482,6 +482,25 @@ TEST_CASE("and so with engines whose ranks share each sequence's cache, or have 
   CHECK(run_cases(4, cases, sound) == "");
 }
 
+TEST_CASE(
+    "a KV cache of another type than the engine's: as simulated, and log-probs are training's but for its rounding") {
+  std::vector<Case> cases;
+  const std::string engines = "rollout.layout={tp: 2, cp: 2, dp: 1}";
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{"rollout.kv_cache_dtype=bf16", "steps=2"},
+        {"rollout.kv_cache_dtype=bf16", engines, "rollout.kv_cache_tokens=32"},
+        {"rollout.kv_cache_dtype=fp32", "train.precision.params=bf16", "rollout.sleep_level=1"}})
+    cases.push_back({fmt::format("{}", fmt::join(sets, " ")), tiny_scenario(4, 2, sets)});
+  const auto sound = [](const Outcome& o) {
+    const bool narrow = o.job.scenario.rollout.kv_dtype() == DType::bf16;
+    for (const StepMetrics& m : o.measured.metrics)
+      if (const double gap = m.values.at("rollout/logprob_gap_max"); narrow && !(gap > 1e-5 && gap < 0.05))
+        return fmt::format("step {}: a gap of {}", m.step, gap);
+    return same_plan(o);
+  };
+  CHECK(run_cases(4, cases, sound) == "");
+}
+
 TEST_CASE("and so with latent attention, dense first layers, shared experts and their routers") {
   struct Way {
     const char *type, *engine;

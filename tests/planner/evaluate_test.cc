@@ -541,6 +541,9 @@ TEST_CASE("Evaluation = walk over ops: what the random scenarios could miss, by 
   same(2, 1, {"rollout.max_prefill_tokens=5000", "train.offload=none"});
   // The rollout peaks where it samples: more slots than prefill tokens, rows of 6 B beside ids and log-probs of 8 B.
   same(2, 1, {"model.vocab_size=500", "model.hidden_size=3", "rollout.dtype=bf16", "rollout.max_running_requests=60"});
+  // A cache of another type than the engine's.
+  same(2, 1, {"rollout.kv_cache_dtype=bf16"});
+  same(2, 2, {"rollout.dtype=bf16", "rollout.kv_cache_dtype=fp32", "rollout.kv_cache_tokens=0"});
 }
 
 TEST_CASE(

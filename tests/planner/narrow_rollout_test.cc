@@ -76,6 +76,26 @@ TEST_CASE("narrow weights are those of the layers' products, with their scales")
   CHECK(c.moe_product_tensors == 5 + 3 * 256 + 3);
 }
 
+TEST_CASE("a cache in fp8 holds a token in half the bytes, and a step of decoding reads half") {
+  const Sets wide = {"rollout.dtype=bf16"}, narrow = {"rollout.dtype=bf16", "rollout.kv_cache_dtype=fp8"};
+  for (const auto& [model, engines] : {std::pair{"qwen2.5-7b", "{tp: 4, dp: 16}"},
+                                       {"mixtral-8x7b", "{tp: 8, dp: 8}"},
+                                       {"deepseek-v3", "{tp: 16, dp: 4}"}}) {
+    CAPTURE(model);
+    const Sets apart = {"cluster.gpu=h200-sxm-141gb", "cluster.nodes=8", "train.layout.dp=64",
+                        std::string("rollout.layout=") + engines};
+    const auto with = [&](const Sets& more) {
+      Sets sets = apart;
+      sets.insert(sets.end(), more.begin(), more.end());
+      return narrow_pricer(model, sets);
+    };
+    const auto a = with(wide), b = with(narrow);
+    CHECK(rollout_of(*b).kv_bytes_per_token == Approx(rollout_of(*a).kv_bytes_per_token / 2));
+    CHECK(rollout_of(*b).weight_bytes == rollout_of(*a).weight_bytes);
+    CHECK(rollout_of(*b).seconds() < rollout_of(*a).seconds());
+  }
+}
+
 TEST_CASE("narrow weights never take more bytes; the cache keeps its type") {
   for (const char* model : {"qwen2.5-0.5b", "qwen2.5-7b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"})
     for (const char* engine : {"sglang", "vllm"})
