@@ -176,6 +176,10 @@ Standing standing_of(const ScenarioPricer& s) {
     out.hardware += fmt::format("; {} products from the datasheet, uncalibrated", format);
     out.calibrated = false;
   }
+  if (scenario.algorithm.name != AlgorithmName::sft && scenario.rollout.kv_cache_dtype == "fp8") {
+    out.hardware += "; the KV cache in fp8 by its bytes alone, uncalibrated";
+    out.calibrated = false;
+  }
   return out;
 }
 

@@ -72,6 +72,7 @@ TEST_CASE("of every family that is executed, all ops have kernels") {
   CHECK(seen > 30);
   CHECK(refused("expert-columns-cpu.yaml", {"train.layout.ep=1"}) == Kinds{});  // in blocks
   CHECK(refused("expert-parallel-cpu.yaml", {"train.lora={rank: 3, alpha: 6, targets: all-linear}"}) == Kinds{});
+  CHECK(refused("demo.yaml", {"rollout.kv_cache_dtype=bf16"}) == Kinds{OpKind::kv_write, OpKind::paged_attention});
 }
 
 TEST_CASE("heads wider than a warp holds and tensors of several dtypes are refused, not computed otherwise") {

@@ -93,6 +93,8 @@ TEST_CASE("a cache in fp8 holds a token in half the bytes, and a step of decodin
     CHECK(rollout_of(*b).kv_bytes_per_token == Approx(rollout_of(*a).kv_bytes_per_token / 2));
     CHECK(rollout_of(*b).weight_bytes == rollout_of(*a).weight_bytes);
     CHECK(rollout_of(*b).seconds() < rollout_of(*a).seconds());
+    CHECK_THAT(standing_of(*b).hardware, Catch::EndsWith("; the KV cache in fp8 by its bytes alone, uncalibrated"));
+    CHECK_FALSE(standing_of(*b).calibrated);
   }
 }
 
