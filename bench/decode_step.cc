@@ -4,6 +4,7 @@
 // Speaks the turns of bench/rounds.h: 16 decode steps each, or with --prefill 1 one step of `batch` prompts of 512
 // tokens each.
 #include "backends/cpu_gloo/cpu_backend.h"
+#include "base/check.h"
 #include "bench/rounds.h"
 #include "lowering/lower.h"
 #include "rl/inference_driver.h"
@@ -60,6 +61,7 @@ void run(DType dtype, const std::string& cache, int threads, std::int64_t batch,
   Scenario s = generate_scenario(
       model, prompts,
       {.max_new_tokens = prefill ? 1 : new_tokens, .temperature = 0.0, .seed = 0, .tp = 1, .dtype = dtype});
+  HB_CHECK(cache == "auto" || cache == "fp32" || cache == "bf16", "--cache {}", cache);
   s.rollout.kv_cache_dtype = cache;
   if (prefill) s.rollout.max_prefill_tokens = batch * length;
   const Plan plan = value_or_exit(lower(s, Purpose::generate));

@@ -76,13 +76,13 @@ SharedMapping::~SharedMapping() {
 bool map_pieces(std::byte* base, int fd, std::span<const FilePiece> pieces, int protection) {
   return std::ranges::all_of(pieces, [&](const FilePiece& piece) {
     return mmap(base + piece.begin, static_cast<std::size_t>(piece.end - piece.begin), protection,
-                MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, piece.at) != MAP_FAILED;
+                MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, piece.file_offset) != MAP_FAILED;
   });
 }
 
 std::string shared_handle(int fd, std::int64_t bytes, std::span<const FilePiece> pieces) {
   std::string out = fmt::format("{} {} {}", getpid(), fd, bytes);
-  for (const FilePiece& piece : pieces) out += fmt::format(" {} {} {}", piece.begin, piece.end, piece.at);
+  for (const FilePiece& piece : pieces) out += fmt::format(" {} {} {}", piece.begin, piece.end, piece.file_offset);
   return out;
 }
 

@@ -15,9 +15,10 @@ namespace hotbunk {
 /// "boot id : pid namespace": processes with the same text see each other's pids on the same machine.
 std::string host_identity();
 
-/// Bytes [begin, end) of a mapping are those of its file from `at` on. Two pieces may be the same bytes of the file.
+/// Bytes [begin, end) of a mapping are those of its file from `file_offset` on. Two pieces may be the same bytes of the
+/// file.
 struct FilePiece {
-  std::int64_t begin = 0, end = 0, at = 0;
+  std::int64_t begin = 0, end = 0, file_offset = 0;
   friend bool operator==(const FilePiece&, const FilePiece&) = default;
 };
 
@@ -57,7 +58,7 @@ class SharedMapping {
 /// with errno.
 bool map_pieces(std::byte* base, int fd, std::span<const FilePiece>, int protection);
 
-/// "pid fd bytes", and each piece's "begin end at": where a peer of this host finds a segment of this process.
+/// "pid fd bytes", and each piece's "begin end file_offset": where a peer of this host finds a segment of this process.
 std::string shared_handle(int fd, std::int64_t bytes, std::span<const FilePiece> = {});
 /// That segment, mapped here. RuntimeFailure says why it cannot be opened.
 SharedMapping open_shared(const std::string& handle, bool writable);

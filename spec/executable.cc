@@ -29,8 +29,8 @@ void executable_precision(const Scenario& s, const Need& need) {
   for (const auto& [key, dtype] : {std::pair{"master", p.master}, {"moments", p.moments}})
     need(dtype == DType::f32, "train.precision.{} {}: fp32 is executed", key, name_of(dtype));
   need(p.gemm == "params", "matrix products in {}", p.gemm);
-  if (s.algorithm.name != AlgorithmName::sft)
-    need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
+  if (s.algorithm.name == AlgorithmName::sft) return;
+  need(computed_in(s.rollout.dtype), "rollout.dtype {}: fp32 and bf16 are executed", name_of(s.rollout.dtype));
   need(!s.model.mla || s.rollout.kv_dtype() == s.rollout.dtype,
        "rollout.kv_cache_dtype {} with latents: these are kept in rollout.dtype where they are executed, {}",
        s.rollout.kv_cache_dtype, name_of(s.rollout.dtype));

@@ -267,8 +267,8 @@ void add_rollout(std::vector<ScenarioKey>& keys) {
   keys.push_back(
       word("rollout.kv_cache_dtype", HB_FIELD(rollout.kv_cache_dtype), {"auto", "fp32", "bf16", "fp8"},
            {"",
-            "of keys and values in the engine's cache; auto: rollout.dtype. A narrower cache holds and reads "
-            "less, and log-probs are no longer training's to the bit; fp8 is planned for sglang and vllm"}));
+            "of keys and values in the engine's cache; auto: rollout.dtype. Of another type, log-probs are training's "
+            "to its rounding, not to the bit; fp8 is planned for sglang and vllm"}));
   keys.back().only_when_set = true;
   keys.push_back(
       integer("rollout.kv_cache_tokens", HB_FIELD(rollout.kv_cache_tokens), 0, max_tokens,

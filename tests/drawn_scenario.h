@@ -204,11 +204,12 @@ inline std::string draw_scenario() {
   text += fmt::format(
       "rollout: {{engine: hotbunk, layout: {{tp: {}, ep: {}, pp: {}, dp: {}, order: {}}}, dtype: {}, "
       "max_running_requests: {}, "
-      "max_prefill_tokens: {}, block_tokens: {}, kv_cache_tokens: {}, memory_fraction: {}, sleep: {}, "
+      "max_prefill_tokens: {}, block_tokens: {}, kv_cache_dtype: {}, kv_cache_tokens: {}, memory_fraction: {}, sleep: "
+      "{}, "
       "sleep_level: {}}}\n",
       tp, rollout_ep, rollout_pp, engines / rollout_pp, one_of<std::string>({"contiguous", "strided", "auto"}), dtype(),
-      in(1, 20), prompt + in(0, 40), block, coin() ? 0 : longest + block + in(0, 30),
-      one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps), level);
+      in(1, 20), prompt + in(0, 40), block, one_of<std::string>({"auto", "auto", "fp32", "bf16"}),
+      coin() ? 0 : longest + block + in(0, 30), one_of<std::string>({"0.3", "0.9"}), yaml_bool(rollout_sleeps), level);
   text += fmt::format("transition: {}\n", transition);
   text += fmt::format("sync: {{transport: {}, verify: {}, every: {}}}\n", nodes == 1 && coin() ? "ipc" : "collective",
                       yaml_bool(coin()), every);

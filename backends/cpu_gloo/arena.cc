@@ -40,14 +40,22 @@ Arena::Arena(const ArenaOptions& options)
   const auto bytes = static_cast<std::size_t>(options_.reserve_bytes);
   if (options_.shared) {
     if (options_.pieces.empty()) options_.pieces = {{0, options_.reserve_bytes, 0}};
-    std::int64_t file_end = 0;
-    for (const FilePiece& piece : options_.pieces) file_end = std::max(file_end, piece.at + piece.end - piece.begin);
+    std::int64_t last = 0, file_end = 0;
+    for (const FilePiece& piece : options_.pieces) {
+      const auto whole = [](std::int64_t offset) { return offset % arena_chunk_bytes == 0; };
+      HB_CHECK(last <= piece.begin && piece.begin <= piece.end && piece.end <= options_.reserve_bytes &&
+                   whole(piece.begin) && whole(piece.end) && whole(piece.file_offset),
+               "arena {}: piece [{}, {}) at {} of the file", options_.name, piece.begin, piece.end, piece.file_offset);
+      last = piece.end;
+    }
+    for (const FilePiece& piece : options_.pieces)
+      file_end = std::max(file_end, piece.file_offset + piece.end - piece.begin);
     fd_ = memfd_create(("hotbunk-" + options_.name).c_str(), MFD_CLOEXEC);
     if (fd_ < 0 || ftruncate(fd_, file_end) != 0) {
       const int error = errno;
       if (fd_ >= 0) close(fd_);
-      throw RuntimeFailure(fmt::format("arena {}: no shared memory of {}: {}", options_.name,
-                                       bytes_text(options_.reserve_bytes), system_error_text(error)));
+      throw RuntimeFailure(fmt::format("arena {}: no shared memory of {}: {}", options_.name, bytes_text(file_end),
+                                       system_error_text(error)));
     }
   }
   // Addresses that nobody may touch on both sides: a VMA of the arena then never merges with a neighbour's, and what
@@ -72,6 +80,11 @@ Arena::Arena(const ArenaOptions& options)
 }
 
 Arena::~Arena() {
+  // Peers may still have the file open; what nobody has mapped is of no use to them.
+  if (fd_ >= 0)
+    kept_.each_part(0, kept_.end(), [&](std::int64_t begin, std::int64_t end, bool kept) {
+      if (kept) punch(begin, end - begin);
+    });
   if (base_ != nullptr) munmap(guarded_, guarded_bytes_);
   if (fd_ >= 0) close(fd_);
 }
@@ -94,59 +107,85 @@ void Arena::provide(std::int64_t begin, std::int64_t end, std::string_view who) 
     error = errno;
   });
   if (provided) return;
-  release(begin, end);  // its failure adds nothing to this one
+  give_up(begin, end);
   throw RuntimeFailure(fmt::format("arena {}: the machine gives no {} for {} (mapped now: {}): {}", options_.name,
                                    bytes_text(end - begin), who, bytes_text(mapped_now()), system_error_text(error)));
 }
 
 bool Arena::populate(std::int64_t begin, std::int64_t end) {
   if (!options_.shared) return populate_pages(base_ + begin, end - begin, 1);
-  bool populated = true;
-  std::lock_guard lock(moves_);
-  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
-    const std::int64_t to_address = b - at;
-    kept_.each_part(at, at + e - b, [&](std::int64_t first, std::int64_t last, bool kept) {
-      if (!populated) return;
-      std::byte* const p = base_ + first + to_address;
-      // Pages that a file has already are touched in less time than it takes to make them then (docs/benchmarks.md);
-      // where it gets none here, touching them says why.
-      if (!kept) fallocate(fd_, 0, first, last - first);
-      populated = kept ? map_present_pages(p, last - first, 1) : populate_pages(p, last - first, 1);
+  struct Part {
+    std::int64_t begin, bytes, file_offset;
+    bool kept;
+  };
+  std::vector<Part> parts;
+  {
+    std::lock_guard lock(moves_);
+    each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t file_offset) {
+      kept_.each_part(file_offset, file_offset + e - b, [&](std::int64_t first, std::int64_t last, bool kept) {
+        parts.push_back({b + first - file_offset, last - first, first, kept});
+      });
     });
-    kept_.remove(at, at + e - b);
-  });
-  return populated;
+  }
+  // Nobody else has these bytes of the file now.
+  for (const Part& part : parts) {
+    // Pages that a file has already are touched in less time than it takes to make them then (docs/benchmarks.md);
+    // where it gets none here, touching them says why.
+    if (!part.kept) fallocate(fd_, FALLOC_FL_KEEP_SIZE, part.file_offset, part.bytes);
+    std::byte* const at = base_ + part.begin;
+    if (!(part.kept ? map_present_pages(at, part.bytes, 1) : populate_pages(at, part.bytes, 1))) return false;
+  }
+  std::lock_guard lock(moves_);
+  for (const Part& part : parts) kept_.remove(part.file_offset, part.file_offset + part.bytes);
+  return true;
 }
 
 void Arena::take(std::int64_t begin, std::int64_t end, std::string_view who) {
   std::lock_guard lock(moves_);
-  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
-    HB_CHECK(!taken_.meets(at, at + e - b), "arena {}: {} maps [{}, {}), whose pages in the file are another's now",
-             options_.name, who, b, e);
-    taken_.add(at, at + e - b);
+  const auto each = [&](auto&& visit) {
+    each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t file_offset) {
+      visit(file_offset, file_offset + e - b);
+    });
+  };
+  each([&](std::int64_t first, std::int64_t last) {
+    HB_CHECK(!taken_.meets(first, last), "arena {}: {} maps [{}, {}), whose pages in the file are another's now",
+             options_.name, who, begin, end);
   });
+  each([&](std::int64_t first, std::int64_t last) { taken_.add(first, last); });
 }
 
 bool Arena::release(std::int64_t begin, std::int64_t end) noexcept {
   bool released = send_home(begin, end);
   each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
-    released = released && drop(b, e) && mprotect(base_ + b, static_cast<std::size_t>(e - b), PROT_NONE) == 0;
+    const auto bytes = static_cast<std::size_t>(e - b);
+    // The pages leave this process; of shared memory its file keeps them.
+    released = released && madvise(base_ + b, bytes, MADV_DONTNEED) == 0 && mprotect(base_ + b, bytes, PROT_NONE) == 0;
+    if (!released) return;
+    std::lock_guard lock(moves_);
+    each_piece(b, e, [&](std::int64_t first, std::int64_t last, std::int64_t file_offset) {
+      taken_.remove(file_offset, file_offset + last - first);
+      kept_.add(file_offset, file_offset + last - first);
+    });
   });
   return released;
 }
 
-bool Arena::drop(std::int64_t begin, std::int64_t end) {
-  // MADV_REMOVE punches the hole in the memfd: the pages leave every process that maps them. MADV_DONTNEED takes them
-  // from this one, and a file keeps them.
-  const bool removes = options_.shared && !options_.keeps_pages;
-  if (madvise(base_ + begin, static_cast<std::size_t>(end - begin), removes ? MADV_REMOVE : MADV_DONTNEED) != 0)
-    return false;
-  std::lock_guard lock(moves_);
-  each_piece(begin, end, [&](std::int64_t b, std::int64_t e, std::int64_t at) {
-    taken_.remove(at, at + e - b);
-    if (options_.keeps_pages) kept_.add(at, at + e - b);
+void Arena::give_up(std::int64_t begin, std::int64_t end) noexcept {
+  each_present(begin, end, [&](std::int64_t b, std::int64_t e) {
+    const auto bytes = static_cast<std::size_t>(e - b);
+    madvise(base_ + b, bytes, MADV_DONTNEED);
+    mprotect(base_ + b, bytes, PROT_NONE);
+    std::lock_guard lock(moves_);
+    each_piece(b, e, [&](std::int64_t first, std::int64_t last, std::int64_t file_offset) {
+      punch(file_offset, last - first);
+      taken_.remove(file_offset, file_offset + last - first);
+      kept_.remove(file_offset, file_offset + last - first);
+    });
   });
-  return true;
+}
+
+void Arena::punch(std::int64_t file_offset, std::int64_t bytes) const noexcept {
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset, bytes);
 }
 
 void Arena::withdraw(std::int64_t begin, std::int64_t end) {
@@ -160,7 +199,10 @@ void Arena::withdraw(std::int64_t begin, std::int64_t end) {
 // A page of shared memory has its place in the file, which peers know: so a page is its home's for good, and elsewhere
 // only on loan. What the kernel then holds under its home's addresses is nothing, and nobody may touch it.
 
-void Arena::fill_later(std::int64_t begin, std::int64_t end) { filled_later_.emplace_back(begin, end); }
+void Arena::fill_later(std::int64_t begin, std::int64_t end) {
+  HB_CHECK(!options_.shared, "arena {}: pages of a file are where they are", options_.name);
+  filled_later_.emplace_back(begin, end);
+}
 
 void Arena::each_present(std::int64_t begin, std::int64_t end,
                          const std::function<void(std::int64_t, std::int64_t)>& visit) const {
@@ -182,7 +224,7 @@ void Arena::each_piece(std::int64_t begin, std::int64_t end,
                        const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& visit) const {
   for (const FilePiece& piece : options_.pieces) {
     const std::int64_t b = std::max(begin, piece.begin), e = std::min(end, piece.end);
-    if (b < e) visit(b, e, piece.at + b - piece.begin);
+    if (b < e) visit(b, e, piece.file_offset + b - piece.begin);
   }
 }
 

@@ -23,9 +23,9 @@ struct ArenaOptions {
   std::string name = "device";      // for messages
   std::int64_t reserve_bytes = 0;   // size of the virtual range (rounded up to chunks); costs no memory
   std::int64_t capacity_bytes = 0;  // most bytes that may be mapped at once
-  bool shared = false;              // memfd-backed, so that ranks of this host can read it (CpuWorld::share)
-  // Of a shared arena: what is unmapped leaves the process and stays in the file, for what is mapped there next.
-  bool keeps_pages = false;
+  // Memfd-backed, so that ranks of this host can read it (CpuWorld::share). What is unmapped leaves the process and
+  // stays in the file, for what is mapped there next.
+  bool shared = false;
   // Of a shared arena: where its addresses lie in the file (none: offset by offset). Those of two pieces on the same
   // bytes are never mapped at once.
   std::vector<FilePiece> pieces = {};
@@ -46,7 +46,7 @@ class Arena final : public ArenaBooks {
   /// The memfd of a shared arena, -1 otherwise.
   int fd() const { return fd_; }
 
-  /// What the file of a shared arena holds: mapped, lent, or kept for what is mapped next.
+  /// What the file of a shared arena holds, in bytes: mapped, lent, or kept for what is mapped next.
   std::int64_t file_bytes() const;
 
   /// Resident bytes of this range as the kernel counts them (Rss of /proc/self/smaps); slow, for tests and P4.
@@ -89,19 +89,22 @@ class Arena final : public ArenaBooks {
     std::int64_t home_begin;
   };
 
-  void provide(std::int64_t begin, std::int64_t end, std::string_view who) override;  // resident; fresh pages zeroed
+  void provide(std::int64_t begin, std::int64_t end, std::string_view who) override;  // resident, with any contents
   void withdraw(std::int64_t begin, std::int64_t end) override;
-  bool release(std::int64_t begin, std::int64_t end) noexcept;            // false: errno says why
-  bool populate(std::int64_t begin, std::int64_t end);                    // the same
-  bool drop(std::int64_t begin, std::int64_t end);                        // the same
-  void take(std::int64_t begin, std::int64_t end, std::string_view who);  // InternalError when they are taken
+  bool release(std::int64_t begin, std::int64_t end) noexcept;  // false: errno says why
+  void give_up(std::int64_t begin, std::int64_t end) noexcept;  // of a provide that failed: nothing of it is left
+  bool populate(std::int64_t begin, std::int64_t end);          // false: errno says why
+  /// InternalError where pages of the file are another part's now.
+  void take(std::int64_t begin, std::int64_t end, std::string_view who);
+  void punch(std::int64_t file_offset, std::int64_t bytes) const noexcept;  // these pages leave the file
   bool send_home(std::int64_t begin, std::int64_t end);  // the same; pages that are on loan here are freed
   bool make_private(std::int64_t begin, std::int64_t end, int protection);           // the same
   bool give(std::int64_t begin, std::int64_t end, Arena& to, std::int64_t at);       // false: the kernel does not
   bool fetch(std::int64_t begin, std::int64_t end, Arena& holder, std::int64_t at);  // false: they are not there
-  /// Calls visit(begin, end, at) for the parts of [begin, end) by pieces, at: in the file.
-  void each_piece(std::int64_t begin, std::int64_t end,
-                  const std::function<void(std::int64_t begin, std::int64_t end, std::int64_t at)>& visit) const;
+  /// Calls visit(begin, end, file_offset) for the parts of [begin, end) by pieces.
+  void each_piece(
+      std::int64_t begin, std::int64_t end,
+      const std::function<void(std::int64_t begin, std::int64_t end, std::int64_t file_offset)>& visit) const;
   static void copy_part(Arena& from, std::int64_t begin, Arena& to, std::int64_t at, std::int64_t bytes,
                         const CopyBytes&);
 
@@ -111,8 +114,8 @@ class Arena final : public ArenaBooks {
   std::size_t guarded_bytes_ = 0;
   int fd_ = -1;
   std::vector<std::pair<std::int64_t, std::int64_t>> filled_later_;
-  mutable std::mutex moves_;  // of those below; of two arenas together, or one alone
-  ByteRanges taken_, kept_;   // of the file: mapped or lent; neither, and there
+  mutable std::mutex moves_;  // of all below; of two arenas together, or one alone
+  ByteRanges taken_, kept_;   // bytes of the file: mapped or lent; neither, and there
   std::map<std::int64_t, Loan> loans_;
   std::map<std::int64_t, Guest> guests_;
 };

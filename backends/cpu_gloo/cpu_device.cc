@@ -6,8 +6,8 @@
 #include <exception>
 #include <utility>
 
-#include "backends/cpu_gloo/file_places.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/section_pieces.h"
 #include "base/check.h"
 #include "runtime/guarded.h"
 #include "trace/capacity.h"
@@ -25,8 +25,8 @@ ArenaOptions arena_options(const Plan& plan, const Program& program, Space space
 std::shared_ptr<Arena> device_arena(const Plan& plan, const Program& program, const MovingCopies& moving, bool shared) {
   ArenaOptions options = arena_options(plan, program, Space::device);
   if (shared) {
-    options.shared = options.keeps_pages = true;
-    options.pieces = file_places(plan, program, moving);
+    options.shared = true;
+    options.pieces = section_pieces(plan, program, moving);
   }
   return std::make_shared<Arena>(options);
 }
@@ -165,7 +165,7 @@ Status CpuDevice::unmap(StreamId, const BoundOp& op) {
   return guarded(op, [&] {
     const auto start = record_.now();
     memory_.unmap(*op);
-    world_.forget_peers();  // what peers unmap is not to stay here
+    if (op.section().space == Space::device) world_.forget_peers();  // what they unmap is not to stay here
     record_.note_mapping(op, start);
   });
 }

@@ -31,7 +31,7 @@ class CpuWorld final : public World {
   int share(const Arena&);
   /// A region of shared index `region` of a rank of this host (nullptr for others).
   const std::byte* peer_pointer(int rank, int region, std::int64_t offset) const;
-  /// Peers' pages that were read leave this process until they are read again. Nothing may read them meanwhile.
+  /// Peers' pages that were read leave this process until they are read again.
   void forget_peers();
 
   /// Automatic choice: solo for one rank, shm where all are on one host, else gloo.

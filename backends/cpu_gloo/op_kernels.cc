@@ -841,6 +841,13 @@ std::string why_not(const Op& op) {
         return "products of fp32 operands make gradients in fp32";
     }
   if (op.kind == OpKind::softcap && op.outputs[0].dtype != DType::f32) return "logits are capped in fp32";
+  const bool of_latents = op.kind == OpKind::latent_write || op.kind == OpKind::latent_attention;
+  if (const Tensor* pool = op.kind == OpKind::kv_write || op.kind == OpKind::latent_write ? &op.outputs[0]
+                           : op.kind == OpKind::paged_attention || of_latents             ? &op.inputs[1]
+                                                                                          : nullptr)
+    if (pool->dtype != op.inputs[0].dtype && (of_latents || pool->dtype == DType::u8))
+      return fmt::format("a cache of {}{} in {} (rollout.kv_cache_dtype)", name_of(op.inputs[0].dtype),
+                         of_latents ? " latents" : "", name_of(pool->dtype));
   return "";
 }
 

@@ -481,8 +481,9 @@ std::string why_unsupported(const Op& op) {
         return fmt::format("the CUDA kernels compute in fp32 and bf16, not {}", name_of(t.dtype));
   if (std::string why = why_no_gradients(op); !why.empty()) return why;
   if (op.kind == OpKind::kv_write && op.outputs[0].dtype != op.inputs[0].dtype)
-    return fmt::format("its kernels keep keys and values in the engine's type, {}, not in {}: rollout.kv_cache_dtype auto",
-                       name_of(op.inputs[0].dtype), name_of(op.outputs[0].dtype));
+    return fmt::format(
+        "its kernels keep keys and values in the engine's type, {}, not in {}: rollout.kv_cache_dtype auto",
+        name_of(op.inputs[0].dtype), name_of(op.outputs[0].dtype));
   for (const Alike& row : alike()) {
     if (row.kind != op.kind) continue;
     const DType dtype = op.inputs[row.inputs.front()].dtype;

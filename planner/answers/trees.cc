@@ -105,6 +105,11 @@ std::string slice_note(const RolloutPoint& r) {
   return r.pp > 1 ? fmt::format("the engine's slice in the fullest of {} stages", r.pp) : "the engine's slice";
 }
 std::string cache_note(const RlSetting& s, const RolloutPoint& r) {
+  if (s.cache_element_bytes != s.rollout_element_bytes) {
+    RlSetting alike = s;
+    alike.cache_element_bytes = alike.rollout_element_bytes;
+    return fmt::format(", {:.0f} B a number{}", s.cache_element_bytes, cache_note(alike, r));
+  }
   if (r.cp == 1) return "";
   return cache_shares(s.engine, r) > static_cast<double>(r.attention_dp)
              ? fmt::format(", a sequence's divided among {} cp ranks", r.cp)

@@ -23,6 +23,12 @@ bool is_attention(OpKind k) {
          k == OpKind::context_attention_backward || k == OpKind::paged_attention;
 }
 
+/// Keys and values of another type than the queries: measurements know one type, by which formula and kernel are held
+/// against each other.
+bool has_other_cache(const Op& op) {
+  return op.kind == OpKind::paged_attention && op.inputs[1].dtype != op.inputs[0].dtype;
+}
+
 bool is_backward(OpKind k) { return k == OpKind::attention_backward || k == OpKind::context_attention_backward; }
 
 /// Tokens, visible keys of each on average, heads of 128. Groups of an engine step together, but attend to what is
@@ -106,6 +112,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
     m.dtype = op.inputs.empty() ? DType::f32 : op.inputs[0].dtype;
     m.at[0] = std::max(bytes, 1.0);
     if (is_attention(op.kind)) m.at = attention_size(op, s);
+    if (has_other_cache(op)) return std::nullopt;
   } else {
     return std::nullopt;  // order and booking cost nothing
   }
@@ -243,7 +250,7 @@ double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& pl
   }
   if (is_attention(op.kind)) {
     return attention_seconds(flops, keys_of_query(), bytes, is_backward(op.kind), peak_flops(dtype)) *
-           correction(op.kind, dtype, attention_size(op, s));
+           (has_other_cache(op) ? 1.0 : correction(op.kind, dtype, attention_size(op, s)));
   }
   // Without a known fp32 peak its memory traffic is what bounds a streaming kernel.
   const double peak = peak_flops(DType::f32);

@@ -320,8 +320,8 @@ Book EngineStep::prefill(const RolloutStage& s, double tokens, double sequences)
   const double heads = static_cast<double>(r_.attention_tp() * r_.attention_dp), apart = static_cast<double>(r_.cp);
   const double flops = attention_flops_per_pair(model_, false) * tokens * keys / (heads * apart);
   const double wide = static_cast<double>(2 * model_.heads * model_.head_dim) / (heads * ways_) * e;
-  const double gathered =
-      cache_bytes(model_, r_, 1.0, set_.cache_element_bytes, static_cast<double>(r_.attention_dp) * apart / ways_);
+  const double gathered = cache_bytes(model_, r_, 1.0, set_.own_engine ? set_.cache_element_bytes : e,
+                                      static_cast<double>(r_.attention_dp) * apart / ways_);
   layers(s, t, book);
   exchange(s, t, book);
   ends(s, sequences, book);

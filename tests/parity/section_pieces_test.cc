@@ -1,11 +1,12 @@
-// Sections that take shifts in the same pages of a rank's file.
-#include "backends/cpu_gloo/file_places.h"
+// Sections that share pages of a rank's file.
+#include "backends/cpu_gloo/section_pieces.h"
 
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 
 #include "backends/cpu_gloo/arena.h"
@@ -15,6 +16,7 @@
 #include "lowering/lower.h"
 #include "runtime/program_memory.h"
 #include "spec/loader.h"
+#include "tests/drawn_transition.h"
 #include "tests/parity/harness.h"
 
 using namespace hotbunk;
@@ -45,8 +47,8 @@ Walked walked(const Plan& plan, const Program& program, const std::vector<FilePi
         const auto piece = std::ranges::find(pieces, bases[static_cast<std::size_t>(op->section)], &FilePiece::begin);
         for (std::int64_t at = op->map_begin; at < op->map_end; at += arena_chunk_bytes) {
           if (op->kind == OpKind::unmap) {
-            owner.erase(piece->at + at);
-          } else if (const auto [other, fresh] = owner.emplace(piece->at + at, op->section);
+            owner.erase(piece->file_offset + at);
+          } else if (const auto [other, fresh] = owner.emplace(piece->file_offset + at, op->section);
                      !fresh && other->second != op->section) {
             out.clash = fmt::format("{} maps what {} has", op.name(), program.section(other->second).name);
           }
@@ -76,7 +78,22 @@ TEST_CASE("no walk of a plan has two sections on the same pages at once") {
   const auto plan = lower(tiny_scenario(world, tp, sets));
   REQUIRE(plan);
   for (const Program& program : plan->programs)
-    CHECK(walked(*plan, program, file_places(*plan, program, MovingCopies(program))).clash == "");
+    CHECK(walked(*plan, program, section_pieces(*plan, program, MovingCopies(program))).clash == "");
+}
+
+TEST_CASE("in any legal order of sleep, wake and sync no two sections are on the same pages at once") {
+  std::mt19937 draw(20261127);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(draw() % n); };
+  for (int i = 0; i < 60; ++i) {
+    const DrawnTransition drawn = draw_transition(below, true, true);
+    std::vector<std::string> sets = drawn.sets();
+    sets.insert(sets.end(), {"algorithm.reference=true", fmt::format("rollout.sleep_level={}", 1 + below(2))});
+    CAPTURE(sets);
+    const auto plan = lower(tiny_scenario(2, 1, sets));
+    if (!plan) continue;  // a level that the order does not allow
+    for (const Program& program : plan->programs)
+      CHECK(walked(*plan, program, section_pieces(*plan, program, MovingCopies(program))).clash == "");
+  }
 }
 
 TEST_CASE("the rollout lies on pages of training's transients: a rank's file is as long as its fullest moment") {
@@ -87,13 +104,13 @@ TEST_CASE("the rollout lies on pages of training's transients: a rank's file is 
     const auto plan = lower(*scenario);
     REQUIRE(plan);
     const Program& program = plan->programs[0];
-    const std::vector<FilePiece> pieces = file_places(*plan, program, MovingCopies(program));
+    const std::vector<FilePiece> pieces = section_pieces(*plan, program, MovingCopies(program));
     const Walked walk = walked(*plan, program, pieces);
     CHECK(walk.clash == "");
     std::int64_t sections = 0, end = 0;
     for (const FilePiece& piece : pieces) {
       sections += piece.end - piece.begin;
-      end = std::max(end, piece.at + piece.end - piece.begin);
+      end = std::max(end, piece.file_offset + piece.end - piece.begin);
     }
     INFO("file " << end << ", sections " << sections << ", fullest " << walk.most);
     CHECK(end >= walk.most);

@@ -1,4 +1,4 @@
-#include "backends/cpu_gloo/file_places.h"
+#include "backends/cpu_gloo/section_pieces.h"
 
 #include <algorithm>
 #include <numeric>
@@ -17,11 +17,11 @@ namespace hotbunk {
 namespace {
 
 /// [a][b]: where the bytes of section a end that are mapped at some time while some of section b are.
-using Together = std::vector<std::vector<std::int64_t>>;
+using MappedTogether = std::vector<std::vector<std::int64_t>>;
 
-Together mapped_together(const Plan& plan, const Program& program) {
+MappedTogether mapped_together(const Plan& plan, const Program& program) {
   const std::size_t sections = program.sections.size();
-  Together together(sections, std::vector<std::int64_t>(sections));
+  MappedTogether together(sections, std::vector<std::int64_t>(sections));
   std::vector<ByteRanges> mapped(sections);
   SectionStates states(program);
   for (const WalkTurn& turn : walk_turns(plan, program))
@@ -50,11 +50,11 @@ bool overlap(std::int64_t a, std::int64_t a_bytes, std::int64_t b, std::int64_t 
 
 }  // namespace
 
-std::vector<FilePiece> file_places(const Plan& plan, const Program& program, const MovingCopies& moving) {
-  Together together = mapped_together(plan, program);
-  const std::set<SectionId> keep_their_own = moving.device_sections();
+std::vector<FilePiece> section_pieces(const Plan& plan, const Program& program, const MovingCopies& moving) {
+  MappedTogether together = mapped_together(plan, program);
+  const std::set<SectionId> move_to_host = moving.device_sections();
   const auto bytes = [&](std::size_t s) { return program.sections[s].bytes; };
-  for (const SectionId id : keep_their_own)
+  for (const SectionId id : move_to_host)
     for (std::size_t other = 0; other < together.size(); ++other) {
       const auto own = static_cast<std::size_t>(id);
       together[own][other] = bytes(own), together[other][own] = bytes(other);
