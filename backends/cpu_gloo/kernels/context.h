@@ -32,6 +32,9 @@ struct ConstVector {
 /// What happens to the output's old value: `overwrite` never reads it (it may hold NaN), `accumulate` adds to it.
 enum class Write : bool { overwrite, accumulate };
 
+/// How the elements of a product's weights lie: row behind row, or as prepack.h leaves them.
+enum class WeightOrder : bool { rows, prepacked };
+
 /// Not thread-safe: two threads that run kernels at the same time need a context each.
 /// Determinism: for a fixed num_threads every kernel gives the same bits on every run; no kernel uses atomics on
 /// floats.

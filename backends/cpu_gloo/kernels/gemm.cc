@@ -41,7 +41,7 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
 }  // namespace
 
 void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
-                    std::int64_t N, std::int64_t K, Write write) {
+                    std::int64_t N, std::int64_t K, Write write, WeightOrder) {
   std::vector<float> wide_bias;
   const auto* bias_f32 = static_cast<const float*>(bias.data);
   if (bias.data && bias.dtype != DType::f32) {

@@ -30,7 +30,7 @@ void prepare_products();
 
 /// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype.
 void linear_forward(KernelContext&, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
-                    std::int64_t N, std::int64_t K, Write = Write::overwrite);
+                    std::int64_t N, std::int64_t K, Write = Write::overwrite, WeightOrder = WeightOrder::rows);
 
 /// dx[T,K] (+)= dy[T,N] · w[N,K].
 void linear_dgrad(KernelContext&, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,
