@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "backends/cpu_gloo/kernels/onednn.h"
+#include "backends/cpu_gloo/kernels/prepack.h"
 #include "tests/cpu_kernels/dense.h"
 
 using namespace hotbunk;
@@ -117,6 +118,49 @@ TEST_CASE(
             CHECK(differ == 0);
           }
     }
+}
+
+TEST_CASE(
+    "prepacked weights give what rows give, to the bit where results are row-invariant, and unpack is the reverse") {
+  Random rng(5);
+  KernelContext threads[] = {KernelContext(1), KernelContext(2), KernelContext(3)};
+  int packed = 0;
+  for (DType in : kFloatTypes)
+    // Rows that are no panel, a panel and no block, blocks of 32 and of 64, rows behind the panels; columns that are no
+    // whole vector, no block of pairs, that end inside a step, two chunks.
+    for (std::int64_t N : {3, 16, 96, 128, 200, 301})
+      for (std::int64_t K : {0, 5, 48, 64, 224, 1120}) {
+        const Tensor w = Tensor::random(in, N, K, K, rng), bias = Tensor::random(DType::f32, 1, N, N, rng);
+        Tensor p = w;
+        prepack(threads[1], p.data(), in, N, K);
+        CAPTURE(name_of(in), N, K, static_cast<int>(packed_order(in, N, K)));
+        CHECK((p.bytes() == w.bytes()) == (packed_order(in, N, K) == PackedOrder::rows));
+        packed += p.bytes() != w.bytes();
+        Tensor again = p;
+        unpack(threads[2], again.data(), in, N, K);
+        CHECK(again.bytes() == w.bytes());
+        const bool invariant = in == DType::f32 || bf16_products() == Bf16Products::widened;
+        for (std::int64_t T : {0, 1, 2, 5, 6, 7, 12, 16, 17, 33, 64, 65, 70})
+          for (KernelContext& ctx : threads)
+            for (Write write : {Write::overwrite, Write::accumulate}) {
+              const Tensor x = Tensor::random(in, T, K, K + 3, rng);
+              const DType out = T % 2 == 0 ? in : DType::f32;
+              const Tensor y0 = write == Write::accumulate ? Tensor::random(out, T, N, N + 2, rng)
+                                                           : Tensor::filled(out, T, N, N + 2, NAN);
+              Tensor of_rows = y0, of_packed = y0;
+              CAPTURE(T, ctx.num_threads(), write == Write::accumulate);
+              linear_forward(ctx, x.matrix(), w.matrix(), bias.vector(), of_rows.matrix(), T, N, K, write);
+              linear_forward(ctx, x.matrix(), p.matrix(), bias.vector(), of_packed.matrix(), T, N, K, write,
+                             WeightOrder::prepacked);
+              if (invariant || T <= kSkinnyRows) CHECK(of_packed.bytes() == of_rows.bytes());
+              else
+                check_dense(of_packed,
+                            ((dense(x) * dense(w).transpose()).rowwise() + dense(bias).row(0)) +
+                                (write == Write::accumulate ? dense(y0) : Dense::Zero(T, N)),
+                            kF32Tolerance);
+            }
+      }
+  CHECK(packed > 0);  // some order serves some shape on every machine
 }
 
 TEST_CASE("without the machine's bf16 units products of bf16 are widened") {

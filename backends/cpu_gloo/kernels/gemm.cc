@@ -7,6 +7,7 @@
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/onednn.h"
+#include "backends/cpu_gloo/kernels/packed_gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm.h"
 #include "backends/cpu_gloo/kernels/simd.h"
@@ -16,6 +17,11 @@ namespace {
 
 std::array<std::int64_t, 2> rows_of(ConstMatrix m) { return {m.ld, 1}; }
 std::array<std::int64_t, 2> columns_of(ConstMatrix m) { return {1, m.ld}; }
+
+/// Of a block that oneDNN reads.
+std::int64_t rows_of_pairs(PackedOrder order) {
+  return order == PackedOrder::pairs64 ? 64 : order == PackedOrder::pairs32 ? 32 : 0;
+}
 
 void write_zeros(KernelContext& ctx, Matrix c, std::int64_t rows, std::int64_t cols) {
   parallel_for(ctx, rows, rows_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -41,7 +47,7 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
 }  // namespace
 
 void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
-                    std::int64_t N, std::int64_t K, Write write, WeightOrder) {
+                    std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
   std::vector<float> wide_bias;
   const auto* bias_f32 = static_cast<const float*>(bias.data);
   if (bias.data && bias.dtype != DType::f32) {
@@ -49,8 +55,11 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
     cast(ctx, bias, wide_bias.data(), DType::f32, N);
     bias_f32 = wide_bias.data();
   }
+  HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
+  const PackedOrder packed = order == WeightOrder::prepacked ? packed_order(w.dtype, N, K) : PackedOrder::rows;
   if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
-    row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
+    if (packed == PackedOrder::rows) row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
+    else packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
     return;
   }
   const MatmulShape shape{.M = T,
@@ -62,7 +71,8 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
                           .in = x.dtype,
                           .out = y.dtype,
                           .accumulate = write == Write::accumulate,
-                          .bias = bias_f32 != nullptr};
+                          .bias = bias_f32 != nullptr,
+                          .b_pairs = rows_of_pairs(packed)};
   matmul(ctx, shape, x, w, bias_f32, y);
 }
 

@@ -12,6 +12,7 @@
 //                              row-invariant (its blocking depends on T and on the number of threads); or widened:
 //                              forward the own kernel, the gradients oneDNN in fp32.
 //   the other fp32             oneDNN: AVX-512 or AVX2. Not row-invariant.
+// Forward, weights that are read many times may lie in the order that these kernels read (prepack.h).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -28,7 +29,8 @@ inline constexpr std::int64_t kSkinnyRows = 16;
 /// process that forks ranks calls it before, and each of them has it.
 void prepare_products();
 
-/// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype.
+/// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype. Prepacked, w is what prepack()
+/// left of rows behind each other (w.ld = K), and where the result is row-invariant its bits are those of rows.
 void linear_forward(KernelContext&, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
                     std::int64_t N, std::int64_t K, Write = Write::overwrite, WeightOrder = WeightOrder::rows);
 

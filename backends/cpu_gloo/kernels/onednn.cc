@@ -2,6 +2,9 @@
 
 #include <omp.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "base/check.h"
 
@@ -20,10 +23,17 @@ dnnl::memory::data_type onednn_type(DType t) {
   return t == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
+dnnl::memory::desc weights_desc(const MatmulShape& s) {
+  using dnnl::memory;
+  const memory::dims dims{s.K, s.N};
+  if (s.b_pairs == 0) return {dims, onednn_type(s.in), {s.b_strides[0], s.b_strides[1]}};
+  return {dims, onednn_type(s.in), s.b_pairs == 64 ? memory::format_tag::BA16a64b2a : memory::format_tag::BA16a32b2a};
+}
+
 KernelContext::Onednn::Entry make_entry(const dnnl::engine& engine, const MatmulShape& s) {
   using dnnl::memory;
   const memory::desc a({s.M, s.K}, onednn_type(s.in), {s.a_strides[0], s.a_strides[1]});
-  const memory::desc b({s.K, s.N}, onednn_type(s.in), {s.b_strides[0], s.b_strides[1]});
+  const memory::desc b = weights_desc(s);
   const memory::desc c({s.M, s.N}, onednn_type(s.out), {s.ldc, 1});
   const memory::desc bias({1, s.N}, memory::data_type::f32, {s.N, 1});
   dnnl::primitive_attr attr;
@@ -80,6 +90,15 @@ bool try_matmul(KernelContext& ctx, const MatmulShape& shape, const void* a, con
   primitive.execute(dnn.stream, args);
   dnn.stream.wait();
   return true;
+}
+
+bool has_pairs_matmul() {
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return std::ranges::all_of(std::array<std::int64_t, 2>{64, 32}, [&](std::int64_t rows) {
+    const auto entry = make_entry(
+        engine, {.M = 32, .N = rows, .K = 32, .a_strides = {32, 1}, .ldc = rows, .in = DType::bf16, .b_pairs = rows});
+    return entry.desc && std::string_view(entry.desc.impl_info_str()).starts_with("brg");
+  });
 }
 
 void matmul_widened(KernelContext& ctx, MatmulShape shape, const void* a, const void* b, const float* bias, void* c) {

@@ -9,7 +9,8 @@
 namespace hotbunk::kernels {
 
 /// c[M,N] (+)= a[M,K] · b[K,N] (+ bias[N], fp32). a and b have strides {between rows, between columns}, one of them 1;
-/// same dtype.
+/// same dtype. With `b_pairs` b lies in blocks of so many columns (64 or 32), [K/2][b_pairs][2] each (PackedOrder), and
+/// has no strides.
 struct MatmulShape {
   std::int64_t M = 0, N = 0, K = 0;
   std::array<std::int64_t, 2> a_strides{};
@@ -19,6 +20,7 @@ struct MatmulShape {
   DType out = DType::f32;
   bool accumulate = false;
   bool bias = false;
+  std::int64_t b_pairs = 0;
   auto operator<=>(const MatmulShape&) const = default;
 };
 
@@ -34,6 +36,9 @@ struct KernelContext::Onednn {
 
 /// False (and nothing written) where oneDNN has no kernel for these dtypes on this CPU.
 bool try_matmul(KernelContext&, const MatmulShape&, const void* a, const void* b, const float* bias, void* c);
+
+/// Whether oneDNN has a fast kernel of this CPU that reads bf16 in blocks of pairs.
+bool has_pairs_matmul();
 
 /// The same in fp32, bf16 operands widened first: what bf16 falls back to.
 void matmul_widened(KernelContext&, MatmulShape, const void* a, const void* b, const float* bias, void* c);

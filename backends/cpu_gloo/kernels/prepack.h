@@ -1,16 +1,24 @@
-// Weights in the order in which products read them, arranged once and read by every product until they are written
-// again: what engines do behind a load of weights.
+// Weights in the order in which products read them: put there once, read by every product until they are written again,
+// as engines do behind a load of weights. In place, as many bytes; results have the same bits.
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
 
 namespace hotbunk::kernels {
 
-/// Whether products read a weight of N rows and K columns in an order of its own here: by shape, type and machine
-/// alone, so that whoever packs and whoever reads agree.
-bool prepacks(DType, std::int64_t N, std::int64_t K);
+/// How a weight of N rows and K columns lies once it is packed.
+enum class PackedOrder : std::uint8_t {
+  rows,   // as it was: no order serves it better, or none is known for its shape
+  quads,  // panels of kQuads² rows, [K/4][row][4] with the rows as row_gemm's vectors hold them; rows that make no
+          // whole panel stay behind them, as they were. What our own kernel reads for any number of rows of x
+  pairs64,  // blocks of 64 rows, [K/2][64][2]: what oneDNN multiplies bf16 from (BA16a64b2a), and our own kernel for
+            // few rows of x
+  pairs32,  // the same of 32 rows
+};
 
-/// w[N,K], fp32 or bf16, rows behind each other: in place into the order that linear_forward reads with
-/// WeightOrder::prepacked. As many bytes; nothing where the shape is none that is packed.
+/// By shape, type and machine alone: whoever packs and whoever reads agree.
+PackedOrder packed_order(DType, std::int64_t N, std::int64_t K);
+
+/// w[N,K], fp32 or bf16, row behind row, into its packed order.
 void prepack(KernelContext&, void* w, DType, std::int64_t N, std::int64_t K);
 
 /// The reverse.

@@ -1,142 +1,11 @@
-// A vector holds a quad (four consecutive k) of each of several weight rows, and meets the same quad of one row of x in
-// all of them. So four chains make an element: few enough that a tile's last additions cost little beside many rows of
-// x, and arranging the weights so costs two shuffles a vector, less than the memory takes to bring it to one row of x.
 #include "backends/cpu_gloo/kernels/row_gemm.h"
-
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
-#include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
-#include "backends/cpu_gloo/kernels/simd.h"
+#include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 
 namespace hotbunk::kernels {
 namespace {
-
-constexpr int kScratchSlot = 3;
-constexpr int kVecs = kQuads;               // vectors of a panel, each of so many weight rows
-constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
-constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
-constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
-constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are interleaved once, not for every block
-constexpr std::int64_t kBlockRows = 128;          // weight rows of such a block, at most
-
-/// Four floats in every quad of a vector.
-HB_INLINE Vf load_quad(const float* p) {
-#if defined(__AVX512F__)
-  return std::bit_cast<Vf>(_mm512_maskz_broadcast_f32x4(0xffff, _mm_loadu_ps(p)));
-#elif defined(__AVX__)
-  return std::bit_cast<Vf>(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)));
-#else
-  return Vf{p[0], p[1], p[2], p[3], p[0], p[1], p[2], p[3]};
-#endif
-}
-
-/// Of each quad (a, b, c, d): (a + c) + (b + d), in all of its lanes but the last two.
-HB_INLINE std::array<float, kQuads> sum_quads(Vf v) {
-#if defined(__AVX512F__)
-  const Vf h = v + __builtin_shufflevector(v, v, 2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15);
-  const Vf s = h + __builtin_shufflevector(h, h, 1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13, 13, 13);
-  return std::bit_cast<std::array<float, kQuads>>(__builtin_shufflevector(s, s, 0, 4, 8, 12));
-#else
-  const Vf h = v + __builtin_shufflevector(v, v, 2, 3, 2, 3, 6, 7, 6, 7);
-  const Vf s = h + __builtin_shufflevector(h, h, 1, 1, 1, 1, 5, 5, 5, 5);
-  return {s[0], s[4]};
-#endif
-}
-
-/// The sums of a panel's vectors at once, the same additions: element q·kVecs + v is the sum of quad q of acc[v].
-HB_INLINE std::array<float, kPanelRows> sum_panel(const Vf (&acc)[kVecs]) {
-#if defined(__AVX512F__)
-  const auto halves = [](Vf a, Vf b) HB_FORCE_INLINE {
-    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-           __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  };
-  const Vf a = halves(acc[0], acc[1]), b = halves(acc[2], acc[3]);
-  return std::bit_cast<std::array<float, kPanelRows>>(
-      __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-      __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
-#else
-  const Vf a = __builtin_shufflevector(acc[0], acc[1], 0, 1, 8, 9, 4, 5, 12, 13) +
-               __builtin_shufflevector(acc[0], acc[1], 2, 3, 10, 11, 6, 7, 14, 15);
-  const Vf s = a + __builtin_shufflevector(a, a, 1, 1, 3, 3, 5, 5, 7, 7);
-  return {s[0], s[2], s[4], s[6]};
-#endif
-}
-
-constexpr std::int64_t whole_vectors(std::int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
-
-/// Four elements as fp32.
-HB_INLINE void copy_quad(const float* from, float* to) { std::memcpy(to, from, 4 * sizeof(float)); }
-HB_INLINE void copy_quad(const bf16* from, float* to) {
-  using Halves = std::uint16_t __attribute__((vector_size(8)));
-  using Words = std::uint32_t __attribute__((vector_size(16)));
-  Halves bits;
-  std::memcpy(&bits, static_cast<const void*>(from), sizeof bits);
-  const Words wide = __builtin_convertvector(bits, Words) << 16;
-  std::memcpy(to, &wide, sizeof wide);
-}
-
-/// `tokens` rows of x as fp32 with their quads side by side: [whole_vectors(K) / 4][tokens][4], zeros behind K. A tile
-/// so reads one stream, whatever the rows' pitch: rows a multiple of 1 KiB apart would share a few sets of the L1
-/// cache.
-template <class W>
-void interleave(const W* x, std::int64_t ldx, std::int64_t tokens, std::int64_t K, float* to) {
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const W* from = x + t * ldx;
-    float* quad = to + t * 4;
-    std::int64_t k = 0;
-    for (; k + 4 <= K; k += 4, quad += tokens * 4) copy_quad(from + k, quad);
-    for (; k < whole_vectors(K); k += 4, quad += tokens * 4)
-      for (std::int64_t i = 0; i < 4; ++i) quad[i] = k + i < K ? as_f32(from[k + i]) : 0.0f;
-  }
-}
-
-/// What a call works on.
-template <class W, class Y>
-struct Operands {
-  const W* x;
-  std::int64_t ldx;
-  const W* w;
-  std::int64_t ldw;
-  const float* bias;  // or nullptr
-  Y* y;
-  std::int64_t ldy;
-  std::int64_t K;
-  bool accumulate;
-
-  /// sums: of row t of x with the n weight rows from n0.
-  HB_INLINE void write(std::int64_t t, std::int64_t n0, const float* sums, std::int64_t n) const {
-    Y* out = y + t * ldy + n0;
-    for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
-      Vf v = ld(sums + i);
-      if (bias) v += ld(bias + n0 + i);
-      if (accumulate) v += ld(out + i);
-      st(out + i, v);
-    });
-  }
-};
-
-/// Rows of x in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
-struct Groups {
-  std::int64_t tokens, count;
-  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
-  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
-};
-
-/// All rows of x, group behind group: T·whole_vectors(K) floats.
-template <class W, class Y>
-void interleave(const Operands<W, Y>& o, const Groups& groups, float* to) {
-  for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t t0 = groups.first(g);
-    interleave(o.x + t0 * o.ldx, o.ldx, groups.first(g + 1) - t0, o.K, to + t0 * whole_vectors(o.K));
-  }
-}
 
 // --- few rows of x: weights straight from memory --------------------------------------------------------------------
 
@@ -294,66 +163,6 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
-/// Weight rows that are multiplied next, asked for line by line while others are: arranging them would wait for memory,
-/// and the products leave it idle.
-class RowsAhead {
- public:
-  RowsAhead() = default;
-  template <class W>
-  RowsAhead(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K)
-      : row_(reinterpret_cast<const std::byte*>(w)),
-        pitch_(ldw * std::int64_t{sizeof(W)}),
-        width_(K * std::int64_t{sizeof(W)}),
-        left_(rows) {}
-  HB_INLINE void ask() {
-    if (left_ == 0) return;
-    __builtin_prefetch(row_ + at_, 0, 2);
-    if ((at_ += kLine) < width_) return;
-    at_ = 0, row_ += pitch_, --left_;
-  }
-
- private:
-  static constexpr std::int64_t kLine = 64;
-  const std::byte* row_ = nullptr;
-  std::int64_t pitch_ = 0, width_ = 0, left_ = 0, at_ = 0;
-};
-
-/// One panel times TB interleaved rows of x, over n columns (whole vectors): sums[t·kBlockRows + row] += products; what
-/// was there before the `first` columns is nothing.
-template <int TB>
-HB_INLINE void panel_tile(const float* panel, const float* x, std::int64_t n, float* sums, bool first,
-                          RowsAhead& ahead) {
-  Vf acc[TB][kVecs] = {};
-  for (std::int64_t k = 0; k < n; k += 4, panel += 4 * kPanelRows, x += 4 * TB) {
-    ahead.ask();
-    Vf wv[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) wv[v] = load(panel + v * kLanes);
-#pragma GCC unroll 8
-    for (int t = 0; t < TB; ++t) {
-      Vf xv = load_quad(x + t * 4);
-      asm("" : "+v"(xv));  // one load for all vectors
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) acc[t][v] += wv[v] * xv;
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < TB; ++t) {
-    const auto s = sum_panel(acc[t]);
-    for (std::size_t i = 0; i < kPanelRows; ++i) {
-      float& sum = sums[t * kBlockRows + static_cast<std::int64_t>(i)];
-      sum = (first ? 0.0f : sum) + s[i];  // 0 + (-0) is 0 whoever sums
-    }
-  }
-}
-
-template <int TB>
-void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums, bool first,
-                  RowsAhead& ahead) {
-  if (tokens == TB) return panel_tile<TB>(panel, x, n, sums, first, ahead);
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first, ahead);
-}
-
 /// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
 /// `all`: the groups interleaved, where they are `kept`; else room for one. `ahead`: the block behind this one.
 template <class W, class Y>
@@ -368,8 +177,9 @@ void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, 
     if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
     for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
-        panel_tokens<kPanelTokens>(tokens, block + p0 * whole_vectors(o.K) + k0 * kPanelRows, x + k0 * tokens,
-                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], k0 == 0, ahead);
+        panel_tokens<kPanelTokens>(tokens, ArrangedPanel<float>{block + p0 * whole_vectors(o.K) + k0 * kPanelRows},
+                                   x + k0 * tokens, whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], k0 == 0,
+                                   ahead);
     for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
 }
@@ -387,7 +197,7 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
   const std::int64_t step = block_rows(o.K, kept), block = few ? 0 : step * whole_vectors(o.K);
   const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
   auto* scratch = static_cast<float*>(
-      ctx.scratch(kScratchSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
+      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
   const std::int64_t unit = few ? kStreamRows : kPanelRows, units = (N + unit - 1) / unit;
   parallel_for(ctx, units, rows_grain(unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
                [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {

@@ -1,0 +1,196 @@
+#include "backends/cpu_gloo/kernels/packed_gemm.h"
+
+#include "backends/cpu_gloo/kernels/parallel.h"
+#include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
+
+namespace hotbunk::kernels {
+namespace {
+
+/// Panel after panel, in quads.
+template <class W>
+struct QuadPanels {
+  const W* w;
+  std::int64_t K;
+  static constexpr std::int64_t together = 1;  // panels whose lines lie among each other: a block
+  /// Where columns of a block begin.
+  const W* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * kPanelRows; }
+  ArrangedPanel<W> panel(std::int64_t p, std::int64_t k) const { return {columns(p, k)}; }
+};
+
+#if defined(__AVX512BW__)
+/// kPanelRows rows of a block of pairs.
+struct PairPanel {
+  const bf16* at;
+  std::int64_t pitch;
+  /// Four columns of 16 rows are two vectors of 16 pairs. Zeros below a bf16 make an fp32 of it.
+  HB_INLINE void take(Vf (&to)[kVecs]) {
+    Vu first, second;
+    std::memcpy(&first, static_cast<const void*>(at), sizeof first);
+    std::memcpy(&second, static_cast<const void*>(at + pitch), sizeof second);
+    const auto low = std::bit_cast<__m512i>(
+                   __builtin_shufflevector(first, second, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)),
+               high = std::bit_cast<__m512i>(
+                   __builtin_shufflevector(first, second, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31));
+    const __m512i zeros = _mm512_setzero_si512();
+    to[0] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, low));
+    to[1] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, low));
+    to[2] = std::bit_cast<Vf>(_mm512_unpacklo_epi16(zeros, high));
+    to[3] = std::bit_cast<Vf>(_mm512_unpackhi_epi16(zeros, high));
+    at += 2 * pitch;
+  }
+};
+
+/// Blocks of rows, pair after pair.
+struct PairPanels {
+  const bf16* w;
+  std::int64_t K, together;
+  const bf16* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * together * kPanelRows; }
+  PairPanel panel(std::int64_t p, std::int64_t k) const {
+    return {columns(p / together, k) + p % together * kPanelRows * 2, together * kPanelRows * 2};
+  }
+};
+#endif
+
+constexpr std::int64_t kBlockPanels = 64 / kPanelRows;  // at most so many together
+constexpr std::int64_t kStepColumns = 64;  // of a block that all rows of x pass over while they are in the first cache
+constexpr std::int64_t kLongStepColumns = 128;  // where several tiles pass over it
+constexpr std::int64_t kLineBytes = 64;
+
+/// What lies so far behind the columns at hand, line by line as they are multiplied.
+class LinesAhead {
+  static constexpr std::int64_t kAheadBytes = 8192;
+
+ public:
+  /// `bytes` from `begin`, all asked for in `steps`.
+  LinesAhead(const void* begin, std::int64_t bytes, std::int64_t steps)
+      : at_(static_cast<const std::byte*>(begin) + std::max(kAheadBytes, 2 * bytes)),
+        end_(at_ + bytes),
+        at_once_(((bytes + kLineBytes - 1) / kLineBytes + steps - 1) / steps) {}
+  HB_INLINE void ask() {
+    for (std::int64_t i = 0; i < at_once_ && at_ < end_; ++i, at_ += kLineBytes) __builtin_prefetch(at_);
+  }
+
+ private:
+  const std::byte *at_, *end_;
+  std::int64_t at_once_;
+};
+
+/// n columns of a panel times `tokens` interleaved rows of x. Between two sums, the accumulators of a tile lie in
+/// `held` while other tiles have the same columns: at `first` they are zero, at `last` they are added to sums.
+template <int TB, class Panel>
+void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* held, bool first, bool last,
+          float* sums, std::int64_t pitch, bool fresh, LinesAhead& ahead) {
+  if (tokens == TB) {
+    Vf acc[TB][kVecs] = {};
+    if (!first) std::memcpy(acc, held, sizeof acc);
+    panel_columns(panel, x, n, acc, ahead);
+    if (last) add_panel(acc, sums, pitch, fresh);
+    else std::memcpy(held, acc, sizeof acc);
+    return;
+  }
+  if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
+}
+
+/// Blocks [begin, end) times all rows of x, interleaved.
+template <class Panels, class W, class Y>
+void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
+                   const Groups& groups, const float* x) {
+  constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
+  const std::int64_t rows = panels.together * kPanelRows;
+  const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
+  float sums[kKeptTokens * kBlockPanels * kPanelRows];
+  Vf held[kBlockPanels * most_groups][kPanelTokens * kVecs];
+  for (std::int64_t block = begin; block < end; ++block) {
+    for (std::int64_t k = 0; k < o.K; k += step) {
+      const std::int64_t n = std::min(step, o.K - k);
+      const bool first = k % kRowChunk == 0, last = (k + n) % kRowChunk == 0 || k + n == o.K;
+      LinesAhead ahead(panels.columns(block, k), rows * n * std::int64_t{sizeof(W)},
+                       panels.together * groups.count * n / 4);
+      for (std::int64_t s = 0; s < panels.together; ++s)
+        for (std::int64_t g = 0; g < groups.count; ++g) {
+          const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+          tile<kPanelTokens>(tokens, panels.panel(block * panels.together + s, k), x + t0 * o.K + k * tokens, n,
+                             held[s * most_groups + g], first, last, sums + t0 * rows + s * kPanelRows, rows,
+                             k < kRowChunk, ahead);
+        }
+    }
+    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, block * rows, sums + t * rows, rows);
+  }
+}
+
+/// The same of more rows of x than are kept: as many panels as stay in the cache, group after group. `room` for one.
+template <class W, class Y>
+void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t begin, std::int64_t end,
+                   const Groups& groups, float* room) {
+  const std::int64_t bytes = kPanelRows * o.K * std::int64_t{sizeof(W)};
+  const std::int64_t step = std::clamp<std::int64_t>(kCacheBytes / bytes, 1, kBlockRows / kPanelRows);
+  RowsAhead none;
+  for (std::int64_t p0 = begin; p0 < end; p0 += step) {
+    const std::int64_t p1 = std::min(p0 + step, end);
+    for (std::int64_t g = 0; g < groups.count; ++g) {
+      const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+      interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, room);
+      float sums[kPanelTokens][kBlockRows];
+      for (std::int64_t p = p0; p < p1; ++p)
+        for (std::int64_t k = 0; k < o.K; k += kRowChunk)
+          panel_tokens<kPanelTokens>(tokens, panels.panel(p, k), room + k * tokens, std::min(kRowChunk, o.K - k),
+                                     &sums[0][(p - p0) * kPanelRows], k == 0, none);
+      for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, p0 * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
+    }
+  }
+}
+
+template <class Panels, class W, class Y>
+void run(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T, std::int64_t blocks) {
+  const bool kept = T <= kKeptTokens;
+  const std::int64_t share = (kept ? T : kPanelTokens) * o.K;
+  auto* scratch = static_cast<float*>(
+      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
+  const Groups groups(T, kPanelTokens);
+  parallel_for(ctx, blocks, rows_grain(panels.together * kPanelRows * o.K * groups.count),
+               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
+                 float* room = scratch + thread * share;
+                 if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
+                   if (!kept) return multiply_many(o, panels, begin, end, groups, room);
+                 const float* x = room;
+                 if constexpr (sizeof(W) == sizeof(float))
+                   if (T == 1) x = o.x;  // its quads lie side by side
+                 if (x == room) interleave(o, groups, room);
+                 multiply_kept(o, panels, begin, end, groups, x);
+               });
+}
+
+template <class W, class Y>
+void run(KernelContext& ctx, ConstMatrix x, const W* w, const float* bias, Matrix y, std::int64_t T, std::int64_t N,
+         std::int64_t K, Write write, PackedOrder order) {
+  const Operands<W, Y> o{static_cast<const W*>(x.data), x.ld, w, K, bias, static_cast<Y*>(y.data), y.ld, K,
+                         write == Write::accumulate};
+  if (order == PackedOrder::quads) return run(ctx, o, QuadPanels<W>{w, K}, T, N / kPanelRows);
+#if defined(__AVX512BW__)
+  const std::int64_t rows = order == PackedOrder::pairs64 ? 64 : 32;
+  if constexpr (sizeof(W) == sizeof(bf16)) return run(ctx, o, PairPanels{w, K, rows / kPanelRows}, T, N / rows);
+#endif
+  HB_CHECK(false, "no kernel reads weights in this order");
+}
+
+}  // namespace
+
+void packed_gemm(KernelContext& ctx, ConstMatrix x, const void* w, const float* bias, Matrix y, std::int64_t T,
+                 std::int64_t N, std::int64_t K, Write write, PackedOrder order) {
+  if (T == 0) return;
+  with_float_type(x.dtype, [&](auto w_tag) {
+    with_float_type(y.dtype, [&](auto y_tag) {
+      using W = decltype(w_tag);
+      using Y = decltype(y_tag);
+      run<W, Y>(ctx, x, static_cast<const W*>(w), bias, y, T, N, K, write, order);
+    });
+  });
+  const std::int64_t whole = N / kPanelRows * kPanelRows;
+  if (whole == N) return;  // the rows behind the panels are as they were
+  const auto* w_behind = static_cast<const std::byte*>(w) + whole * K * size_of(x.dtype);
+  auto* y_behind = static_cast<std::byte*>(y.data) + whole * size_of(y.dtype);
+  row_gemm(ctx, x, {w_behind, x.dtype, K}, bias ? bias + whole : nullptr, {y_behind, y.dtype, y.ld}, T, N - whole, K,
+           write);
+}
+
+}  // namespace hotbunk::kernels
