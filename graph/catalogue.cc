@@ -131,6 +131,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::copy_arrivals, 3, 3, 3, 3, FlopRule::none, 0},
     {OpKind::expert_counts, 2, 2, 1, 1, FlopRule::none, 0},
     {OpKind::router_loss, 5, 5, 2, 2, FlopRule::per_element, 12},
+    {OpKind::prepack, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
 }};
 
@@ -965,7 +966,11 @@ std::string check_op(const Op& op) {
   if (op.kind == OpKind::layer_norm || op.kind == OpKind::layer_norm_backward) return check_layer_norm(op);
   if ((op.kind == OpKind::softcap || op.has(Attr::softcap)) && !(op.real(Attr::softcap, 0.0) > 0.0))
     return "caps at no positive number";
-  if (op.kind == OpKind::softcap && !(op.inputs[0] == op.outputs[0])) return "is no op in place";
+  if ((op.kind == OpKind::softcap || op.kind == OpKind::prepack) && !(op.inputs[0] == op.outputs[0]))
+    return "is no op in place";
+  if (op.kind == OpKind::prepack && op.inputs[0].rank != 2) return "needs a matrix";
+  if (op.has(Attr::prepacked) && (op.kind != OpKind::linear || op.integer(Attr::prepacked) != 1))
+    return "reads no prepacked weights: of a linear, and 1 where it is there";
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
   if (holds_keys(op.kind))

@@ -31,7 +31,7 @@
 //   embedding          table[V,H], ids[T] -> y[T,H]   ids outside [vocab_begin, vocab_end) give zero rows   vocab_stride: see vocab_rows
 //                                                factor: y is a row times that, in y's dtype
 //   embedding_backward ids[T], dy[T,H] -> dtable[V,H]  scatter-add                          accumulate, vocab_begin/end, factor
-//   linear             x[T,K], w[N,K], (b[N]) -> y[T,N]
+//   linear             x[T,K], w[N,K], (b[N]) -> y[T,N]                                    prepacked: w is as prepack left it
 //   linear_dgrad       dy[T,N], w[N,K] -> dx[T,K]                                          accumulate
 //   linear_wgrad       dy[T,N], x[T,K] -> dw[N,K], (db[N])                                 accumulate
 //   rms_norm           x[T,H], w[H], (r[T,H]) -> y[T,H], rstd[T], (sum[T,H] = x + r)       eps; offset: by w + that
@@ -159,6 +159,10 @@
 //   attention_sinks_backward  do[T,ad], o[T,ad], lse[T,a], sinks[W a] -> dsinks[W a]   of o and lse behind that; zeros of others' heads   accumulate
 //   clamped_swiglu     gate_up[T,2I] -> act[T,I]   g = min(gate, limit): g sigmoid(alpha g) (clamp(up, ±limit) + 1)   limit, alpha
 //   clamped_swiglu_backward  dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]                    limit, alpha
+//   prepack            w[N,K] -> w               in place, as many bytes: the elements in the order in which products read
+//                                                them here, which is the device's affair and may be the one they had. Until
+//                                                they are written again none but a linear with prepacked, over the whole
+//                                                of w, reads them as a matrix; copies of all of w are prepacked too
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.

@@ -112,6 +112,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::copy_arrivals, "copy_arrivals", OpClass::compute},
     {OpKind::expert_counts, "expert_counts", OpClass::compute},
     {OpKind::router_loss, "router_loss", OpClass::compute},
+    {OpKind::prepack, "prepack", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
@@ -127,7 +128,8 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "reference",   "residual",      "as_dtype",     "source",      "relative",        "renormalise",   "window",
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
     "ranks",       "value_dim",     "rope_dim",     "sigmoid",     "groups",          "taken_groups",  "count",
-    "gives",       "column",        "rope_first",   "limit",       "alpha",           "rounds",        "z_factor"};
+    "gives",       "column",        "rope_first",   "limit",       "alpha",           "rounds",        "z_factor",
+    "prepacked"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)

@@ -127,6 +127,7 @@ enum class OpKind : std::uint8_t {
   copy_arrivals,
   expert_counts,
   router_loss,
+  prepack,
   priced,  // whatever a framework does there
 };
 inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
@@ -197,8 +198,9 @@ enum class Attr : std::uint8_t {
   alpha,
   rounds,  // of an exchange of experts' rows: of how many it is one
   z_factor,
+  prepacked,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::z_factor) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::prepacked) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 

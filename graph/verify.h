@@ -12,7 +12,8 @@ namespace hotbunk {
 ///  - dimensions lie within the capacity of their extent, and an op has the counts of those that the device counts;
 ///  - buffers alive together do not overlap, and lie inside their sections;
 ///  - an op touches only buffers that are alive and mapped: a step while asleep is found here;
-///  - an op reads only bytes that were written since their buffer was allocated (graph/written.h);
+///  - an op reads only bytes that were written since their buffer was allocated, and prepacked ones only where it
+///    asks for such (graph/written.h);
 ///  - alloc and free balance over an iteration; driven blocks that loop leave nothing behind;
 ///  - conflicting accesses on different streams are ordered by events, for buffers and for reused ranges;
 ///  - waits name events that were recorded, behind ops that the waiting one needs: no wait is there for an address;

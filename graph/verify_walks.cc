@@ -273,6 +273,9 @@ class Written {
       for (const Tensor* t : a.bytes.unwritten(op, a.places))
         faults_.add(place_(fmt::format("reads bytes of '{}' that nobody wrote since it was allocated{}",
                                        op.buffer(*t).name(), whom(a.places))));
+      for (const auto& [t, how] : a.bytes.misread(op))
+        faults_.add(
+            place_(fmt::format("reads bytes of '{}' that are {}{}", op.buffer(*t).name(), how, whom(a.places))));
       a.bytes.write(op, a.places);
     }
   }

@@ -5,7 +5,8 @@
 namespace hotbunk {
 
 void WrittenBytes::alloc(const BoundBuffer& b) {
-  written_[static_cast<std::size_t>(b.section())].remove(b.offset, b.offset + b.bytes());
+  for (auto* of : {&written_, &prepacked_})
+    (*of)[static_cast<std::size_t>(b.section())].remove(b.offset, b.offset + b.bytes());
 }
 
 std::vector<const Tensor*> WrittenBytes::unwritten(const BoundOp& bound, const Places& places) const {
@@ -33,6 +34,7 @@ std::vector<const Tensor*> WrittenBytes::unwritten(const BoundOp& bound, const P
 void WrittenBytes::write(const BoundOp& bound, const Places& places) {
   const Op& op = *bound;
   if (op.kind == OpKind::barrier) return;
+  order(bound, places);
   if (!writes_boxes(op.kind)) {
     for (const Tensor& t : op.outputs) add(all_of(bound, t));
     return;
@@ -40,6 +42,52 @@ void WrittenBytes::write(const BoundOp& bound, const Places& places) {
   if (std::ranges::all_of(op.outputs, [&](const Tensor& t) { return holds(all_of(bound, t)); })) return;
   for (const Box& b : written_boxes(op, places))
     add(part_of(bound, op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
+}
+
+std::vector<std::pair<const Tensor*, std::string_view>> WrittenBytes::misread(const BoundOp& bound) const {
+  const Op& op = *bound;
+  std::vector<std::pair<const Tensor*, std::string_view>> out;
+  if (op.kind == OpKind::barrier || op.kind == OpKind::copy) return out;
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+    const Runs r = all_of(bound, op.inputs[i]);
+    const ByteRanges& prepacked = prepacked_[static_cast<std::size_t>(r.section)];
+    if (i == 1 && op.has(Attr::prepacked)) {
+      if (!prepacked.holds(r.begin, r.end())) out.emplace_back(&op.inputs[i], "not prepacked since they were written");
+    } else if (prepacked.meets(r.begin, r.end())) {
+      out.emplace_back(&op.inputs[i], "prepacked, as rows");
+    }
+  }
+  return out;
+}
+
+void WrittenBytes::order(const BoundOp& bound, const Places& places) {
+  const Op& op = *bound;
+  const auto of = [&](const Runs& r) -> ByteRanges& { return prepacked_[static_cast<std::size_t>(r.section)]; };
+  if (op.kind == OpKind::prepack) {
+    const Runs r = all_of(bound, op.outputs[0]);
+    return of(r).add(r.begin, r.end());
+  }
+  const auto meets = [&](const Tensor& t) {
+    const Runs r = all_of(bound, t);
+    return of(r).meets(r.begin, r.end());
+  };
+  const auto remove = [&](const Runs& r) {
+    for (std::int64_t row = 0, at = r.begin; row < r.rows; ++row, at += r.pitch_bytes)
+      of(r).remove(at, at + r.row_bytes);
+  };
+  if (std::ranges::any_of(op.outputs, meets)) {
+    if (!writes_boxes(op.kind))
+      for (const Tensor& t : op.outputs) remove(all_of(bound, t));
+    else
+      for (const Box& b : written_boxes(op, places))
+        remove(part_of(bound, op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
+  }
+  if (op.kind != OpKind::copy || !meets(op.inputs[0])) return;
+  const Runs from = all_of(bound, op.inputs[0]), to = all_of(bound, op.outputs[0]);
+  const ByteRanges source = of(from);  // of its own: both may lie in one section
+  source.each_part(from.begin, from.end(), [&](std::int64_t begin, std::int64_t end, bool prepacked) {
+    if (prepacked) of(to).add(to.begin + begin - from.begin, to.begin + end - from.begin);
+  });
 }
 
 WrittenBytes::Runs WrittenBytes::all_of(const BoundOp& op, const Tensor& t) {

@@ -1,7 +1,10 @@
-// Which bytes hold something: those that an op wrote since their buffer was allocated.
+// Which bytes hold something: those that an op wrote since their buffer was allocated. And which of them a prepack has
+// put in an order of its own since.
 #pragma once
 #include <array>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "graph/bound.h"
@@ -20,6 +23,13 @@ class WrittenBytes {
   void alloc(const BoundBuffer&);
   /// The inputs of which the op, on a rank with these places, reads bytes that nobody wrote.
   std::vector<const Tensor*> unwritten(const BoundOp&, const Places&) const;
+  /// What of the op's inputs is not in the order in which it reads them, and how it is; of an op that reads written
+  /// bytes alone.
+  ///   prepack               all in rows: what is packed twice is nobody's order
+  ///   linear, prepacked     its matrix all prepacked
+  ///   copy                  in whatever order
+  ///   all else, and of it   rows
+  std::vector<std::pair<const Tensor*, std::string_view>> misread(const BoundOp&) const;
   /// Its outputs are written. Moves count one by one where they say what is; every other op is taken to write its
   /// outputs whole, as kv_write does block by block.
   void write(const BoundOp&, const Places&);
@@ -37,7 +47,10 @@ class WrittenBytes {
   bool holds(const Runs&) const;
   void add(const Runs&);
 
-  std::array<ByteRanges, max_sections> written_;
+  /// A copy's output is in its input's order, a prepack's in one of its own, all else in rows.
+  void order(const BoundOp&, const Places&);
+
+  std::array<ByteRanges, max_sections> written_, prepacked_;
 };
 
 }  // namespace hotbunk

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <tuple>
 
@@ -67,6 +68,7 @@ RolloutState::RolloutState(const Scenario& s, ProgramBuilder& b, ModelShapes::We
   const DType kept = s.rollout.kv_dtype();
   kv_ = b.managed("rollout.kv_cache", kept, kv_blocks * kv_block_bytes(s, layers_.size()) / size_of(kept),
                   Category::kv_cache, sections::kv_cache);
+  prepacked_ = prepacked_weights(s, *this);
 }
 
 std::size_t RolloutState::index(const std::string& name) const {
@@ -85,6 +87,12 @@ Tensor RolloutState::vector(const ProgramBuilder& b, const std::string& name) co
   return b.view(buffers_[i], scenario_.rollout.dtype, {fixed((*weights_)[i].elements())});
 }
 
+bool RolloutState::is_prepacked(const Tensor& of_weight) const {
+  const auto found = std::ranges::find(buffers_, of_weight.buffer);
+  HB_CHECK(found != buffers_.end(), "no rollout weight in buffer {}", of_weight.buffer);
+  return is_prepacked(static_cast<std::size_t>(found - buffers_.begin()));
+}
+
 Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const {
   const std::int64_t apart = scenario_.model.mla ? 1 : 2;  // keys and values
   const std::int64_t rows = apart * scenario_.rollout.block_tokens, cols = kv_row_elements(scenario_) / apart;
@@ -92,9 +100,6 @@ Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const
                 (layer - layers_.begin) * kv_blocks_ * rows * cols);
 }
 
-namespace {
-
-/// The weight of an engine that holds these parameters.
 std::string weight_of(const Weight& w) {
   if (w.first == ParamRole::q_proj && w.last == w.first) return "q";  // alone: queries of latent attention
   const std::string_view name = rule_of(w.first).engine;
@@ -102,12 +107,13 @@ std::string weight_of(const Weight& w) {
   return std::string(name);
 }
 
-/// As engines have the model: adapters are in its matrices, and training's padding of the vocabulary is not there.
 ModelSpec served_model(const Scenario& s) {
   ModelSpec model = base_of(s.model);
   model.vocab_multiple = 0;
   return model;
 }
+
+namespace {
 
 /// One engine step over T tokens of S sequences, of a stage of the engine's pipeline: the stream comes from the stage
 /// before and goes to the next one, and all stages learn what the last one samples. Collectives and messages run on the
@@ -162,7 +168,8 @@ class EngineStepLowering {
     }
     Op& emit(OpKind kind, StreamId stream, const std::string& name, std::vector<Tensor> in,
              std::vector<Tensor> out) override {
-      return step_.b_.emit(kind, stream, step_.prefix_ + at_ + name, std::move(in), std::move(out));
+      Op& op = step_.b_.emit(kind, stream, step_.prefix_ + at_ + name, std::move(in), std::move(out));
+      return kind == OpKind::linear ? step_.as_prepacked(op) : op;
     }
     Tensor weight(const Weight& w) override {
       const std::string name = at_ + weight_of(w);
@@ -327,6 +334,11 @@ class EngineStepLowering {
     return {value(l.out.h), value(l.out.z)};
   }
 
+  /// A linear reads its matrix as the sync left it.
+  Op& as_prepacked(Op& linear) const {
+    return r_.is_prepacked(linear.inputs[1]) ? with(linear, Attr::prepacked, std::int64_t{1}) : linear;
+  }
+
   struct Samples {
     Tensor ids, logps;
   };
@@ -370,10 +382,10 @@ class EngineStepLowering {
     emit_forward(end.forward, sharding(S_), emits, values);
     const Tensor& normed = values[static_cast<std::size_t>(end.normed)];
 
-    const std::string head = r_.has("lm_head") ? "lm_head" : "embedding";
-    const std::int64_t V = r_.weights()[r_.index(head)].rows;
+    const Tensor head = r_.matrix(b_, r_.head());
+    const std::int64_t V = head.shape[0].size;
     Tensor logits = make("logits", {S_, fixed(V)}, DType::f32);
-    op(OpKind::linear, "lm_head", {normed, r_.matrix(b_, head)}, {logits});
+    as_prepacked(op(OpKind::linear, "lm_head", {normed, head}, {logits}));
     if (m_.logit_softcap > 0.0)
       with(op(OpKind::softcap, "logits.softcap", {logits}, {logits}), Attr::softcap, m_.logit_softcap);
     if (sharers() > 1) {

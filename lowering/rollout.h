@@ -9,6 +9,7 @@
 #include "lowering/phases.h"
 #include "lowering/sleep.h"
 #include "lowering/train_state.h"
+#include "model/forward.h"
 
 namespace hotbunk {
 
@@ -36,6 +37,11 @@ std::int64_t kv_row_elements(const Scenario&);
 std::int64_t kv_block_bytes(const Scenario&, std::int64_t layers);
 inline std::int64_t kv_block_bytes(const Scenario& s) { return kv_block_bytes(s, s.model.layers); }
 
+/// The weight of an engine that holds these parameters, by its name in a layer or in none.
+std::string weight_of(const Weight&);
+/// As engines have the model: adapters are in its matrices, and training's padding of the vocabulary is not there.
+ModelSpec served_model(const Scenario&);
+
 /// Of one stage of an engine's pipeline.
 class RolloutState {
  public:
@@ -61,6 +67,11 @@ class RolloutState {
   BufferId host_buffer(std::size_t weight) const { return host_buffers_[weight]; }
   Tensor matrix(const ProgramBuilder&, const std::string& name) const;
   Tensor vector(const ProgramBuilder&, const std::string& name) const;
+  /// The weight that makes logits, on the last stage: the table where the two are one.
+  std::string head() const { return has("lm_head") ? "lm_head" : "embedding"; }
+  /// Whether a sync leaves the weight as products read it (prepack.cc).
+  bool is_prepacked(std::size_t weight) const { return prepacked_[weight]; }
+  bool is_prepacked(const Tensor& of_weight) const;
   BufferId kv() const { return kv_; }
   /// [blocks, 2 block_tokens, kv heads * head dim] of one layer; of latents [blocks, block_tokens, what is kept].
   Tensor kv_layer(const ProgramBuilder&, std::int64_t layer) const;
@@ -73,6 +84,7 @@ class RolloutState {
   std::map<std::string, std::size_t> by_name_;
   std::vector<BufferId> buffers_, host_buffers_;
   std::vector<std::vector<BufferId>> by_layer_;
+  std::vector<bool> prepacked_;  // by weight
   BufferId kv_ = -1;
   std::int64_t kv_blocks_ = 0;
 };
@@ -82,6 +94,12 @@ void lower_rollout(const Scenario&, ProgramBuilder&, const RolloutState&, std::i
 /// FSDP shards -> buckets -> rollout weights (sync.cc). `from_host`: training's parameters sleep.
 void lower_sync(const Scenario&, ProgramBuilder&, const TrainState&, const RolloutState&, bool from_host,
                 std::int32_t phase);
+/// The part of it behind all else: what of the weights only products read, in the order in which they read it
+/// (prepack.cc).
+void lower_prepack(const Scenario&, ProgramBuilder&, const RolloutState&);
+/// By weight of a stage: whether every op of the engine that reads it is a linear, of which it is the matrix, and the
+/// device is a CPU. CUDA's products read rows as they come.
+std::vector<bool> prepacked_weights(const Scenario&, const RolloutState&);
 /// All ranks learn all finished samples.
 void lower_exchange(const Scenario&, ProgramBuilder&, std::int64_t world, std::int32_t phase);
 

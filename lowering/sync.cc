@@ -167,6 +167,7 @@ class SyncLowering {
       else through_gather(buckets[i], name);
     }
     if (s_.sync.verify) verify();
+    lower_prepack(s_, b_, r_);  // what is hashed are rows
   }
 
  private:

@@ -23,6 +23,7 @@
 #include "backends/cpu_gloo/kernels/norm.h"
 #include "backends/cpu_gloo/kernels/optimizer.h"
 #include "backends/cpu_gloo/kernels/paged_attention.h"
+#include "backends/cpu_gloo/kernels/prepack.h"
 #include "backends/cpu_gloo/kernels/rope.h"
 #include "backends/cpu_gloo/kernels/sampling.h"
 #include "backends/cpu_gloo/kernels/sinks.h"
@@ -164,7 +165,12 @@ void run_hash_boxes(const KernelCall& c) {
 void run_linear(const KernelCall& c) {
   const ConstVector bias = c.op.num_operands() > 2 ? vec(c, in(c, 2)) : ConstVector{};
   linear_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), bias, matrix(c, out(c, 0)),
-                 extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1));
+                 extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), Write::overwrite,
+                 c.op.has(Attr::prepacked) ? WeightOrder::prepacked : WeightOrder::rows);
+}
+void run_prepack(const KernelCall& c) {
+  const Tensor& w = out(c, 0);
+  kernels::prepack(c.context, data<void>(c, w), w.dtype, extent(c, w, 0), extent(c, w, 1));
 }
 void run_linear_dgrad(const KernelCall& c) {
   linear_dgrad(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), matrix(c, out(c, 0)), extent(c, in(c, 0), 0),
@@ -755,6 +761,7 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::copy_boxes, run_copy_boxes},
                                       Registration{OpKind::hash_boxes, run_hash_boxes},
                                       Registration{OpKind::linear, run_linear},
+                                      Registration{OpKind::prepack, run_prepack},
                                       Registration{OpKind::linear_dgrad, run_linear_dgrad},
                                       Registration{OpKind::linear_wgrad, run_linear_wgrad},
                                       Registration{OpKind::rms_norm, run_rms_norm},

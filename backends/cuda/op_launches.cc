@@ -257,6 +257,9 @@ void run_sample(const CudaCall& c) {
            static_cast<int>(c.op.integer(Attr::top_k)), static_cast<float>(c.op.real(Attr::top_p)));
 }
 
+/// Products read rows as they are written, in whatever order a linear asks for: nothing to launch, nor in a graph.
+void run_prepack(const CudaCall&) {}
+
 struct Registration {
   OpKind kind;
   OpLaunch launch;
@@ -266,6 +269,7 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::copy_boxes, run_copy_boxes},
                                       Registration{OpKind::hash_boxes, run_hash_boxes},
                                       Registration{OpKind::linear, run_linear},
+                                      Registration{OpKind::prepack, run_prepack},
                                       Registration{OpKind::linear_dgrad, run_linear_dgrad},
                                       Registration{OpKind::linear_wgrad, run_linear_wgrad},
                                       Registration{OpKind::lora_down, run_lora_down},

@@ -39,7 +39,7 @@ class Drawn {
   std::vector<OpCase> all() {
     add_data(), add_products(), add_norms(), add_rotations(), add_attention(), add_around_attention(), add_paged();
     add_activations(), add_routing(), add_rows_of_experts(), add_latents(), add_loss(), add_optimizer(),
-        add_adapters_of_experts();
+        add_adapters_of_experts(), add_prepacked();
     return std::move(out_);
   }
   /// Of ranks that hold parts: of every sequence's keys, of a vocabulary, of the experts.
@@ -166,6 +166,15 @@ class Drawn {
     add(OpKind::lora_up_dgrad, {in({T, N}), in({I, R})}, {made({T, R})}, of);
     add(OpKind::lora_up_wgrad, {in({T, N}), in({T, R})}, {gradient({I, R})}, accumulate(of));
     add(OpKind::lora_merge, {in({I, K}), in({I, R}), in({R, K})}, {made({I, K})}, of);
+  }
+
+  /// Of matrices that may be larger than what a product reads at once.
+  void add_prepacked() {
+    const auto [T, S, H, K, I, V, k, a, d, E, C] = n_;
+    const std::int64_t wide = between(1, 200), deep = between(1, 200);
+    const Attrs prepacked = {{Attr::prepacked, std::int64_t{1}}};
+    add(OpKind::linear, {in({T, deep}), in({wide, deep})}, {made({T, wide})}, prepacked);
+    add(OpKind::linear, {in({T, K}), in({I, K}), in({I})}, {made({T, I})}, prepacked);
   }
 
   void add_norms() {

@@ -73,6 +73,24 @@ void add_data(std::vector<OpCase>& out, DType x) {
                  test::moves_of({box})});
 }
 
+/// Of matrices smaller and larger than what a product reads at once.
+void add_prepacked(std::vector<OpCase>& out, DType x) {
+  out.push_back({OpKind::prepack, {{"w", x, {I, H}, itself}}, {0}, {0}, {}, {}});
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{I, H}, {37, 50}, {192, 128}})
+    out.push_back({OpKind::linear,
+                   {{"x", x, {T, K}, whole}, {"w", x, {N, K}, whole}, {"b", x, {N}, itself}, to_write("y", x, {T, N})},
+                   {0, 1, 2},
+                   {3},
+                   {{Attr::prepacked, std::int64_t{1}}},
+                   [N = N, K = K](const Values& v, std::int64_t i) {
+                     double sum = v[2][static_cast<std::size_t>(i % N)];
+                     for (std::int64_t j = 0; j < K; ++j)
+                       sum += v[0][static_cast<std::size_t>(i / N * K + j)] *
+                              v[1][static_cast<std::size_t>(i % N * K + j)];
+                     return sum;
+                   }});
+}
+
 void add_linear(std::vector<OpCase>& out, DType x) {
   const auto product = [](const Values& v, std::int64_t i) {  // y = x wᵀ + b
     double sum = v[2][static_cast<std::size_t>(i % I)];
@@ -1140,10 +1158,17 @@ void add_bf16_gradients(std::vector<OpCase>& out) {
 
 }  // namespace
 
+std::optional<std::size_t> prepacked_operand(const OpCase& c) {
+  for (const auto& [attr, value] : c.attrs)
+    if (attr == Attr::prepacked) return c.inputs.at(1);
+  return std::nullopt;
+}
+
 std::vector<OpCase> op_cases(DType activations) {
   std::vector<OpCase> out;
   add_data(out, activations);
   add_linear(out, activations);
+  add_prepacked(out, activations);
   add_lora(out, activations);
   add_head_parts(out, activations);
   add_norms(out, activations);

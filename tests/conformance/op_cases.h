@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,10 @@ struct OpCase {
   /// All elements of each of the other outputs, in order; none where they are not exact.
   std::vector<std::vector<double>> other_outputs{};
 };
+
+/// Of a linear that reads its matrix prepacked: that operand, which is to be prepacked where the op is, before it. What
+/// lies in it then is the device's affair; what the product comes to is not.
+std::optional<std::size_t> prepacked_operand(const OpCase&);
 
 /// Activations in this dtype. T = 5 tokens in two sequences of 3 and 2: Sizes{5, 2, 9}.
 std::vector<OpCase> op_cases(DType activations);

@@ -1,6 +1,7 @@
 // Every op, with sentinels around each of its tensors.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <set>
@@ -33,6 +34,12 @@ double element(const Bytes& bytes, DType dtype, std::int64_t i) {
   if (dtype == DType::i64) return static_cast<double>(get<std::int64_t>(bytes, at));
   if (dtype == DType::bf16) return to_f32(bf16{get<std::uint16_t>(bytes, at)});
   return get<float>(bytes, at);
+}
+std::vector<double> sorted_elements(const Bytes& bytes, DType dtype, std::int64_t count) {
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < count; ++i) out.push_back(element(bytes, dtype, i));
+  std::ranges::sort(out);
+  return out;
 }
 double rounded(DType dtype, double x) {
   const auto f = static_cast<float>(x);
@@ -80,6 +87,11 @@ Prepared prepare(const OpCase& c, Space space) {
   if (p.op.has(Attr::vocab_stride) || p.op.has(Attr::ranks) || c.kind == OpKind::expert_arrivals ||
       c.kind == OpKind::copy_arrivals)
     p.op.group = 0;
+  if (const auto w = prepacked_operand(c)) {
+    Op prepack = toy::op(OpKind::prepack, stream, "prepack");
+    prepack.inputs = prepack.outputs = {p.tensors[*w]};
+    p.program.add(prepack);
+  }
   p.program.add(p.op);
   for (const Tensor& t : p.tensors) p.program.fetch(t, stream);
   return p;
@@ -99,7 +111,10 @@ void check_values(const OpCase& c, const Prepared& p, const Played& played) {
     CHECK(same(0, RankProgram::guard));                           // nothing before it is written
     CHECK(same(RankProgram::guard + bytes, RankProgram::guard));  // nor after it
     const bool written = std::ranges::find(c.outputs, k) != c.outputs.end();
-    if (!written) CHECK(same(RankProgram::guard, bytes));
+    if (c.kind == OpKind::prepack || prepacked_operand(c) == k)
+      CHECK(sorted_elements(is, o.dtype, p.tensors[k].capacity()) ==
+            sorted_elements(was, o.dtype, p.tensors[k].capacity()));
+    else if (!written) CHECK(same(RankProgram::guard, bytes));
     if (written && !o.value)
       for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) {
         INFO("element " << i);

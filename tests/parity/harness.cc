@@ -9,8 +9,10 @@
 #include <span>
 #include <utility>
 
+#include "backends/cpu_gloo/kernels/prepack.h"
 #include "base/check.h"
 #include "base/hash.h"
+#include "graph/bound.h"
 #include "lowering/lower.h"
 #include "rl/sft_driver.h"
 #include "runtime/gather.h"
@@ -19,6 +21,24 @@
 #include "trace/trace_json.h"
 
 namespace hotbunk::testing {
+
+std::vector<std::byte> rows_of(const CpuBackend& backend, const Plan& plan, const std::string& buffer) {
+  const std::span<const std::byte> held = backend.peek(buffer);
+  std::vector<std::byte> out(held.begin(), held.end());
+  const Op* prepack = nullptr;  // of whatever program: a buffer of one name is the same matrix in all
+  for (const Program& program : plan.programs)
+    for (const auto& blocks : program.phases)
+      for (const Block& block : blocks)
+        each_op(program, block, [&](const BoundOp& op) {
+          if (op->kind == OpKind::prepack && op.buffer(op->outputs[0]).name() == buffer) prepack = op.op;
+        });
+  if (prepack == nullptr || out.empty()) return out;
+  const Tensor& w = prepack->outputs[0];
+  const std::int64_t rows = w.shape[0].size, cols = w.shape[1].size;
+  kernels::KernelContext context(1);
+  if (kernels::prepacks(w.dtype, rows, cols)) kernels::unpack(context, out.data(), w.dtype, rows, cols);
+  return out;
+}
 
 Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets) {
   const std::string text = fmt::format(R"(

@@ -1,5 +1,6 @@
 // Runs scenarios on forked CPU ranks and beside them in the simulator; shared by the parity tests.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,6 +17,10 @@ namespace hotbunk::testing {
 /// A tiny model with uneven shards: vocabulary 33 over 2 and 4 ranks, GQA with 2 KV heads; task "reverse" with 3
 /// digits.
 Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets = {});
+
+/// A buffer of a rank with its elements where the layout has them, once the plan's phases have come past what prepacks
+/// it, if anything does: in a copy, put back into rows.
+std::vector<std::byte> rows_of(const CpuBackend&, const Plan&, const std::string& buffer);
 
 struct Case {
   std::string name;

@@ -17,6 +17,7 @@
 #include "base/hash.h"
 #include "layout/rollout_weights.h"
 #include "layout/train_weights.h"
+#include "lowering/lower.h"
 #include "tests/parity/harness.h"
 
 using namespace hotbunk;
@@ -54,11 +55,11 @@ std::map<std::string, std::vector<float>> trained_parameters_of(const CpuBackend
 }
 
 /// Element by element; `moved`: how many elements an adapter has changed.
-std::string compare_merged(const CpuBackend& backend, const Scenario& s, std::int64_t& moved) {
+std::string compare_merged(const CpuBackend& backend, const Scenario& s, const Plan& plan, std::int64_t& moved) {
   const auto trained = trained_parameters_of(backend, s);
   std::int64_t compared = 0;
   for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) {
-    const std::vector<float> local = floats_of(backend.peek("rollout." + w.name));
+    const std::vector<float> local = floats_of(rows_of(backend, plan, "rollout." + w.name));
     for (const auto& source : w.sources) {
       const std::vector<float>& base = trained.at(source.parameter);
       const Piece& p = source.piece;
@@ -187,8 +188,9 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
 TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for bit") {
   const Scenario s = tiny_scenario(1, 1, {lora, "steps=3"});
   const auto moved = std::make_shared<std::int64_t>(0);
+  const auto plan = std::make_shared<const Plan>(lower(s).value());
   const Case job{"merged", s, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
-                   if (phase == "sleep_train") return compare_merged(b, s, *moved);
+                   if (phase == "sleep_train") return compare_merged(b, s, *plan, *moved);
                    return phase == "export" && *moved == 0 ? "no adapter has changed anything" : "";
                  }};
   CHECK(run_cases(1, {job}, [](const Outcome&) { return ""; }) == "");

@@ -266,7 +266,7 @@ std::vector<float> values(std::span<const std::byte> bytes, DType dtype) {
 }
 
 /// Element by element, by the layout's own words: rollout buffer = pieces of the (one-rank) training parameters, cast.
-std::string compare_weights(const CpuBackend& backend, const Scenario& s) {
+std::string compare_weights(const CpuBackend& backend, const Scenario& s, const Plan& plan) {
   std::map<std::string, std::pair<std::vector<float>, UnitParam>> trained;
   for (const ShardedUnit& u : train_units(s.model, 1, 1, 0)) {
     const std::vector<float> shard = values(backend.peek("train." + u.name + ".shard"), DType::f32);
@@ -276,7 +276,7 @@ std::string compare_weights(const CpuBackend& backend, const Scenario& s) {
   }
   std::int64_t compared = 0;
   for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) {
-    const std::vector<float> local = values(backend.peek("rollout." + w.name), s.rollout.dtype);
+    const std::vector<float> local = values(rows_of(backend, plan, "rollout." + w.name), s.rollout.dtype);
     for (const auto& source : w.sources) {
       const auto& [from, param] = trained.at(source.parameter);
       const Piece& p = source.piece;
@@ -298,8 +298,9 @@ std::string compare_weights(const CpuBackend& backend, const Scenario& s) {
 }
 
 Case after_sync(const char* name, Scenario s) {
-  return {name, s, {}, [s](const CpuBackend& b, std::int32_t, const std::string& phase) {
-            return phase == "sleep_train" ? compare_weights(b, s) : std::string();
+  const auto plan = std::make_shared<const Plan>(lower(s).value());
+  return {name, s, {}, [s, plan](const CpuBackend& b, std::int32_t, const std::string& phase) {
+            return phase == "sleep_train" ? compare_weights(b, s, *plan) : std::string();
           }};
 }
 
