@@ -36,7 +36,7 @@ std::vector<std::byte> rows_of(const CpuBackend& backend, const Plan& plan, cons
   const Tensor& w = prepack->outputs[0];
   const std::int64_t rows = w.shape[0].size, cols = w.shape[1].size;
   kernels::KernelContext context(1);
-  if (kernels::prepacks(w.dtype, rows, cols)) kernels::unpack(context, out.data(), w.dtype, rows, cols);
+  kernels::unpack(context, out.data(), w.dtype, rows, cols);
   return out;
 }
 
