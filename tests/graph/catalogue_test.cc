@@ -55,6 +55,23 @@ TEST_CASE("GEMMs: 2 T N K in all three directions, each tensor's bytes once") {
   CHECK(op_flops(forward, Sizes{}) == 0);
 }
 
+TEST_CASE("A matrix is prepacked in place, at its bytes read and written, for a linear that says so") {
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(3)}), w = tensor(1, bf16_type, {fixed(7), fixed(3)}),
+               y = tensor(2, bf16_type, {tokens(8), fixed(7)});
+  const Op prepack = op(OpKind::prepack, {w}, {w});
+  CHECK(check_op(prepack).empty());
+  CHECK(op_flops(prepack, run) == 0);
+  CHECK(op_bytes(prepack, run, here) == 2 * 2 * 7 * 3);
+  CHECK(check_op(op(OpKind::prepack, {w}, {tensor(3, bf16_type, {fixed(7), fixed(3)})})) == "is no op in place");
+  const Tensor flat = tensor(1, bf16_type, {fixed(21)});
+  CHECK(check_op(op(OpKind::prepack, {flat}, {flat})) == "needs a matrix");
+  const auto prepacked = [](Op op, std::int64_t how) { return check_op(with(op, Attr::prepacked, how)); };
+  const Op linear = op(OpKind::linear, {x, w}, {y});
+  CHECK(prepacked(linear, 1).empty());
+  CHECK_THAT(prepacked(linear, 0), Catch::Contains("reads no prepacked weights"));
+  CHECK_THAT(prepacked(op(OpKind::linear_dgrad, {y, w}, {x}), 1), Catch::Contains("reads no prepacked weights"));
+}
+
 TEST_CASE("Adapters: 2 rows depth columns, and of a wider activation the columns that are the adapter's") {
   // T = 5 tokens, K = 3, r = 2, n = 4 columns of N = 9 from the third on
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(3)}), a = tensor(1, bf16_type, {fixed(2), fixed(3)}),

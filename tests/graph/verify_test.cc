@@ -318,6 +318,58 @@ TEST_CASE("An op reads only what was written since its buffer was allocated") {
   CHECK_THAT(halves(1), Contains("op 4 (fetch ''): reads bytes of 'b'"));
 }
 
+TEST_CASE("Prepacked bytes are read as such, until they are written again, and packed once") {
+  // A matrix w, a copy of it, and what a linear reads and writes.
+  const auto faults = [](const std::vector<std::string>& steps) {
+    Program p = test::empty_program();
+    for (const char* name : {"w", "copy", "x", "y"}) p.buffers.push_back(scratch(name, 16, 64 * std::ssize(p.buffers)));
+    std::vector<Tensor> t;
+    for (BufferId b = 0; b < 4; ++b) t.push_back(tensor(b, DType::f32, {fixed(4), fixed(4)}));
+    std::vector<Op> ops;
+    for (BufferId b = 0; b < 4; ++b) ops.push_back(memory(OpKind::alloc, b));
+    ops.push_back(op(OpKind::zero, {}, {t[0]})), ops.push_back(op(OpKind::zero, {}, {t[2]}));
+    const auto product = [&](const Tensor& w, bool prepacked) {
+      ops.push_back(op(OpKind::linear, {t[2], w}, {t[3]}));
+      if (prepacked) with(ops.back(), Attr::prepacked, std::int64_t{1});
+    };
+    const auto boxes = [&](std::int64_t rows) {
+      ops.push_back(op(OpKind::copy_boxes, {t[2]}, {t[0]}));
+      ops.back().moves = moves_of({{.src_pitch = 4, .dst_pitch = 4, .rows = rows, .cols = 4}});
+    };
+    for (const std::string& step : steps) {
+      if (step == "prepack") ops.push_back(op(OpKind::prepack, {t[0]}, {t[0]}));
+      else if (step == "linear") product(t[0], true);
+      else if (step == "linear of rows") product(t[0], false);
+      else if (step == "linear of the copy") product(t[1], true);
+      else if (step == "write") boxes(4);
+      else if (step == "write some rows") boxes(3);
+      else if (step == "copy") ops.push_back(op(OpKind::copy, {t[0]}, {t[1]}));
+      else if (step == "copy back") ops.push_back(op(OpKind::copy, {t[1]}, {t[0]}));
+      else if (step == "anew") ops.push_back(memory(OpKind::free, 0)), ops.push_back(memory(OpKind::alloc, 0));
+      else if (step == "fetch") with(ops.emplace_back(op(OpKind::fetch, {t[0]}, {})), Attr::slot, std::int64_t{0});
+    }
+    for (BufferId b = 0; b < 4; ++b) ops.push_back(memory(OpKind::free, b));
+    return faults_of(plan_of(p, ops, 4096));
+  };
+  using Steps = std::vector<std::string>;
+  const std::string as_rows = "reads bytes of 'w' that are prepacked, as rows",
+                    not_yet = "reads bytes of 'w' that are not prepacked since they were written";
+  CHECK(faults({"linear of rows", "prepack", "linear", "linear", "write", "linear of rows", "prepack", "linear"}) ==
+        "");
+  CHECK_THAT(faults({"linear"}), Contains("(linear ''): " + not_yet));
+  for (const char* reader : {"linear of rows", "fetch"}) CHECK_THAT(faults({"prepack", reader}), Contains(as_rows));
+  // Packed twice; some rows are as they were packed, the others are not.
+  for (const Steps& steps : {Steps{"prepack", "prepack"}, {"prepack", "write some rows", "prepack"}})
+    CHECK_THAT(faults(steps), Contains("(prepack ''): " + as_rows));
+  for (const char* write : {"write", "write some rows"})
+    CHECK_THAT(faults({"prepack", write, "linear"}), Contains(not_yet));
+  // Bytes sleep and wake as they are, and what is allocated anew is nobody's.
+  CHECK(faults({"prepack", "copy", "linear of the copy", "anew", "copy back", "linear"}) == "");
+  CHECK_THAT(faults({"copy", "linear of the copy"}), Contains("reads bytes of 'copy' that are not prepacked"));
+  CHECK_THAT(faults({"copy", "prepack", "copy back", "linear"}), Contains(not_yet));
+  CHECK_THAT(faults({"prepack", "anew", "write", "linear"}), Contains(not_yet));
+}
+
 TEST_CASE("What ranks write differently is proven for each kind of rank") {
   // Two ranks read the parts of 'a' that are theirs: 8 elements each, or 10 of 16 by the first and 6 by the second.
   const auto parts = [](std::int64_t part, std::int64_t wanted, bool zeroed) {
