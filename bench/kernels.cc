@@ -12,6 +12,7 @@
 #include "backends/cpu_gloo/kernels/norm.h"
 #include "backends/cpu_gloo/kernels/optimizer.h"
 #include "backends/cpu_gloo/kernels/paged_attention.h"
+#include "backends/cpu_gloo/kernels/prepack.h"
 #include "backends/cpu_gloo/kernels/rope.h"
 
 namespace {
@@ -24,21 +25,29 @@ int num_threads() {
   return s ? std::atoi(s) : 2;
 }
 
-/// A dense tensor of small numbers.
+/// A dense tensor of small numbers, on a cache line as the plan's buffers are.
 struct Array {
-  std::vector<unsigned char> bytes;
+  struct alignas(64) Line {
+    unsigned char bytes[64];
+  };
+  std::vector<Line> lines;
   DType dtype;
-  std::int64_t cols;
-  Array(DType t, std::int64_t rows, std::int64_t c)
-      : bytes(static_cast<std::size_t>(rows * c * size_of(t))), dtype(t), cols(c) {
-    std::vector<float> values(static_cast<std::size_t>(rows * c));
+  std::int64_t rows, cols;
+  Array(DType t, std::int64_t r, std::int64_t c)
+      : lines((static_cast<std::size_t>(r * c * size_of(t)) + sizeof(Line) - 1) / sizeof(Line)),
+        dtype(t),
+        rows(r),
+        cols(c) {
+    std::vector<float> values(static_cast<std::size_t>(r * c));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((i * 7919) % 1000) * 1e-3f - 0.5f;
     KernelContext ctx(1);
-    cast(ctx, {values.data(), DType::f32}, bytes.data(), t, rows * c);
+    cast(ctx, {values.data(), DType::f32}, data(), t, r * c);
   }
-  Matrix matrix() { return {bytes.data(), dtype, cols}; }
-  ConstVector vector() const { return {bytes.data(), dtype}; }
-  float* f32() { return reinterpret_cast<float*>(bytes.data()); }
+  void* data() { return lines.data(); }
+  std::int64_t size() const { return rows * cols * size_of(dtype); }  // bytes
+  Matrix matrix() { return {data(), dtype, cols}; }
+  ConstVector vector() const { return {lines.data(), dtype}; }
+  float* f32() { return static_cast<float*>(data()); }
 };
 
 DType dtype_of(std::int64_t i) { return i ? DType::bf16 : DType::f32; }
@@ -75,19 +84,36 @@ void linear_shapes(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK(linear)->Apply(linear_shapes)->ArgNames({"T", "N", "K", "bf16", "pass"})->UseRealTime();
 
-/// Args: T, bf16?. One pass over 4096 × 4096 weights.
+/// Args: T, bf16?, prepacked?. One pass over 4096 × 4096 weights.
 void decode_weights(benchmark::State& state) {
   const std::int64_t T = state.range(0), n = 4096;
   const DType t = dtype_of(state.range(1));
   KernelContext ctx(num_threads());
   Array x(t, T, n), w(t, n, n), y(t, T, n);
-  for ([[maybe_unused]] auto _ : state) linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, n, n);
+  const auto order = state.range(2) ? WeightOrder::prepacked : WeightOrder::rows;
+  if (order == WeightOrder::prepacked) prepack(ctx, w.data(), t, n, n);
+  for ([[maybe_unused]] auto _ : state)
+    linear_forward(ctx, x.matrix(), w.matrix(), {}, y.matrix(), T, n, n, Write::overwrite, order);
   report_bytes(state, static_cast<double>(n * n * size_of(t)));
 }
 BENCHMARK(decode_weights)
-    ->ArgsProduct({{1, 2, 4, 6, 8, 12, 16, 32, 64}, {0, 1}})
-    ->ArgNames({"T", "bf16"})
+    ->ArgsProduct({{1, 2, 4, 6, 8, 12, 16, 32, 64}, {0, 1}, {0, 1}})
+    ->ArgNames({"T", "bf16", "prepacked"})
     ->UseRealTime();
+
+/// Args: bf16?. 4096 × 4096 weights into the order of products and back: bytes read and written.
+void prepack_weights(benchmark::State& state) {
+  const std::int64_t n = 4096;
+  const DType t = dtype_of(state.range(0));
+  KernelContext ctx(num_threads());
+  Array w(t, n, n);
+  for ([[maybe_unused]] auto _ : state) {
+    prepack(ctx, w.data(), t, n, n);
+    unpack(ctx, w.data(), t, n, n);
+  }
+  report_bytes(state, 4.0 * static_cast<double>(w.size()));
+}
+BENCHMARK(prepack_weights)->DenseRange(0, 1)->ArgName("bf16")->UseRealTime();
 
 /// Args: sequences, length, heads, kv heads, head dim, bf16?, backward?. Work counted: 2 (5 backward) products over the
 /// visible half.
@@ -125,9 +151,9 @@ void paged_decode(benchmark::State& state) {
   std::vector<std::int32_t> table, length(static_cast<std::size_t>(S), static_cast<std::int32_t>(context));
   for (std::int64_t i = 0; i < S * blocks; ++i) table.push_back(static_cast<std::int32_t>(i));
   for ([[maybe_unused]] auto _ : state)
-    paged_decode_attention(ctx, qkv.matrix(), shape, {pool.bytes.data(), DType::bf16, S * blocks, block},
+    paged_decode_attention(ctx, qkv.matrix(), shape, {pool.data(), DType::bf16, S * blocks, block},
                            {table.data(), blocks, length.data()}, S, 0.125f, o.matrix());
-  report_bytes(state, static_cast<double>(pool.bytes.size()));
+  report_bytes(state, static_cast<double>(pool.size()));
 }
 BENCHMARK(paged_decode)->ArgsProduct({{1, 16}, {512, 4096}})->ArgNames({"S", "context"})->UseRealTime();
 
@@ -142,7 +168,7 @@ void rmsnorm(benchmark::State& s) {
     Array x(t, T, 512), w(t, 1, 512), y(t, T, 512), rstd(DType::f32, 1, T);
     for ([[maybe_unused]] auto _ : state)
       rmsnorm_forward(ctx, x.matrix(), w.vector(), y.matrix(), rstd.f32(), T, 512, 1e-5f);
-    return 2.0 * static_cast<double>(x.bytes.size());
+    return 2.0 * static_cast<double>(x.size());
   });
 }
 void rmsnorm_grad(benchmark::State& s) {
@@ -151,21 +177,21 @@ void rmsnorm_grad(benchmark::State& s) {
     for ([[maybe_unused]] auto _ : state)
       rmsnorm_backward(ctx, x.matrix(), w.vector(), rstd.f32(), dy.matrix(), dx.matrix(), Write::accumulate, dw.f32(),
                        Write::accumulate, T, 512);
-    return 4.0 * static_cast<double>(x.bytes.size());
+    return 4.0 * static_cast<double>(x.size());
   });
 }
 void swiglu(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array gu(t, T, 2752), act(t, T, 1376);
     for ([[maybe_unused]] auto _ : state) swiglu_forward(ctx, gu.matrix(), act.matrix(), T, 1376);
-    return static_cast<double>(gu.bytes.size() + act.bytes.size());
+    return static_cast<double>(gu.size() + act.size());
   });
 }
 void swiglu_grad(benchmark::State& s) {
   streaming(s, [](auto& state, auto& ctx, DType t, std::int64_t T) {
     Array gu(t, T, 2752), dgu(t, T, 2752), act(t, T, 1376);
     for ([[maybe_unused]] auto _ : state) swiglu_backward(ctx, act.matrix(), gu.matrix(), dgu.matrix(), T, 1376);
-    return static_cast<double>(2 * gu.bytes.size() + act.bytes.size());
+    return static_cast<double>(2 * gu.size() + act.size());
   });
 }
 void rope_rows(benchmark::State& s) {
@@ -186,7 +212,7 @@ void logprobs(benchmark::State& s) {
     std::vector<std::int32_t> targets(static_cast<std::size_t>(T), 5);
     for ([[maybe_unused]] auto _ : state)
       token_logprobs(ctx, {logits.f32(), 8192, 8192}, targets.data(), 1.0f, out.f32(), out.f32() + T, nullptr, T);
-    return static_cast<double>(logits.bytes.size());
+    return static_cast<double>(logits.size());
   });
 }
 void adamw(benchmark::State& s) {

@@ -1,5 +1,6 @@
 #include "backends/cpu_gloo/kernels/prepack.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -26,12 +27,14 @@ bool multiplies_pairs() {
 template <class U, class Place>
 void move_block(std::byte* block, std::byte* room, std::int64_t rows, std::int64_t units, bool back, Place&& place) {
   std::memcpy(room, block, static_cast<std::size_t>(rows * units) * sizeof(U));
-  for (std::int64_t u = 0; u < units; ++u)
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t of_rows = r * units + u, packed = place(r, u);
-      std::memcpy(block + (back ? of_rows : packed) * std::int64_t{sizeof(U)},
-                  room + (back ? packed : of_rows) * std::int64_t{sizeof(U)}, sizeof(U));
-    }
+  constexpr std::int64_t line = 64 / sizeof(U);  // of a row, whose rows may be a power of two apart
+  for (std::int64_t u0 = 0; u0 < units; u0 += line)
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t u = u0; u < std::min(u0 + line, units); ++u) {
+        const std::int64_t of_rows = r * units + u, packed = place(r, u);
+        std::memcpy(block + (back ? of_rows : packed) * std::int64_t{sizeof(U)},
+                    room + (back ? packed : of_rows) * std::int64_t{sizeof(U)}, sizeof(U));
+      }
 }
 
 /// All whole blocks of `rows` rows, each in turn on one thread.
