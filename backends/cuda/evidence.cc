@@ -116,7 +116,7 @@ std::vector<RunBody> bodies_that_ran(const Plan& plan, std::span<const PhaseTota
       const Body& body = program.bodies[static_cast<std::size_t>(b)];
       std::set<std::string>& ops = found[body_kind(body.name)];
       for (const Op& op : body.ops)
-        if (op.kind != OpKind::alloc && op.kind != OpKind::free)
+        if (op.kind != OpKind::alloc && op.kind != OpKind::free && op.kind != OpKind::prepack)
           ops.insert(op_text(op, by));  // these ask nothing of a device
     }
   }

@@ -66,8 +66,10 @@ TEST_CASE("a run executed the bodies of the phases that it was in, and they ran 
   Op zero = toy::op(OpKind::zero, streams::compute, "zero");
   zero.outputs = {toy::tensor(0, {8})};
   Op alloc = toy::op(OpKind::alloc, streams::compute, "alloc");
+  Op prepack = toy::op(OpKind::prepack, streams::compute, "prepack");  // launches nothing
+  prepack.inputs = {toy::tensor(0, {8})}, prepack.outputs = prepack.inputs;
   p.phases = {{named("train.layer.forward", {cast}), named("train.layer.forward/2", {zero}),
-               named("train.zero", {zero}), named("train.takes_memory", {alloc})},
+               named("train.zero", {zero}), named("train.takes_memory", {alloc, prepack})},
               {named("export.fetch", {zero})}};
   plan.programs = {p}, plan.program_of_rank = {0, 0};
   PhaseTotal train, nowhere;
