@@ -10,10 +10,11 @@
 namespace hotbunk {
 namespace {
 
-void raise_peaks(ArenaCounters& c) {
-  c.mapped_peak = std::max(c.mapped_peak, c.mapped);
-  for (int i = 0; i < arena_num_categories; ++i)
-    c.peak_by_category[i] = std::max(c.peak_by_category[i], c.live_by_category[i]);
+/// So many bytes more of a category are live, whose peak and the sum's alone may rise.
+void add_live(ArenaCounters& c, int category, std::int64_t bytes) {
+  c.live += bytes;
+  const std::int64_t of_category = c.live_by_category[category] += bytes;
+  c.peak_by_category[category] = std::max(c.peak_by_category[category], of_category);
   if (c.live > c.live_peak) {
     c.live_peak = c.live;
     c.at_peak = c.live_by_category;
@@ -71,7 +72,7 @@ void ArenaBooks::map(std::int64_t begin, std::int64_t end, std::string_view who)
   }
   for (ArenaCounters* c : {&total_, &window_}) {
     c->mapped += bytes;
-    raise_peaks(*c);
+    c->mapped_peak = std::max(c->mapped_peak, c->mapped);
   }
 }
 
@@ -96,46 +97,57 @@ void ArenaBooks::unmap(std::int64_t begin, std::int64_t end) {
   window_.mapped -= end - begin;
 }
 
-void ArenaBooks::alloc(std::int64_t offset, std::int64_t bytes, int category, std::string_view name) {
+ArenaBooks::Live& ArenaBooks::entry(LiveMap::iterator before, std::int64_t offset) {
+  if (spare_.empty()) return live_.emplace_hint(before, offset, Live{})->second;
+  LiveMap::node_type node = std::move(spare_.back());
+  spare_.pop_back();
+  node.key() = offset;
+  return live_.insert(before, std::move(node))->second;
+}
+
+std::int64_t ArenaBooks::alloc(std::int64_t offset, std::int64_t bytes, int category, std::string_view name,
+                               std::string_view prefix) {
   std::lock_guard lock(mutex_);
   HB_CHECK(bytes >= 0 && offset >= 0 && offset <= book_.reserve_bytes - bytes,
-           "arena {}: buffer {} at {} of {} B lies outside [0, {})", book_.name, name, offset, bytes,
+           "arena {}: buffer {}{} at {} of {} B lies outside [0, {})", book_.name, prefix, name, offset, bytes,
            book_.reserve_bytes);
-  HB_CHECK(category >= 0 && category < arena_num_categories, "arena {}: buffer {} has category {}", book_.name, name,
-           category);
-  if (bytes == 0) return;
-  HB_CHECK(covered(offset, offset + bytes), "arena {}: buffer {} at [{}, {}) is not wholly mapped", book_.name, name,
-           offset, offset + bytes);
+  HB_CHECK(category >= 0 && category < arena_num_categories, "arena {}: buffer {}{} has category {}", book_.name,
+           prefix, name, category);
+  if (bytes == 0) return 0;
+  HB_CHECK(covered(offset, offset + bytes), "arena {}: buffer {}{} at [{}, {}) is not wholly mapped", book_.name,
+           prefix, name, offset, offset + bytes);
   auto next = live_.lower_bound(offset);
   if (next != live_.end())
-    HB_CHECK(next->first >= offset + bytes, "arena {}: buffer {} at [{}, {}) overlaps live buffer {} at [{}, {})",
-             book_.name, name, offset, offset + bytes, next->second.name, next->first,
+    HB_CHECK(next->first >= offset + bytes, "arena {}: buffer {}{} at [{}, {}) overlaps live buffer {} at [{}, {})",
+             book_.name, prefix, name, offset, offset + bytes, next->second.name, next->first,
              next->first + next->second.bytes);
   if (next != live_.begin()) {
     const auto& [before, buffer] = *std::prev(next);
-    HB_CHECK(before + buffer.bytes <= offset, "arena {}: buffer {} at [{}, {}) overlaps live buffer {} at [{}, {})",
-             book_.name, name, offset, offset + bytes, buffer.name, before, before + buffer.bytes);
+    HB_CHECK(before + buffer.bytes <= offset, "arena {}: buffer {}{} at [{}, {}) overlaps live buffer {} at [{}, {})",
+             book_.name, prefix, name, offset, offset + bytes, buffer.name, before, before + buffer.bytes);
   }
-  live_.emplace_hint(next, offset, Live{bytes, category, std::string(name)});
-  for (ArenaCounters* c : {&total_, &window_}) {
-    c->live += bytes;
-    c->live_by_category[category] += bytes;
-    raise_peaks(*c);
-  }
+  Live& live = entry(next, offset);
+  live.bytes = bytes, live.category = category;
+  live.name.assign(prefix).append(name);
+  const std::int64_t before = total_.live;
+  for (ArenaCounters* c : {&total_, &window_}) add_live(*c, category, bytes);
+  return total_.live - before;
 }
 
-void ArenaBooks::free(std::int64_t offset, std::int64_t bytes) {
-  if (bytes == 0) return;
+std::int64_t ArenaBooks::free(std::int64_t offset, std::int64_t bytes) {
+  if (bytes == 0) return 0;
   std::lock_guard lock(mutex_);
   auto it = live_.find(offset);
   HB_CHECK(it != live_.end(), "arena {}: free of {} B at {}, where no buffer is live", book_.name, bytes, offset);
   HB_CHECK(it->second.bytes == bytes, "arena {}: free of {} B at {}, but live buffer {} has {} B", book_.name, bytes,
            offset, it->second.name, it->second.bytes);
+  const std::int64_t before = total_.live;
   for (ArenaCounters* c : {&total_, &window_}) {
     c->live -= bytes;
     c->live_by_category[it->second.category] -= bytes;
   }
-  live_.erase(it);
+  spare_.push_back(live_.extract(it));
+  return total_.live - before;
 }
 
 bool ArenaBooks::is_live(std::int64_t offset, std::string_view name) const {

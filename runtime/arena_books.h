@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace hotbunk {
 
@@ -54,11 +55,13 @@ class ArenaBooks {
   /// it is not taken back (the books then still hold the range).
   void unmap(std::int64_t begin, std::int64_t end);
 
-  /// Books a buffer. InternalError names both buffers when it overlaps a live one, or says which part is not mapped.
-  /// A buffer of 0 bytes is legal and books nothing. Category: 0 .. arena_num_categories - 1. Memory is not touched.
-  void alloc(std::int64_t offset, std::int64_t bytes, int category, std::string_view name);
+  /// Books a buffer, "prefix" + "name". InternalError names both buffers when it overlaps a live one, or says which
+  /// part is not mapped. A buffer of 0 bytes is legal and books nothing. Category: 0 .. arena_num_categories - 1.
+  /// Memory is not touched. Returns how many more bytes are live than before; free likewise, a number below 0.
+  std::int64_t alloc(std::int64_t offset, std::int64_t bytes, int category, std::string_view name,
+                     std::string_view prefix = {});
   /// InternalError unless exactly this buffer is live.
-  void free(std::int64_t offset, std::int64_t bytes);
+  std::int64_t free(std::int64_t offset, std::int64_t bytes);
 
   ArenaCounters counters() const;
   /// Counters whose peaks cover the time since the last take_window (or the start): peaks of one phase.
@@ -78,18 +81,22 @@ class ArenaBooks {
 
  private:
   struct Live {
-    std::int64_t bytes;
-    int category;
+    std::int64_t bytes = 0;
+    int category = 0;
     std::string name;
   };
+  using LiveMap = std::map<std::int64_t, Live>;  // by offset
 
+  /// A new entry in front of this one.
+  Live& entry(LiveMap::iterator before, std::int64_t offset);
   void check_range(std::int64_t begin, std::int64_t end, const char* what) const;
   bool covered(std::int64_t begin, std::int64_t end) const;  // is_mapped under the lock
 
   const BookOptions book_;
   mutable std::mutex mutex_;
   std::map<std::int64_t, std::int64_t> mapped_;  // begin -> end, disjoint, neighbours merged
-  std::map<std::int64_t, Live> live_;            // by offset
+  LiveMap live_;
+  std::vector<LiveMap::node_type> spare_;  // of buffers that were freed, with their names' memory, for those to come
   ArenaCounters total_;
   ArenaCounters window_;
 };

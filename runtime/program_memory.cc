@@ -13,14 +13,6 @@ namespace {
 
 static_assert(arena_num_categories == num_categories);
 
-/// How many more bytes the arena's books call live after a call.
-template <class Call>
-std::int64_t live_added(ArenaBooks& a, Call call) {
-  const std::int64_t before = a.counters().live;
-  call();
-  return a.counters().live - before;
-}
-
 void add_totals(SpaceMemory& memory, const ArenaCounters& books) {
   HB_CHECK(books.live_peak == memory.peak_bytes, "peak of live bytes: {} in all, {} over phases", books.live_peak,
            memory.peak_bytes);
@@ -71,14 +63,12 @@ bool ProgramMemory::is_live(const Buffer& b) const {
 }
 
 std::int64_t ProgramMemory::alloc(const BoundBuffer& b) {
-  ArenaBooks& a = arena(b.section());
-  return live_added(
-      a, [&] { a.alloc(base(b.section()) + b.offset, b.bytes(), static_cast<int>(b.category()), b.name()); });
+  return arena(b.section())
+      .alloc(base(b.section()) + b.offset, b.bytes(), static_cast<int>(b.category()), b.buffer->name, b.prefix);
 }
 
 std::int64_t ProgramMemory::free(const BoundBuffer& b) {
-  ArenaBooks& a = arena(b.section());
-  return live_added(a, [&] { a.free(base(b.section()) + b.offset, b.bytes()); });
+  return arena(b.section()).free(base(b.section()) + b.offset, b.bytes());
 }
 
 bool ProgramMemory::fits(const Op& op) const {

@@ -37,15 +37,10 @@ StreamThread::~StreamThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-void StreamThread::enqueue(std::function<void()> work) {
+void StreamThread::push(std::function<void()> work) {
   auto guarded = [this, work = std::move(work)] {
     if (!failed()) work();
   };
-  if (mode_ == Mode::inlined) {
-    std::function<void()> f = std::move(guarded);
-    run_one(f);
-    return;
-  }
   bool was_idle;
   {
     std::lock_guard lock(mutex_);
@@ -108,15 +103,6 @@ bool StreamThread::failed() const { return failure() != nullptr; }
 std::exception_ptr StreamThread::failure() const {
   std::lock_guard lock(mutex_);
   return failure_;
-}
-
-void StreamThread::run_one(std::function<void()>& work) {
-  try {
-    work();
-  } catch (...) {
-    std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = std::current_exception();
-  }
 }
 
 void StreamThread::run_loop() {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace hotbunk {
 
@@ -39,7 +40,12 @@ class StreamThread {
   StreamThread(const StreamThread&) = delete;
   StreamThread& operator=(const StreamThread&) = delete;
 
-  void enqueue(std::function<void()> work);
+  /// `work`: a callable without arguments; copied where the stream has a thread.
+  template <class Work>
+  void enqueue(Work&& work) {
+    if (mode_ == Mode::threaded) push(std::forward<Work>(work));
+    else if (!failed()) run_one(work);
+  }
   /// The event fires when all work enqueued here so far is done (or skipped).
   void record(const StreamEvent&);
   /// Work enqueued here later starts after the event's most recent record fired. When the recording stream had failed,
@@ -54,8 +60,17 @@ class StreamThread {
   const std::string& name() const { return name_; }
 
  private:
+  void push(std::function<void()> work);
   void run_loop();
-  void run_one(std::function<void()>& work);
+  template <class Work>
+  void run_one(Work& work) {
+    try {
+      work();
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
   std::exception_ptr failure() const;
 
   std::string name_;

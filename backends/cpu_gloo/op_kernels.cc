@@ -188,17 +188,13 @@ void run_linear_wgrad(const KernelCall& c) {
 
 void run_rms_norm(const KernelCall& c) {
   const std::int64_t T = extent(c, in(c, 0), 0), H = extent(c, in(c, 0), 1);
-  Matrix x = matrix(c, in(c, 0));
-  if (c.op.num_operands() < 3) {
+  const Matrix x = matrix(c, in(c, 0));
+  if (c.op.num_operands() < 3)
     rmsnorm_forward(c.context, x, vec(c, in(c, 1)), matrix(c, out(c, 0)), data<float>(c, out(c, 1)), T, H, eps(c),
                     offset(c));
-    return;
-  }
-  // sum = x + r, then the norm of the sum: the kernel adds in place, so the sum starts as x.
-  const Matrix sum = matrix(c, out(c, 2));
-  copy(c.context, x.data, sum.data, in(c, 0).bytes(c.sizes));
-  add_rmsnorm_forward(c.context, sum, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 0)),
-                      data<float>(c, out(c, 1)), T, H, eps(c), offset(c));
+  else
+    add_rmsnorm_forward(c.context, x, matrix(c, in(c, 2)), vec(c, in(c, 1)), matrix(c, out(c, 2)), matrix(c, out(c, 0)),
+                        data<float>(c, out(c, 1)), T, H, eps(c), offset(c));
 }
 void run_rms_norm_backward(const KernelCall& c) {
   rmsnorm_backward(c.context, matrix(c, in(c, 1)), vec(c, in(c, 2)), data<float>(c, in(c, 3)), matrix(c, in(c, 0)),

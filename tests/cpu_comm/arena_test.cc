@@ -225,6 +225,23 @@ TEST_CASE("live buffers: overlap, unmapped ranges, wrong frees", "[arena]") {
   arena.free(100, 50);
   CHECK_THROWS_AS(arena.free(100, 50), InternalError);
   arena.alloc(100, 50, 3, "reused");
+  CHECK_THAT(message_of<InternalError>([&] { arena.alloc(149, 1, 2, "grad", "layers.0."); }),
+             Catch::Contains("buffer layers.0.grad") && Catch::Contains("live buffer reused at [100, 150)"));
+}
+
+TEST_CASE("what the books call live more or less is what a call returns", "[arena]") {
+  Arena arena(options(false, 4 * chunk, 4 * chunk));
+  arena.map(0, chunk, "a");
+  CHECK(arena.alloc(0, 100, 0, "p") == 100);
+  CHECK(arena.alloc(100, 0, 0, "empty") == 0);
+  CHECK(arena.free(100, 0) == 0);
+  CHECK(arena.free(0, 100) == -100);
+  // What is booked behind a freed buffer has nothing of it.
+  CHECK(arena.alloc(200, 30, 1, "weight", "layers.0.") == 30);
+  CHECK(arena.is_live(200, "layers.0.weight"));
+  CHECK_FALSE(arena.is_live(0, "p"));
+  CHECK(arena.counters().live_by_category == std::array<std::int64_t, arena_num_categories>{0, 30});
+  CHECK(arena.free(200, 30) == -30);
 }
 
 TEST_CASE("peaks: in total, by category, at the peak, and by window", "[arena]") {

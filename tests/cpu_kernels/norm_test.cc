@@ -70,12 +70,19 @@ TEST_CASE("rmsnorm forward, alone and fused with the residual add") {
           check_close(
               y, [&](auto t, auto j) { return x.at(t, j) * r_of(x, t) * w.at(0, j); }, kF32Tolerance);
 
-          Tensor hidden = x;
-          add_rmsnorm_forward(ctx, hidden.matrix(), delta.matrix(), w.vector(), y.matrix(), rstd.f32(), T, h, kEps);
+          Tensor hidden(dtype, T, h), in_place = x, in_delta = delta, again(dtype, T, h, h + 5);
+          add_rmsnorm_forward(ctx, x.matrix(), delta.matrix(), w.vector(), hidden.matrix(), y.matrix(), rstd.f32(), T,
+                              h, kEps);
           check_close(
               hidden, [&](auto t, auto j) { return x.at(t, j) + delta.at(t, j); }, kF32Tolerance);
           check_close(
               y, [&](auto t, auto j) { return hidden.at(t, j) * r_of(hidden, t) * w.at(0, j); }, kF32Tolerance);
+          add_rmsnorm_forward(ctx, in_place.matrix(), delta.matrix(), w.vector(), in_place.matrix(), again.matrix(),
+                              rstd.f32(), T, h, kEps);
+          CHECK(again.bytes() == y.bytes());
+          add_rmsnorm_forward(ctx, x.matrix(), in_delta.matrix(), w.vector(), in_delta.matrix(), again.matrix(),
+                              rstd.f32(), T, h, kEps);
+          CHECK(again.bytes() == y.bytes());
         }
 }
 

@@ -346,6 +346,27 @@ TEST_CASE("sampling: greedy takes the lowest of equals; inverse transform hits e
   CHECK(sample_one({-inf, 0.0f, -inf}, {}, 0.9999999f).first == 1);
 }
 
+TEST_CASE("greedy sampling takes the first of the largest, wherever they are in a row") {
+  for (std::size_t at = 0; at < 600; ++at) {
+    std::vector<float> x(600, 1.0f);
+    x[at] = 2.0f;
+    CHECK(sample_one(x, {.temperature = 0}, 0.0f).first == static_cast<std::int32_t>(at));
+  }
+  Random rng(57);
+  for (int i = 0; i < 300; ++i) {
+    const auto n = 1 + static_cast<std::size_t>(rng.uniform() * 1100);
+    const int values = i % 3 == 0   ? 1
+                       : i % 3 == 1 ? 3
+                                    : 1000;  // with 1 all are equal, with 3 the largest is there often
+    std::vector<float> x(n);
+    for (float& v : x) v = static_cast<float>(std::floor(rng.uniform() * values)) - 2.0f;
+    if (i % 4 == 0) std::fill_n(x.begin(), n / 2, -INFINITY);
+    if (i % 5 == 0) std::fill_n(x.begin() + static_cast<std::ptrdiff_t>(n / 3), n / 3, -0.0f);  // equals +0
+    CAPTURE(i, n, values);
+    CHECK(sample_one(x, {.temperature = 0}, 0.0f).first == std::max_element(x.begin(), x.end()) - x.begin());
+  }
+}
+
 TEST_CASE("sampling reads tensor-parallel blocks, never picks padding, and does not depend on the split or batch") {
   Random rng(55);
   const std::int64_t S = 5, V = 24, vocab = 21;

@@ -143,20 +143,20 @@ void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y,
   });
 }
 
-void add_rmsnorm_forward(KernelContext& ctx, Matrix hidden, ConstMatrix delta, ConstVector w, Matrix y, float* rstd,
-                         std::int64_t T, std::int64_t h, float eps, float offset) {
-  HB_CHECK(hidden.dtype == y.dtype && hidden.dtype == delta.dtype, "add_rmsnorm: mixed dtypes");
-  with_float_type(hidden.dtype, [&](auto tag) {
+void add_rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix delta, ConstVector w, Matrix sum, Matrix y,
+                         float* rstd, std::int64_t T, std::int64_t h, float eps, float offset) {
+  HB_CHECK(x.dtype == y.dtype && x.dtype == delta.dtype && x.dtype == sum.dtype, "add_rmsnorm: mixed dtypes");
+  with_float_type(x.dtype, [&](auto tag) {
     using E = decltype(tag);
     with_float_type(w.dtype, [&](auto w_tag) {
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
       parallel_for(ctx, T, rows_grain(4 * h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
-          E* x = row<E>(hidden, t);
-          const E* d = row<E>(delta, t);
-          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(x + j, ld(x + j) + ld(d + j)); });
-          rstd[t] = inverse_rms(x, h, eps);
-          normalize(x, weight, offset, rstd[t], row<E>(y, t), h);
+          const E *a = row<E>(x, t), *b = row<E>(delta, t);
+          E* s = row<E>(sum, t);
+          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(s + j, ld(a + j) + ld(b + j)); });
+          rstd[t] = inverse_rms(s, h, eps);
+          normalize(s, weight, offset, rstd[t], row<E>(y, t), h);
         }
       });
     });

@@ -10,10 +10,10 @@ namespace hotbunk::kernels {
 void rmsnorm_forward(KernelContext&, ConstMatrix x, ConstVector w, Matrix y, float* rstd, std::int64_t T,
                      std::int64_t h, float eps, float offset = 0.0f);
 
-/// The residual stream's step fused with the norm after it: hidden += delta; y = rmsnorm(hidden).
-/// The norm reads `hidden` as stored (after rounding to its dtype). hidden, delta, y: [T, h].
-void add_rmsnorm_forward(KernelContext&, Matrix hidden, ConstMatrix delta, ConstVector w, Matrix y, float* rstd,
-                         std::int64_t T, std::int64_t h, float eps, float offset = 0.0f);
+/// The residual stream's step fused with the norm after it: sum = x + delta; y = rmsnorm(sum).
+/// The norm reads `sum` as stored (after rounding to its dtype). x, delta, sum, y: [T, h]; sum may be x or delta.
+void add_rmsnorm_forward(KernelContext&, ConstMatrix x, ConstMatrix delta, ConstVector w, Matrix sum, Matrix y,
+                         float* rstd, std::int64_t T, std::int64_t h, float eps, float offset = 0.0f);
 
 /// dx (+)= rstd·(dy·w − x·rstd²·mean(dy·w·x)),  dw (+)= Σ_t dy·x·rstd.   dw: fp32 [h]; nullptr = frozen weight.
 /// dw is summed in fixed blocks of tokens: same bits for every number of threads. dx may be dy.

@@ -21,8 +21,18 @@ float log_prob(const float* x, std::int64_t vocab, float m, float inv, std::int6
   return static_cast<float>((static_cast<double>(x[token]) - m) * inv - log_sum);
 }
 
+/// The first of the largest: by vectors which few logits it is among, then among those.
+std::int64_t first_largest(const float* x, std::int64_t n) {
+  constexpr std::int64_t kFew = 256;
+  std::int64_t begin = 0;
+  float most = row_max(x, std::min(n, kFew));
+  for (std::int64_t at = kFew; at < n; at += kFew)
+    if (const float m = row_max(x + at, std::min(n - at, kFew)); m > most) most = m, begin = at;
+  return std::max_element(x + begin, x + std::min(n, begin + kFew)) - x;
+}
+
 Choice greedy(const float* x, std::int64_t vocab) {
-  const auto best = std::max_element(x, x + vocab) - x;  // the first of equals
+  const std::int64_t best = first_largest(x, vocab);
   return {static_cast<std::int32_t>(best), log_prob(x, vocab, x[best], 1.0f, best)};
 }
 
@@ -79,14 +89,15 @@ void sample_tokens(KernelContext& ctx, LogitBlocks logits, const SamplingParams&
   HB_CHECK(vocab > 0 && vocab <= logits.num_blocks * width, "vocabulary {} in {} blocks of {}", vocab,
            logits.num_blocks, width);
   parallel_for(ctx, S, rows_grain(16 * vocab), [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> joined(static_cast<std::size_t>(vocab)), prob(static_cast<std::size_t>(vocab));
-    std::vector<std::int32_t> order(static_cast<std::size_t>(vocab));
+    const bool largest = params.temperature == 0.0f, whole = vocab <= width;  // else rows lie in several blocks
+    std::vector<float> joined(static_cast<std::size_t>(whole ? 0 : vocab));
+    std::vector<float> prob(static_cast<std::size_t>(largest ? 0 : vocab));
+    std::vector<std::int32_t> order(prob.size());
     for (std::int64_t s = begin; s < end; ++s) {
-      for (std::int64_t b = 0; b < logits.num_blocks && b * width < vocab; ++b)
+      const float* x = whole ? logits.data + s * width : joined.data();
+      for (std::int64_t b = 0; !whole && b * width < vocab; ++b)
         std::copy_n(logits.data + (b * S + s) * width, std::min(width, vocab - b * width), joined.data() + b * width);
-      const Choice c = params.temperature == 0.0f
-                           ? greedy(joined.data(), vocab)
-                           : draw(joined.data(), vocab, params, uniforms[s], prob.data(), order.data());
+      const Choice c = largest ? greedy(x, vocab) : draw(x, vocab, params, uniforms[s], prob.data(), order.data());
       tokens[s] = c.token;
       logp[s] = c.logp;
     }
