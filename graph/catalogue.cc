@@ -131,8 +131,8 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::copy_arrivals, 3, 3, 3, 3, FlopRule::none, 0},
     {OpKind::expert_counts, 2, 2, 1, 1, FlopRule::none, 0},
     {OpKind::router_loss, 5, 5, 2, 2, FlopRule::per_element, 12},
-    {OpKind::prepack, 1, 1, 1, 1, FlopRule::none, 0},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
+    {OpKind::prepack, 1, 1, 1, 1, FlopRule::none, 0},
 }};
 
 constexpr bool in_order() {

@@ -112,8 +112,8 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::copy_arrivals, "copy_arrivals", OpClass::compute},
     {OpKind::expert_counts, "expert_counts", OpClass::compute},
     {OpKind::router_loss, "router_loss", OpClass::compute},
-    {OpKind::prepack, "prepack", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
+    {OpKind::prepack, "prepack", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
 

@@ -127,10 +127,10 @@ enum class OpKind : std::uint8_t {
   copy_arrivals,
   expert_counts,
   router_loss,
-  prepack,
   priced,  // whatever a framework does there
+  prepack,
 };
-inline constexpr int num_op_kinds = static_cast<int>(OpKind::priced) + 1;
+inline constexpr int num_op_kinds = static_cast<int>(OpKind::prepack) + 1;
 std::string_view name_of(OpKind);
 
 /// Named attributes; the catalogue says which kind has which.
