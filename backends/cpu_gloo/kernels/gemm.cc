@@ -18,11 +18,6 @@ namespace {
 std::array<std::int64_t, 2> rows_of(ConstMatrix m) { return {m.ld, 1}; }
 std::array<std::int64_t, 2> columns_of(ConstMatrix m) { return {1, m.ld}; }
 
-/// Of a block that oneDNN reads.
-std::int64_t rows_of_pairs(PackedOrder order) {
-  return order == PackedOrder::pairs64 ? 64 : order == PackedOrder::pairs32 ? 32 : 0;
-}
-
 void write_zeros(KernelContext& ctx, Matrix c, std::int64_t rows, std::int64_t cols) {
   parallel_for(ctx, rows, rows_grain(cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r)
@@ -55,6 +50,7 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
     cast(ctx, bias, wide_bias.data(), DType::f32, N);
     bias_f32 = wide_bias.data();
   }
+  HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
   HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
   const PackedOrder packed = order == WeightOrder::prepacked ? packed_order(w.dtype, N, K) : PackedOrder::rows;
   if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
@@ -73,7 +69,9 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
                           .accumulate = write == Write::accumulate,
                           .bias = bias_f32 != nullptr,
                           .b_pairs = rows_of_pairs(packed)};
-  matmul(ctx, shape, x, w, bias_f32, y);
+  if (packed == PackedOrder::rows) matmul(ctx, shape, x, w, bias_f32, y);
+  else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, bias_f32, y.data))
+    packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
 }
 
 void linear_dgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,

@@ -29,8 +29,9 @@ inline constexpr std::int64_t kSkinnyRows = 16;
 /// process that forks ranks calls it before, and each of them has it.
 void prepare_products();
 
-/// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype. Prepacked, w is what prepack()
-/// left of rows behind each other (w.ld = K), and where the result is row-invariant its bits are those of rows.
+/// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N]). The bias may be absent; it has its own dtype. Prepacked, w is what
+/// prepack() left of rows behind each other (w.ld = K), and where the result is row-invariant its bits are those of
+/// rows.
 void linear_forward(KernelContext&, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
                     std::int64_t N, std::int64_t K, Write = Write::overwrite, WeightOrder = WeightOrder::rows);
 

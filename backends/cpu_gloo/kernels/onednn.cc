@@ -46,6 +46,8 @@ KernelContext::Onednn::Entry make_entry(const dnnl::engine& engine, const Matmul
   const auto desc = s.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
   KernelContext::Onednn::Entry entry;
   entry.desc = dnnl::matmul::primitive_desc(desc, attr, engine, /*allow_empty=*/true);
+  // Of blocks there is else its reference, element by element.
+  if (s.b_pairs > 0 && entry.desc && !std::string_view(entry.desc.impl_info_str()).starts_with("brg")) return {};
   if (entry.desc) entry.primitive = dnnl::matmul(entry.desc);
   return entry;
 }
@@ -93,15 +95,20 @@ bool try_matmul(KernelContext& ctx, const MatmulShape& shape, const void* a, con
 }
 
 bool has_pairs_matmul() {
+  // Before 2.6 it takes such blocks and reads them at other addresses where it chooses blocks of other widths itself.
+  const dnnl_version_t& version = *dnnl_version();
+  if (version.major < 2 || (version.major == 2 && version.minor < 6)) return false;
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   return std::ranges::all_of(std::array<std::int64_t, 2>{64, 32}, [&](std::int64_t rows) {
-    const auto entry = make_entry(
-        engine, {.M = 32, .N = rows, .K = 32, .a_strides = {32, 1}, .ldc = rows, .in = DType::bf16, .b_pairs = rows});
-    return entry.desc && std::string_view(entry.desc.impl_info_str()).starts_with("brg");
+    return !!make_entry(
+                 engine,
+                 {.M = 32, .N = rows, .K = 32, .a_strides = {32, 1}, .ldc = rows, .in = DType::bf16, .b_pairs = rows})
+                 .desc;
   });
 }
 
 void matmul_widened(KernelContext& ctx, MatmulShape shape, const void* a, const void* b, const float* bias, void* c) {
+  HB_CHECK(shape.b_pairs == 0, "widening reads rows");
   const std::int64_t c_rows = shape.M;
   void* out = c;
   std::int64_t out_ld = shape.ldc;

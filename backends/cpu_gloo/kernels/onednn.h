@@ -34,10 +34,11 @@ struct KernelContext::Onednn {
   std::map<MatmulShape, Entry> matmuls;
 };
 
-/// False (and nothing written) where oneDNN has no kernel for these dtypes on this CPU.
+/// False (and nothing written) where oneDNN has no kernel for these dtypes on this CPU, or of pairs none that is fast:
+/// it wants rows of a and c behind each other.
 bool try_matmul(KernelContext&, const MatmulShape&, const void* a, const void* b, const float* bias, void* c);
 
-/// Whether oneDNN has a fast kernel of this CPU that reads bf16 in blocks of pairs.
+/// Whether oneDNN has a fast kernel of this CPU that reads bf16 in blocks of pairs, and reads them right.
 bool has_pairs_matmul();
 
 /// The same in fp32, bf16 operands widened first: what bf16 falls back to.

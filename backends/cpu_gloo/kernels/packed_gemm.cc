@@ -11,7 +11,7 @@ template <class W>
 struct QuadPanels {
   const W* w;
   std::int64_t K;
-  static constexpr std::int64_t together = 1;  // panels whose lines lie among each other: a block
+  static constexpr std::int64_t together = 1, most_together = 1;  // panels whose lines lie among each other: a block
   /// Where columns of a block begin.
   const W* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * kPanelRows; }
   ArrangedPanel<W> panel(std::int64_t p, std::int64_t k) const { return {columns(p, k)}; }
@@ -44,6 +44,7 @@ struct PairPanel {
 struct PairPanels {
   const bf16* w;
   std::int64_t K, together;
+  static constexpr std::int64_t most_together = 64 / kPanelRows;
   const bf16* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * together * kPanelRows; }
   PairPanel panel(std::int64_t p, std::int64_t k) const {
     return {columns(p / together, k) + p % together * kPanelRows * 2, together * kPanelRows * 2};
@@ -51,9 +52,9 @@ struct PairPanels {
 };
 #endif
 
-constexpr std::int64_t kBlockPanels = 64 / kPanelRows;  // at most so many together
 constexpr std::int64_t kStepColumns = 64;  // of a block that all rows of x pass over while they are in the first cache
 constexpr std::int64_t kLongStepColumns = 128;  // where several tiles pass over it
+static_assert(kRowChunk % kStepColumns == 0 && kRowChunk % kLongStepColumns == 0, "a chunk ends with a step");
 constexpr std::int64_t kLineBytes = 64;
 
 /// What lies so far behind the columns at hand, line by line as they are multiplied.
@@ -98,8 +99,8 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
   const std::int64_t rows = panels.together * kPanelRows;
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
-  float sums[kKeptTokens * kBlockPanels * kPanelRows];
-  Vf held[kBlockPanels * most_groups][kPanelTokens * kVecs];
+  float sums[kKeptTokens * Panels::most_together * kPanelRows];
+  Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
   for (std::int64_t block = begin; block < end; ++block) {
     for (std::int64_t k = 0; k < o.K; k += step) {
       const std::int64_t n = std::min(step, o.K - k);
@@ -140,8 +141,10 @@ void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::in
   }
 }
 
+/// All blocks of the weight, shared by the team.
 template <class Panels, class W, class Y>
-void run(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T, std::int64_t blocks) {
+void multiply_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T,
+                     std::int64_t blocks) {
   const bool kept = T <= kKeptTokens;
   const std::int64_t share = (kept ? T : kPanelTokens) * o.K;
   auto* scratch = static_cast<float*>(
@@ -152,6 +155,7 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std:
                  float* room = scratch + thread * share;
                  if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
                    if (!kept) return multiply_many(o, panels, begin, end, groups, room);
+                 HB_CHECK(kept, "{} rows of x at a time", T);
                  const float* x = room;
                  if constexpr (sizeof(W) == sizeof(float))
                    if (T == 1) x = o.x;  // its quads lie side by side
@@ -161,14 +165,20 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std:
 }
 
 template <class W, class Y>
-void run(KernelContext& ctx, ConstMatrix x, const W* w, const float* bias, Matrix y, std::int64_t T, std::int64_t N,
-         std::int64_t K, Write write, PackedOrder order) {
-  const Operands<W, Y> o{static_cast<const W*>(x.data), x.ld, w, K, bias, static_cast<Y*>(y.data), y.ld, K,
-                         write == Write::accumulate};
-  if (order == PackedOrder::quads) return run(ctx, o, QuadPanels<W>{w, K}, T, N / kPanelRows);
+void multiply(KernelContext& ctx, ConstMatrix x, const W* w, const float* bias, Matrix y, std::int64_t T,
+              std::int64_t N, std::int64_t K, Write write, PackedOrder order) {
+  Operands<W, Y> o{static_cast<const W*>(x.data), x.ld, w, K, bias, static_cast<Y*>(y.data), y.ld, K,
+                   write == Write::accumulate};
+  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{w, K}, T, N / kPanelRows);
 #if defined(__AVX512BW__)
-  const std::int64_t rows = order == PackedOrder::pairs64 ? 64 : 32;
-  if constexpr (sizeof(W) == sizeof(bf16)) return run(ctx, o, PairPanels{w, K, rows / kPanelRows}, T, N / rows);
+  if constexpr (sizeof(W) == sizeof(bf16)) {
+    const std::int64_t rows = rows_of_pairs(order);
+    for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
+      multiply_panels(ctx, o, PairPanels{w, K, rows / kPanelRows}, std::min(left, kKeptTokens), N / rows);
+      o.x += kKeptTokens * o.ldx, o.y += kKeptTokens * o.ldy;
+    }
+    return;
+  }
 #endif
   HB_CHECK(false, "no kernel reads weights in this order");
 }
@@ -182,7 +192,7 @@ void packed_gemm(KernelContext& ctx, ConstMatrix x, const void* w, const float* 
     with_float_type(y.dtype, [&](auto y_tag) {
       using W = decltype(w_tag);
       using Y = decltype(y_tag);
-      run<W, Y>(ctx, x, static_cast<const W*>(w), bias, y, T, N, K, write, order);
+      multiply<W, Y>(ctx, x, static_cast<const W*>(w), bias, y, T, N, K, write, order);
     });
   });
   const std::int64_t whole = N / kPanelRows * kPanelRows;
