@@ -276,3 +276,63 @@ TEST_CASE("A bucket is no larger than it may be, except for a single row; a larg
       CHECK((with_embedding.size() > 1) == (bytes < 33 * 24 * 4));
     }
 }
+
+namespace {
+
+/// The rollout's weights that a rank's sync prepacks, without what all of their names begin with.
+std::set<std::string> prepacked(const Plan& plan, Rank rank) {
+  std::set<std::string> out;
+  const auto name = [](const BoundOp& op, const Tensor& t) { return op.buffer(t).name().substr(8); };  // "rollout."
+  std::int64_t products = 0;
+  const Program& program = plan.program(rank);
+  for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
+    for (const Block& block : program.phases[phase])
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind == OpKind::prepack) {
+          CHECK(plan.phases[phase].name == "sync");
+          CHECK(out.insert(name(op, op->outputs[0])).second);
+        } else if (op->has(Attr::prepacked)) {
+          CHECK(plan.phases[phase].name == "rollout");
+          CHECK(out.contains(name(op, op->inputs[1])));
+          ++products;
+        }
+      });
+  CHECK(products == 2 * std::ssize(out));  // of prefill and decode
+  return out;
+}
+
+std::set<std::string> of_layers(std::int64_t first, std::int64_t end, const std::vector<std::string>& weights,
+                                std::set<std::string> more = {}) {
+  for (std::int64_t l = first; l < end; ++l)
+    for (const std::string& w : weights) more.insert(fmt::format("layers.{}.{}", l, w));
+  return more;
+}
+
+}  // namespace
+
+TEST_CASE("a sync prepacks the matrices that products alone read, where the device is a CPU") {
+  using Sets = std::vector<std::string>;
+  const Sets dense = {"qkv", "o", "gate_up", "down"};
+  const std::string tied = "model.tie_word_embeddings=true";
+  for (const Sets& sets :
+       {Sets{}, {"sync.verify=true"}, {"sync.transport=collective"}, {"transition=slime"}, {"train.lora={rank: 3}"}})
+    CHECK(prepacked(lowered(tiny(2, 2, sets)), 0) == of_layers(0, 3, dense, {"lm_head"}));
+  // A table that ids look up too is rows.
+  CHECK(prepacked(lowered(tiny(2, 1, {tied})), 0) == of_layers(0, 3, dense));
+  // In a pipeline each stage's own; the last one has the table for the head alone.
+  const Plan stages = lowered(tiny(2, 1, {tied, "model.num_hidden_layers=2", "rollout.layout={tp: 1, pp: 2, dp: 1}"}));
+  const std::set<std::string> first = prepacked(stages, 0), last = prepacked(stages, 1);
+  CHECK(!first.contains("embedding"));
+  CHECK(last.contains("embedding"));
+  CHECK(std::ssize(first) + std::ssize(last) == 2 * std::ssize(dense) + 1);
+  // Experts' matrices are a grouped product's, their router's is a linear's.
+  CHECK(prepacked(lowered(tiny(2, 1,
+                               {"model.model_type=mixtral", "model.num_local_experts=4", "model.num_experts_per_tok=2",
+                                "model.architectures=[MixtralForCausalLM]", "cluster.device_memory_mib=4"})),
+                  0) == of_layers(0, 3, {"qkv", "o", "router"}, {"lm_head"}));
+  CHECK(prepacked(lowered(tiny(2, 1,
+                               {"cluster.gpu=h100-sxm-80gb", "cluster.ranks_per_device=1", "cluster.gpus_per_node=2",
+                                "cluster.device_memory_mib=80000"})),
+                  0)
+            .empty());
+}
