@@ -4,9 +4,67 @@
 
 namespace hotbunk {
 
+namespace {
+
+/// A matrix, as bytes [begin, end) of a section.
+PackedMatrices::Packed matrix_at(std::int64_t begin, std::int64_t end, const Tensor& w) {
+  return {begin, end, w.shape[0].size, w.shape[1].size, w.dtype};
+}
+
+}  // namespace
+
+/// The first that ends behind `at`.
+std::size_t PackedMatrices::first_behind(std::int64_t at) const {
+  return static_cast<std::size_t>(std::ranges::upper_bound(all_, at, {}, &Packed::end) - all_.begin());
+}
+
+void PackedMatrices::add(const Packed& one) {
+  if (one.begin >= one.end) return;
+  all_.insert(all_.begin() + static_cast<std::ptrdiff_t>(first_behind(one.begin)), one);
+}
+
+bool PackedMatrices::meets(std::int64_t begin, std::int64_t end) const {
+  const std::size_t i = first_behind(begin);
+  return begin < end && i < all_.size() && all_[i].begin < end;
+}
+
+bool PackedMatrices::holds(std::int64_t begin, std::int64_t end) const {
+  for (std::size_t i = first_behind(begin); begin < end; begin = all_[i++].end)
+    if (i == all_.size() || all_[i].begin > begin) return false;
+  return true;
+}
+
+bool PackedMatrices::holds(const Packed& one) const {
+  const std::size_t i = first_behind(one.begin);
+  return one.begin >= one.end || (i < all_.size() && all_[i] == one);
+}
+
+std::vector<PackedMatrices::Packed> PackedMatrices::within(std::int64_t begin, std::int64_t end) const {
+  std::vector<Packed> out;
+  for (std::size_t i = first_behind(begin); i < all_.size() && all_[i].begin < end; ++i) {
+    const bool whole = all_[i].begin >= begin && all_[i].end <= end;
+    out.push_back({std::max(all_[i].begin, begin), std::min(all_[i].end, end), whole ? all_[i].rows : 0, all_[i].cols,
+                   all_[i].dtype});
+  }
+  return out;
+}
+
+void PackedMatrices::remove(std::int64_t begin, std::int64_t end) {
+  if (!meets(begin, end)) return;
+  const auto first = all_.begin() + static_cast<std::ptrdiff_t>(first_behind(begin));
+  const auto last = std::ranges::lower_bound(first, all_.end(), end, {}, &Packed::begin);
+  std::vector<Packed> left;  // in front of what is removed, and behind it
+  if (first->begin < begin) left.push_back({first->begin, begin, 0, first->cols, first->dtype});
+  if (const Packed& at_end = *std::prev(last); at_end.end > end)
+    left.push_back({end, at_end.end, 0, at_end.cols, at_end.dtype});
+  const auto at = all_.erase(first, last);
+  all_.insert(at, left.begin(), left.end());
+}
+
 void WrittenBytes::alloc(const BoundBuffer& b) {
-  for (auto* of : {&written_, &prepacked_})
-    (*of)[static_cast<std::size_t>(b.section())].remove(b.offset, b.offset + b.bytes());
+  const auto section = static_cast<std::size_t>(b.section());
+  written_[section].remove(b.offset, b.offset + b.bytes());
+  packed_[section].remove(b.offset, b.offset + b.bytes());
 }
 
 std::vector<const Tensor*> WrittenBytes::unwritten(const BoundOp& bound, const Places& places) const {
@@ -50,10 +108,12 @@ std::vector<std::pair<const Tensor*, std::string_view>> WrittenBytes::misread(co
   if (op.kind == OpKind::barrier || op.kind == OpKind::copy) return out;
   for (std::size_t i = 0; i < op.inputs.size(); ++i) {
     const Runs r = all_of(bound, op.inputs[i]);
-    const ByteRanges& prepacked = prepacked_[static_cast<std::size_t>(r.section)];
+    const PackedMatrices& packed = packed_[static_cast<std::size_t>(r.section)];
     if (i == 1 && op.has(Attr::prepacked)) {
-      if (!prepacked.holds(r.begin, r.end())) out.emplace_back(&op.inputs[i], "not prepacked since they were written");
-    } else if (prepacked.meets(r.begin, r.end())) {
+      if (packed.holds(matrix_at(r.begin, r.end(), op.inputs[i]))) continue;
+      out.emplace_back(&op.inputs[i], packed.holds(r.begin, r.end()) ? "prepacked, but not as this matrix"
+                                                                     : "not prepacked since they were written");
+    } else if (packed.meets(r.begin, r.end())) {
       out.emplace_back(&op.inputs[i], "prepacked, as rows");
     }
   }
@@ -62,10 +122,11 @@ std::vector<std::pair<const Tensor*, std::string_view>> WrittenBytes::misread(co
 
 void WrittenBytes::order(const BoundOp& bound, const Places& places) {
   const Op& op = *bound;
-  const auto of = [&](const Runs& r) -> ByteRanges& { return prepacked_[static_cast<std::size_t>(r.section)]; };
+  const auto of = [&](const Runs& r) -> PackedMatrices& { return packed_[static_cast<std::size_t>(r.section)]; };
   if (op.kind == OpKind::prepack) {
     const Runs r = all_of(bound, op.outputs[0]);
-    return of(r).add(r.begin, r.end());
+    of(r).remove(r.begin, r.end());  // packed twice: a fault of its own
+    return of(r).add(matrix_at(r.begin, r.end(), op.outputs[0]));
   }
   const auto meets = [&](const Tensor& t) {
     const Runs r = all_of(bound, t);
@@ -75,6 +136,11 @@ void WrittenBytes::order(const BoundOp& bound, const Places& places) {
     for (std::int64_t row = 0, at = r.begin; row < r.rows; ++row, at += r.pitch_bytes)
       of(r).remove(at, at + r.row_bytes);
   };
+  std::vector<PackedMatrices::Packed> before;  // of what is copied: it may lie in the same section
+  if (op.kind == OpKind::copy && meets(op.inputs[0])) {
+    const Runs from = all_of(bound, op.inputs[0]);
+    before = of(from).within(from.begin, from.end());
+  }
   if (std::ranges::any_of(op.outputs, meets)) {
     if (!writes_boxes(op.kind))
       for (const Tensor& t : op.outputs) remove(all_of(bound, t));
@@ -82,12 +148,12 @@ void WrittenBytes::order(const BoundOp& bound, const Places& places) {
       for (const Box& b : written_boxes(op, places))
         remove(part_of(bound, op.outputs[static_cast<std::size_t>(b.output)], b.dst_offset, b.dst_pitch, b));
   }
-  if (op.kind != OpKind::copy || !meets(op.inputs[0])) return;
+  if (op.kind != OpKind::copy) return;
   const Runs from = all_of(bound, op.inputs[0]), to = all_of(bound, op.outputs[0]);
-  const ByteRanges source = of(from);  // of its own: both may lie in one section
-  source.each_part(from.begin, from.end(), [&](std::int64_t begin, std::int64_t end, bool prepacked) {
-    if (prepacked) of(to).add(to.begin + begin - from.begin, to.begin + end - from.begin);
-  });
+  for (PackedMatrices::Packed one : before) {
+    one.begin += to.begin - from.begin, one.end += to.begin - from.begin;
+    of(to).add(one);
+  }
 }
 
 WrittenBytes::Runs WrittenBytes::all_of(const BoundOp& op, const Tensor& t) {

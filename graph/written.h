@@ -13,6 +13,32 @@
 
 namespace hotbunk {
 
+/// What lies prepacked in a section.
+class PackedMatrices {
+ public:
+  /// One at bytes [begin, end), or of one that was cut since a part, which is nobody's matrix: 0 rows.
+  struct Packed {
+    std::int64_t begin, end, rows, cols;
+    DType dtype;
+    friend bool operator==(const Packed&, const Packed&) = default;
+  };
+
+  /// Where nothing of it is packed.
+  void add(const Packed&);
+  void remove(std::int64_t begin, std::int64_t end);
+  bool meets(std::int64_t begin, std::int64_t end) const;
+  /// Whether all bytes are packed, as whatever.
+  bool holds(std::int64_t begin, std::int64_t end) const;
+  bool holds(const Packed&) const;
+  /// What has bytes in [begin, end), cut there.
+  std::vector<Packed> within(std::int64_t begin, std::int64_t end) const;
+  friend bool operator==(const PackedMatrices&, const PackedMatrices&) = default;
+
+ private:
+  std::size_t first_behind(std::int64_t at) const;
+  std::vector<Packed> all_;  // sorted
+};
+
 class WrittenBytes {
  public:
   /// Kinds whose moves say what they read or write.
@@ -26,7 +52,7 @@ class WrittenBytes {
   /// What of the op's inputs is not in the order in which it reads them, and how it is; of an op that reads written
   /// bytes alone.
   ///   prepack               all in rows: what is packed twice is nobody's order
-  ///   linear, prepacked     its matrix all prepacked
+  ///   linear, prepacked     its matrix as it was prepacked: at these bytes, of as many rows and columns
   ///   copy                  in whatever order
   ///   all else, and of it   rows
   std::vector<std::pair<const Tensor*, std::string_view>> misread(const BoundOp&) const;
@@ -50,7 +76,8 @@ class WrittenBytes {
   /// A copy's output is in its input's order, a prepack's in one of its own, all else in rows.
   void order(const BoundOp&, const Places&);
 
-  std::array<ByteRanges, max_sections> written_, prepacked_;
+  std::array<ByteRanges, max_sections> written_;
+  std::array<PackedMatrices, max_sections> packed_;
 };
 
 }  // namespace hotbunk

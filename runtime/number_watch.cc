@@ -17,7 +17,8 @@ namespace {
 
 bool makes_numbers(OpKind kind) {
   return kind == OpKind::reduce_scatter || kind == OpKind::all_reduce ||
-         (is_compute(kind) && kind != OpKind::kv_write && kind != OpKind::latent_write);  // which only move
+         (is_compute(kind) && kind != OpKind::kv_write && kind != OpKind::latent_write &&
+          kind != OpKind::prepack);  // which only move
 }
 
 std::string bad_elements(const OpCall& call, const Tensor& t, const FindNonFinite& find) {

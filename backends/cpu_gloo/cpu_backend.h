@@ -52,6 +52,8 @@ class CpuBackend final : public RankBackend {
   std::vector<PhaseSpan> stays(std::int32_t step) const override;
   RankMemory memory_so_far() override;
 
+  /// The world's, which is the plan's.
+  Rank rank() const { return static_cast<Rank>(world_.rank()); }
   /// Reads a buffer of this rank's arena, for tests: empty when its range is not mapped.
   std::span<const std::byte> peek(std::string_view buffer_name) const;
   /// Resident bytes of the device arena as the kernel counts them, and what is mapped.

@@ -319,17 +319,27 @@ TEST_CASE("An op reads only what was written since its buffer was allocated") {
 }
 
 TEST_CASE("Prepacked bytes are read as such, until they are written again, and packed once") {
-  // A matrix w, a copy of it, and what a linear reads and writes.
+  // A matrix w, a copy of it, what a linear reads and writes, and another matrix right behind w.
   const auto faults = [](const std::vector<std::string>& steps) {
     Program p = test::empty_program();
-    for (const char* name : {"w", "copy", "x", "y"}) p.buffers.push_back(scratch(name, 16, 64 * std::ssize(p.buffers)));
+    for (const char* name : {"w", "copy", "x", "y"})
+      p.buffers.push_back(scratch(name, name == std::string("w") ? 32 : 16, 128 * std::ssize(p.buffers)));
     std::vector<Tensor> t;
     for (BufferId b = 0; b < 4; ++b) t.push_back(tensor(b, DType::f32, {fixed(4), fixed(4)}));
+    const auto of_w = [](std::int64_t rows, std::int64_t cols, std::int64_t offset_bytes = 0) {
+      return tensor(0, DType::f32, {fixed(rows), fixed(cols)}, offset_bytes);
+    };
+    const Tensor next = of_w(4, 4, 64);
+    const auto flat = [](BufferId b, std::int64_t elements, std::int64_t offset_bytes = 0) {
+      return tensor(b, DType::f32, {fixed(elements)}, offset_bytes);
+    };
     std::vector<Op> ops;
     for (BufferId b = 0; b < 4; ++b) ops.push_back(memory(OpKind::alloc, b));
-    ops.push_back(op(OpKind::zero, {}, {t[0]})), ops.push_back(op(OpKind::zero, {}, {t[2]}));
+    for (const Tensor& read : {of_w(8, 4), t[2]}) ops.push_back(op(OpKind::zero, {}, {read}));
     const auto product = [&](const Tensor& w, bool prepacked) {
-      ops.push_back(op(OpKind::linear, {t[2], w}, {t[3]}));
+      Tensor x = t[2], y = t[3];
+      x.shape = {fixed(1), w.shape[1]}, y.shape = {fixed(1), w.shape[0]};
+      ops.push_back(op(OpKind::linear, {x, w}, {y}));
       if (prepacked) with(ops.back(), Attr::prepacked, std::int64_t{1});
     };
     const auto boxes = [&](std::int64_t rows) {
@@ -338,7 +348,17 @@ TEST_CASE("Prepacked bytes are read as such, until they are written again, and p
     };
     for (const std::string& step : steps) {
       if (step == "prepack") ops.push_back(op(OpKind::prepack, {t[0]}, {t[0]}));
+      else if (step == "prepack next") ops.push_back(op(OpKind::prepack, {next}, {next}));
       else if (step == "linear") product(t[0], true);
+      else if (step == "linear of next") product(next, true);
+      else if (step == "linear of half") product(of_w(2, 4), true);
+      else if (step == "linear of the other half") product(of_w(2, 4, 32), true);
+      else if (step == "linear across both") product(of_w(4, 4, 32), true);
+      else if (step == "linear of two as one") product(of_w(8, 4), true);
+      else if (step == "linear of other rows") product(of_w(2, 8), true);
+      else if (step == "copy half") ops.push_back(op(OpKind::copy, {flat(0, 8)}, {flat(1, 8)}));
+      else if (step == "copy the other half") ops.push_back(op(OpKind::copy, {flat(0, 8, 32)}, {flat(1, 8, 32)}));
+      else if (step == "linear of half the copy") product(tensor(1, DType::f32, {fixed(2), fixed(4)}), true);
       else if (step == "linear of rows") product(t[0], false);
       else if (step == "linear of the copy") product(t[1], true);
       else if (step == "write") boxes(4);
@@ -368,6 +388,19 @@ TEST_CASE("Prepacked bytes are read as such, until they are written again, and p
   CHECK_THAT(faults({"copy", "linear of the copy"}), Contains("reads bytes of 'copy' that are not prepacked"));
   CHECK_THAT(faults({"copy", "prepack", "copy back", "linear"}), Contains(not_yet));
   CHECK_THAT(faults({"prepack", "anew", "write", "linear"}), Contains(not_yet));
+  // A matrix is read as the one that was packed: not a part of it, not as many bytes of other rows, not two as one.
+  const std::string other = "that are prepacked, but not as this matrix";
+  CHECK(faults({"prepack", "prepack next", "linear", "linear of next"}) == "");
+  for (const char* reader : {"linear of half", "linear of the other half", "linear across both", "linear of two as one",
+                             "linear of other rows"})
+    CHECK_THAT(faults({"prepack", "prepack next", reader}), Contains("reads bytes of 'w' " + other));
+  CHECK_THAT(faults({"prepack", "linear of two as one"}), Contains(not_yet));
+  for (const Steps& steps : {Steps{"prepack", "copy half", "linear of half the copy"},
+                             {"prepack", "copy half", "copy the other half", "linear of the copy"}})
+    CHECK_THAT(faults(steps), Contains("reads bytes of 'copy' " + other));
+  CHECK_THAT(faults({"prepack", "copy", "copy half", "linear of the copy"}),
+             Contains("reads bytes of 'copy' " + other));
+  CHECK(faults({"prepack", "prepack next", "write", "linear of next"}) == "");
 }
 
 TEST_CASE("What ranks write differently is proven for each kind of rank") {

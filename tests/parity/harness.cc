@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -22,22 +23,51 @@
 
 namespace hotbunk::testing {
 
-std::vector<std::byte> rows_of(const CpuBackend& backend, const Plan& plan, const std::string& buffer) {
-  const std::span<const std::byte> held = backend.peek(buffer);
-  std::vector<std::byte> out(held.begin(), held.end());
-  const Op* prepack = nullptr;  // of whatever program: a buffer of one name is the same matrix in all
+namespace {
+
+void each_prepack(const Program& program, const std::function<void(const BoundOp&)>& see) {
+  for (const auto& blocks : program.phases)
+    for (const Block& block : blocks)
+      each_op(program, block, [&](const BoundOp& op) {
+        if (op->kind == OpKind::prepack) see(op);
+      });
+}
+
+}  // namespace
+
+bool packs(const Plan& plan) {
+  bool out = false;
   for (const Program& program : plan.programs)
-    for (const auto& blocks : program.phases)
-      for (const Block& block : blocks)
-        each_op(program, block, [&](const BoundOp& op) {
-          if (op->kind == OpKind::prepack && op.buffer(op->outputs[0]).name() == buffer) prepack = op.op;
-        });
-  if (prepack == nullptr || out.empty()) return out;
-  const Tensor& w = prepack->outputs[0];
-  const std::int64_t rows = w.shape[0].size, cols = w.shape[1].size;
-  kernels::KernelContext context(1);
-  kernels::unpack(context, out.data(), w.dtype, rows, cols);
+    each_prepack(program, [&](const BoundOp& op) {
+      const Tensor& w = op->outputs[0];
+      out = out || kernels::packed_order(w.dtype, w.shape[0].size, w.shape[1].size) != kernels::PackedOrder::rows;
+    });
   return out;
+}
+
+Rows rows_of(const CpuBackend& backend, const Plan& plan, const std::string& buffer) {
+  const std::span<const std::byte> held = backend.peek(buffer);
+  Rows out{{held.begin(), held.end()}};
+  const Op* prepack = nullptr;
+  // The rank's own program: a table that is embedding on the first stage and head on the last is packed on the last.
+  each_prepack(plan.program(backend.rank()), [&](const BoundOp& op) {
+    if (op.buffer(op->outputs[0]).name() == buffer) prepack = op.op;
+  });
+  if (prepack == nullptr || held.empty()) return out;
+  const Tensor& w = prepack->outputs[0];
+  kernels::KernelContext context(1);
+  kernels::unpack(context, out.bytes.data(), w.dtype, w.shape[0].size, w.shape[1].size);
+  out.moved = !std::ranges::equal(out.bytes, held);
+  return out;
+}
+
+std::string packable_model(bool tied) {
+  return fmt::format(
+      "model={{model_type: llama, architectures: [LlamaForCausalLM], hidden_size: 64, intermediate_size: 128, "
+      "num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, vocab_size: 64, "
+      "max_position_embeddings: 64, rms_norm_eps: 1.0e-5, rope_theta: 10000.0, tie_word_embeddings: {}, "
+      "initializer_range: 0.1, bos_token_id: 1, eos_token_id: 2}}",
+      tied);
 }
 
 Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets) {

@@ -18,9 +18,20 @@ namespace hotbunk::testing {
 /// digits.
 Scenario tiny_scenario(int world, int tp, const std::vector<std::string>& sets = {});
 
+/// The same with matrices that have a packed order in fp32 and in bf16, where the machine knows one: 64 columns, and
+/// over two ranks 32 rows at least. Of the tiny ones AVX-512 packs none.
+std::string packable_model(bool tied = false);
+
+/// Whether the plan prepacks a matrix whose elements really move: by its shape, on this machine.
+bool packs(const Plan&);
+
 /// A buffer of a rank with its elements where the layout has them, once the plan's phases have come past what prepacks
-/// it, if anything does: in a copy, put back into rows.
-std::vector<std::byte> rows_of(const CpuBackend&, const Plan&, const std::string& buffer);
+/// it, if anything does: in a copy, put back into rows. `moved`: they lay elsewhere.
+struct Rows {
+  std::vector<std::byte> bytes;
+  bool moved = false;
+};
+Rows rows_of(const CpuBackend&, const Plan&, const std::string& buffer);
 
 struct Case {
   std::string name;

@@ -54,12 +54,16 @@ std::map<std::string, std::vector<float>> trained_parameters_of(const CpuBackend
   return out;
 }
 
-/// Element by element; `moved`: how many elements an adapter has changed.
-std::string compare_merged(const CpuBackend& backend, const Scenario& s, const Plan& plan, std::int64_t& moved) {
+/// Element by element; `moved`: how many elements an adapter has changed; `packed`: how many matrices lay in an order
+/// of their own.
+std::string compare_merged(const CpuBackend& backend, const Scenario& s, const Plan& plan, std::int64_t& moved,
+                           std::int64_t& packed) {
   const auto trained = trained_parameters_of(backend, s);
   std::int64_t compared = 0;
   for (const LocalWeight& w : rollout_weights(s.model, 1, 0)) {
-    const std::vector<float> local = floats_of(rows_of(backend, plan, "rollout." + w.name));
+    const Rows rows = rows_of(backend, plan, "rollout." + w.name);
+    packed += rows.moved ? 1 : 0;
+    const std::vector<float> local = floats_of(rows.bytes);
     for (const auto& source : w.sources) {
       const std::vector<float>& base = trained.at(source.parameter);
       const Piece& p = source.piece;
@@ -186,14 +190,25 @@ TEST_CASE("adapters of latents, and of one module for q, k and v: simulated byte
 }
 
 TEST_CASE("adapters: after a sync the rollout has the merged matrices, bit for bit") {
-  const Scenario s = tiny_scenario(1, 1, {lora, "steps=3"});
-  const auto moved = std::make_shared<std::int64_t>(0);
-  const auto plan = std::make_shared<const Plan>(lower(s).value());
-  const Case job{"merged", s, {}, [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
-                   if (phase == "sleep_train") return compare_merged(b, s, *plan, *moved);
-                   return phase == "export" && *moved == 0 ? "no adapter has changed anything" : "";
-                 }};
-  CHECK(run_cases(1, {job}, [](const Outcome&) { return ""; }) == "");
+  std::vector<Case> cases;
+  for (const bool packable : {false, true}) {
+    std::vector<std::string> sets = {lora, "steps=3"};
+    if (packable) sets.push_back(packable_model());
+    const Scenario s = tiny_scenario(1, 1, sets);
+    const auto moved = std::make_shared<std::int64_t>(0), packed = std::make_shared<std::int64_t>(0);
+    const auto plan = std::make_shared<const Plan>(lower(s).value());
+    REQUIRE(packs(*plan) >= packable);
+    cases.push_back({packable ? "packed" : "merged",
+                     s,
+                     {},
+                     [=](const CpuBackend& b, std::int32_t, const std::string& phase) -> std::string {
+                       if (phase == "sleep_train") return compare_merged(b, s, *plan, *moved, *packed);
+                       if (phase != "export") return "";
+                       if (packable && *packed == 0) return "no matrix is packed";
+                       return *moved == 0 ? "no adapter has changed anything" : "";
+                     }});
+  }
+  CHECK(run_cases(1, cases, [](const Outcome&) { return ""; }) == "");
 }
 
 TEST_CASE("adapters: ranks with flat parameters merge to the bits of ranks with shards of rows") {
