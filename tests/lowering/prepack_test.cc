@@ -13,15 +13,20 @@ namespace {
 
 using Matrices = std::set<std::string>;
 
-/// Buffers that a rank's program prepacks, without "rollout."; checks that its linears read these and no others so.
+/// Buffers that a rank's program prepacks, without "rollout."; checks that a sync does it, once each, and that the
+/// rollout's linears read these and no others so.
 Matrices prepacked(const Plan& plan, Rank rank) {
   const Program& program = plan.program(rank);
   Matrices packed, read, read_as_rows;
-  for (const auto& blocks : program.phases)
-    for (const Block& block : blocks)
+  for (std::size_t phase = 0; phase < program.phases.size(); ++phase)
+    for (const Block& block : program.phases[phase])
       each_op(program, block, [&](const BoundOp& op) {
         const auto name = [&](const Tensor& t) { return op.buffer(t).name(); };
-        if (op->kind == OpKind::prepack) packed.insert(name(op->outputs[0]));
+        if (op->kind == OpKind::prepack) {
+          CHECK(plan.phases[phase].name == "sync");
+          CHECK(packed.insert(name(op->outputs[0])).second);
+        }
+        if (op->has(Attr::prepacked)) CHECK(plan.phases[phase].name == "rollout");
         if (op->kind == OpKind::linear && name(op->inputs[1]).starts_with("rollout."))
           (op->has(Attr::prepacked) ? read : read_as_rows).insert(name(op->inputs[1]));
       });
@@ -44,7 +49,10 @@ const std::vector<std::string> of_dense_layer = {"qkv", "o", "gate_up", "down"};
 }  // namespace
 
 TEST_CASE("Matrices that linears alone read are prepacked; an embedding that is the head too is not") {
-  CHECK(prepacked(lowered(tiny(1, 1)), 0) == of_layers(0, 3, of_dense_layer, {"lm_head"}));
+  using Sets = std::vector<std::string>;
+  for (const Sets& sets :
+       {Sets{}, {"sync.verify=true"}, {"sync.transport=collective"}, {"transition=slime"}, {"train.lora={rank: 3}"}})
+    CHECK(prepacked(lowered(tiny(2, 2, sets)), 0) == of_layers(0, 3, of_dense_layer, {"lm_head"}));
   CHECK(prepacked(lowered(tiny(1, 1, {"model.tie_word_embeddings=true"})), 0) == of_layers(0, 3, of_dense_layer));
   // On the last of two stages the table is the head alone, on the first it is looked up.
   const Plan stages = lowered(tiny(
