@@ -59,7 +59,7 @@ class KernelContext {
   struct Onednn;
   Onednn& onednn();
 
-  static constexpr int kNumSlots = 4;
+  static constexpr int kNumSlots = 5;
 
  private:
   struct Slot;
