@@ -174,10 +174,18 @@ class Assembly {
     return number;
   }
 
-  /// The program's buffers are all but those that became locals.
+  /// The program's buffers are all but those that became locals, and transients that no op came to use.
   void drop_locals() {
     std::vector<BufferId> number(draft_.buffers.size(), 0);
-    for (BufferId id : local_) number[static_cast<std::size_t>(id)] = -1;
+    for (BufferId id : draft_.transients) number[index(id)] = -1;
+    for (const auto& blocks : program_.phases)
+      for (const Block& block : blocks)
+        for (const Call& call : block.calls)
+          for (const Port& port : call.ports) number[index(port.buffer)] = 0;
+    for (const SlotLimit& limit : draft_.slot_limits)
+      for (const auto& turn : limit.turns)
+        for (BufferId id : turn) number[index(id)] = 0;
+    for (BufferId id : local_) number[index(id)] = -1;
     for (std::size_t i = 0; i < number.size(); ++i) {
       if (number[i] < 0) continue;
       number[i] = static_cast<BufferId>(program_.buffers.size());

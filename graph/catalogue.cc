@@ -133,6 +133,7 @@ constexpr std::array<Entry, num_op_kinds> entries = {{
     {OpKind::router_loss, 5, 5, 2, 2, FlopRule::per_element, 12},
     {OpKind::priced, 0, any, 0, any, FlopRule::none, 0},
     {OpKind::prepack, 1, 1, 1, 1, FlopRule::none, 0},
+    {OpKind::fused_linear, 2, 5, 1, 2, FlopRule::gemm, 0},
 }};
 
 constexpr bool in_order() {
@@ -190,19 +191,57 @@ std::string count_error(const char* what, std::size_t found, int least, int most
                      most == any ? " or more" : (most == least ? "" : fmt::format(" to {}", most)));
 }
 
+/// The columns that a forward product leaves.
+Dim product_columns(const Op& op) {
+  Dim columns = op.inputs[1].shape[0];
+  if (op.has(Attr::gate)) columns.size /= 2;
+  return columns;
+}
+
 std::string check_gemm(const Op& op) {
   const Tensor& a = op.inputs[0];
   const Tensor& b = op.inputs[1];
   const Tensor& c = op.outputs[0];
   if (a.rank != 2 || b.rank != 2 || c.rank != 2) return "needs matrices";
-  const bool fits = op.kind == OpKind::linear
-                        ? a.shape[1] == b.shape[1] && c.shape[0] == a.shape[0] && c.shape[1] == b.shape[0]
+  const bool fits = is_linear(op.kind)
+                        ? a.shape[1] == b.shape[1] && c.shape[0] == a.shape[0] && c.shape[1] == product_columns(op)
                     : op.kind == OpKind::linear_dgrad
                         ? a.shape[1] == b.shape[0] && c.shape[0] == a.shape[0] && c.shape[1] == b.shape[1]
                         : a.shape[0] == b.shape[0] && c.shape[0] == a.shape[1] && c.shape[1] == b.shape[1];
   return fits ? ""
               : fmt::format("shapes do not multiply: {}x{}, {}x{} -> {}x{}", a.shape[0].size, a.shape[1].size,
                             b.shape[0].size, b.shape[1].size, c.shape[0].size, c.shape[1].size);
+}
+
+/// A linear, and beside it what its attributes and second output say.
+std::string check_fused(const Op& op) {
+  if (auto bad = check_gemm(op); !bad.empty()) return bad;
+  const std::size_t said = 2 + (op.has(Attr::eps) ? 1 : 0) + (op.outputs.size() > 1 || op.has(Attr::residual) ? 1 : 0);
+  if (op.num_operands() != said && op.num_operands() != said + 1)  // with a bias
+    return fmt::format("has {} inputs, where its attributes and outputs say {}, or {} with a bias", op.num_operands(),
+                       said, said + 1);
+  if (op.has(Attr::offset) && !op.has(Attr::eps)) return "offsets the weights of no norm";
+  if (op.outputs.size() > 1 && !op.has(Attr::eps)) return "has a sum that nothing norms";
+  if (op.has(Attr::residual) && (op.outputs.size() > 1 || op.has(Attr::gate)))
+    return "adds to its product, and to its input or to a gate as well";
+  const Tensor &x = op.inputs[0], &w = op.inputs[1], &y = op.outputs[0];
+  if (op.has(Attr::gate) && w.shape[0].size % 2 != 0) return fmt::format("gates {} columns", w.shape[0].size);
+  const ProductSides sides = product_sides(op);
+  const auto is_as = [&](int i, const Tensor& like) {
+    const Tensor& t = op.inputs[static_cast<std::size_t>(i)];
+    return t.rank == 2 && t.shape == like.shape && t.dtype == like.dtype;
+  };
+  const auto is_wide = [&](int i, const Dim& width) {
+    const Tensor& t = op.inputs[static_cast<std::size_t>(i)];
+    return t.rank == 1 && t.shape[0] == width;
+  };
+  const bool rounds = sides.gate || sides.residual >= 0;  // its product, to the type of x
+  const bool fits = (sides.bias < 0 || is_wide(sides.bias, w.shape[0])) &&
+                    (sides.norm < 0 || is_wide(sides.norm, x.shape[1])) &&
+                    (sides.delta < 0 || (is_as(sides.delta, x) && op.outputs[1].rank == 2 &&
+                                         op.outputs[1].shape == x.shape && op.outputs[1].dtype == x.dtype)) &&
+                    (sides.residual < 0 || is_as(sides.residual, y)) && (!rounds || y.dtype == x.dtype);
+  return fits ? "" : "has tensors beside its product that do not fit it";
 }
 
 /// Rows of experts on both sides, and of each expert a matrix of its adapter.
@@ -746,6 +785,36 @@ ContextParts context_parts(const Op& op, const Places& places) {
   return {ranks, place, ((place + op.integer(Attr::source, 0)) % ranks + ranks) % ranks, kv.shape[0].size == ranks};
 }
 
+ProductSides product_sides(const Op& op) {
+  ProductSides out;
+  out.gate = op.has(Attr::gate);
+  const bool sums = op.outputs.size() > 1, adds = op.has(Attr::residual);
+  const int norms = op.has(Attr::eps) ? 1 : 0, others = norms + (sums || adds ? 1 : 0);
+  int next = 2;
+  if (static_cast<int>(op.num_operands()) > next + others) out.bias = next++;
+  if (norms > 0) out.norm = next++;
+  if (sums) out.delta = next++;
+  if (adds) out.residual = next++;
+  return out;
+}
+
+namespace {
+
+/// Of what stands beside a product, what it counts where it is an op of its own.
+double flops_beside(const Op& op, const Sizes& s) {
+  const ProductSides sides = product_sides(op);
+  const auto each = [&](OpKind kind, const Tensor& t) {
+    return entry(kind).flops_per_element * static_cast<double>(t.elements(s));
+  };
+  double flops = 0.0;
+  if (sides.norm >= 0) flops += each(OpKind::rms_norm, op.inputs[0]);
+  if (sides.gate) flops += each(OpKind::swiglu, op.outputs[0]);
+  if (sides.residual >= 0) flops += each(OpKind::add, op.outputs[0]);
+  return flops;
+}
+
+}  // namespace
+
 double op_flops(const Op& op, const Sizes& s) {
   const Entry& e = entry(op.kind);
   switch (e.rule) {
@@ -755,8 +824,9 @@ double op_flops(const Op& op, const Sizes& s) {
       const Tensor& a = op.inputs[0];
       const Tensor& b = op.inputs[1];
       // linear, dgrad: [T,K] x [N,K] or [T,N] x [N,K]; wgrad: [T,N]^T x [T,K]: every product of the three extents.
-      const double third = static_cast<double>(op.kind == OpKind::linear ? b.shape[0].actual(s) : b.shape[1].actual(s));
-      return 2.0 * static_cast<double>(a.elements(s)) * third;
+      const double third = static_cast<double>(is_linear(op.kind) ? b.shape[0].actual(s) : b.shape[1].actual(s));
+      const double product = 2.0 * static_cast<double>(a.elements(s)) * third;
+      return op.kind == OpKind::fused_linear ? product + flops_beside(op, s) : product;
     }
     case FlopRule::lora:
       if (const std::optional<LoraProduct> p = lora_product(op))
@@ -969,8 +1039,9 @@ std::string check_op(const Op& op) {
   if ((op.kind == OpKind::softcap || op.kind == OpKind::prepack) && !(op.inputs[0] == op.outputs[0]))
     return "is no op in place";
   if (op.kind == OpKind::prepack && op.inputs[0].rank != 2) return "needs a matrix";
-  if (op.has(Attr::prepacked) && (op.kind != OpKind::linear || op.integer(Attr::prepacked) != 1))
+  if (op.has(Attr::prepacked) && (!is_linear(op.kind) || op.integer(Attr::prepacked) != 1))
     return "reads no prepacked weights: of a linear, and 1 where it is there";
+  if (op.kind == OpKind::fused_linear) return check_fused(op);
   if (op.has(Attr::window) && op.integer(Attr::window) < 1) return "has a window without a token";
   if (is_context_attention(op.kind)) return check_context(op);
   if (holds_keys(op.kind))

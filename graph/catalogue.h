@@ -161,8 +161,12 @@
 //   clamped_swiglu_backward  dact[T,I], gate_up[T,2I] -> dgate_up[T,2I]                    limit, alpha
 //   prepack            w[N,K] -> w               in place, as many bytes: the elements in the order in which products read
 //                                                them here, which is the device's affair and may be the one they had. Until
-//                                                they are written again none but a linear with prepacked, over the whole
-//                                                of w, reads them as a matrix; copies of all of w are prepacked too
+//                                                they are written again none but a linear or fused_linear with prepacked, over the
+//                                                whole of w, reads them as a matrix; copies of all of w are prepacked too
+//   fused_linear       x[T,K], w[N,K], (b[N]), (norm[K]), (r[T,K or N]) -> y[T,N or N/2], (sum[T,K])   a linear and what stands beside it:
+//                                                eps: x is RMS-normed by `norm` in front of it, and with a sum x + r is, which is
+//                                                the sum. gate: y is the SwiGLU of the product. residual: y is the product + r
+//                                                prepacked, offset: as above (product_sides)
 //   priced             x... -> y...             whatever a framework does there: Op::prices; never executed
 // An op with dimensions that the device counts has their counts behind these inputs (Op::num_operands).
 // Any compute or collective may have prices; its tensors then only say what it orders.
@@ -187,6 +191,15 @@ std::int64_t attention_pairs(const Op&, const Sizes&);
 /// Floating point operations of one run; multiply and add count as two. Attention counts visible pairs only; its
 /// backward counts five products (scores again, dV, dP, dQ, dK).
 double op_flops(const Op&, const Sizes&);
+
+/// What stands beside the product of a fused_linear, as indices of its inputs; -1: nothing.
+struct ProductSides {
+  int bias = -1, norm = -1;
+  int delta = -1;     // is added to x, and the sum is normed and the second output
+  int residual = -1;  // is added to the product
+  bool gate = false;
+};
+ProductSides product_sides(const Op&);
 
 /// Bytes read plus written, each tensor once; for communication the payload (DESIGN, contracts). `places`: of the rank;
 /// what it moves depends on them (boxes.h).

@@ -114,6 +114,7 @@ constexpr std::array<KindFacts, num_op_kinds> kinds = {{
     {OpKind::router_loss, "router_loss", OpClass::compute},
     {OpKind::priced, "priced", OpClass::compute},
     {OpKind::prepack, "prepack", OpClass::compute},
+    {OpKind::fused_linear, "fused_linear", OpClass::compute},
 }};
 static_assert(std::ranges::is_sorted(kinds, {}, &KindFacts::kind), "one for each kind, in the order of OpKind");
 
@@ -129,7 +130,7 @@ constexpr std::array<std::string_view, num_attrs> attr_names = {
     "softcap",     "scale",         "offset",       "factor",      "rope_ramp_begin", "rope_ramp_end", "rope_amplitude",
     "ranks",       "value_dim",     "rope_dim",     "sigmoid",     "groups",          "taken_groups",  "count",
     "gives",       "column",        "rope_first",   "limit",       "alpha",           "rounds",        "z_factor",
-    "prepacked"};
+    "prepacked",   "gate"};
 
 const AttrValue* find(const Op& op, Attr attr) {
   for (const auto& [key, value] : op.attrs)
@@ -199,6 +200,7 @@ bool is_event(OpKind k) { return class_of(k) == OpClass::event; }
 bool is_communication(OpKind k) { return class_of(k) == OpClass::communication; }
 bool is_pairwise(OpKind k) { return k == OpKind::send || k == OpKind::recv || k == OpKind::send_recv; }
 bool is_compute(OpKind k) { return class_of(k) == OpClass::compute; }
+bool is_linear(OpKind k) { return k == OpKind::linear || k == OpKind::fused_linear; }
 bool is_grouped(OpKind k) {
   return k == OpKind::grouped_linear || k == OpKind::grouped_linear_dgrad || k == OpKind::grouped_linear_wgrad;
 }

@@ -129,8 +129,9 @@ enum class OpKind : std::uint8_t {
   router_loss,
   priced,  // whatever a framework does there
   prepack,
+  fused_linear,
 };
-inline constexpr int num_op_kinds = static_cast<int>(OpKind::prepack) + 1;
+inline constexpr int num_op_kinds = static_cast<int>(OpKind::fused_linear) + 1;
 std::string_view name_of(OpKind);
 
 /// Named attributes; the catalogue says which kind has which.
@@ -199,8 +200,9 @@ enum class Attr : std::uint8_t {
   rounds,  // of an exchange of experts' rows: of how many it is one
   z_factor,
   prepacked,
+  gate,
 };
-inline constexpr int num_attrs = static_cast<int>(Attr::prepacked) + 1;
+inline constexpr int num_attrs = static_cast<int>(Attr::gate) + 1;
 std::string_view name_of(Attr);
 using AttrValue = std::variant<std::int64_t, double>;
 
@@ -261,6 +263,8 @@ bool is_communication(OpKind);
 /// send, recv and send_recv: between two ranks of a group.
 bool is_pairwise(OpKind);
 bool is_compute(OpKind);
+/// Rows times the rows of one weight: linear and fused_linear.
+bool is_linear(OpKind);
 /// A product for each expert, of its own rows and weights.
 bool is_grouped(OpKind);
 

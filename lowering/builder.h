@@ -250,6 +250,9 @@ class ProgramBuilder {
   Op& feed(const Tensor&, Slot);
   Op& fetch(const Tensor&, Slot);
 
+  /// The ops of the call at hand so far, for a rewrite of them. Transients that no op names any more come to nothing.
+  std::vector<Op>& open_ops() { return open_; }
+
   /// What was written; the last call ends.
   Draft& draft();
 

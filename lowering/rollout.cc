@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "layout/placement.h"
 #include "layout/scenario_layout.h"
+#include "lowering/fuse.h"
 #include "lowering/sample_rows.h"
 #include "model/decoder.h"
 #include "shard/rules.h"
@@ -123,8 +124,9 @@ namespace {
 /// scattered behind it, and all ranks learn what each group samples.
 class EngineStepLowering {
  public:
+  /// `fuses`: products with what stands beside them are one op.
   EngineStepLowering(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::string prefix,
-                     std::int64_t max_tokens, std::int64_t max_seqs)
+                     std::int64_t max_tokens, std::int64_t max_seqs, bool fuses)
       : s_(s),
         m_(served_model(s)),
         b_(b),
@@ -133,7 +135,8 @@ class EngineStepLowering {
         groups_(attention_groups(s)),
         T_(groups_ > 1 ? Dim{max_tokens, sequence_extent, 0} : tokens(max_tokens)),
         S_(seqs(max_seqs)),
-        tp_(s.rollout.layout.tp) {}
+        tp_(s.rollout.layout.tp),
+        fuses_(fuses) {}
 
   void lower() {
     feeds();
@@ -331,7 +334,9 @@ class EngineStepLowering {
       emit_forward(l.forward, sharding(T_), emits, values, &up_to_norm);
       emit_forward(l.forward, of_all(), emits, values, &behind);
     }
-    return {value(l.out.h), value(l.out.z)};
+    const Stream out = {value(l.out.h), value(l.out.z)};
+    if (fuses_) fuse_linears(b_.open_ops(), out);
+    return out;
   }
 
   /// A linear reads its matrix as the sync left it.
@@ -402,6 +407,7 @@ class EngineStepLowering {
         with(with(with(with(o, Attr::vocab, m_.vocab), Attr::tp, sharers()), Attr::temperature, s_.rollout.temperature),
              Attr::top_k, s_.rollout.top_k),
         Attr::top_p, s_.rollout.top_p);
+    if (fuses_) fuse_linears(b_.open_ops(), {});
     return found;
   }
 
@@ -413,6 +419,7 @@ class EngineStepLowering {
   std::int64_t groups_ = 1;
   Dim T_, S_;
   std::int64_t tp_;
+  bool fuses_ = false;
   Tensor ids_, positions_, cu_seqlens_, kv_slots_, tables_, lengths_, last_rows_, uniforms_;
 };
 
@@ -421,9 +428,9 @@ class EngineStepLowering {
 void lower_rollout(const Scenario& s, ProgramBuilder& b, const RolloutState& r, std::int32_t phase) {
   const std::int64_t slots = slots_of_group(s), prefill = prefill_of_group(s);
   b.begin_block(phase, "prefill");
-  EngineStepLowering(s, b, r, "rollout.prefill.", prefill, std::min(slots, prefill)).lower();
+  EngineStepLowering(s, b, r, "rollout.prefill.", prefill, std::min(slots, prefill), false).lower();
   b.begin_block(phase, "decode");
-  EngineStepLowering(s, b, r, "rollout.decode.", slots, slots).lower();
+  EngineStepLowering(s, b, r, "rollout.decode.", slots, slots, s.cluster.gpu.is_cpu).lower();
 }
 
 void lower_exchange(const Scenario& s, ProgramBuilder& b, std::int64_t world, std::int32_t phase) {

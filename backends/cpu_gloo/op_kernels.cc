@@ -16,6 +16,7 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/embedding.h"
 #include "backends/cpu_gloo/kernels/experts.h"
+#include "backends/cpu_gloo/kernels/fused_linear.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/latent.h"
 #include "backends/cpu_gloo/kernels/lora.h"
@@ -167,6 +168,18 @@ void run_linear(const KernelCall& c) {
   linear_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)), bias, matrix(c, out(c, 0)),
                  extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1), Write::overwrite,
                  c.op.has(Attr::prepacked) ? WeightOrder::prepacked : WeightOrder::rows);
+}
+void run_fused_linear(const KernelCall& c) {
+  const ProductSides sides = product_sides(c.op);
+  const auto input = [&](int i) -> const Tensor& { return in(c, static_cast<std::size_t>(i)); };
+  BesideProduct beside{.swiglu = sides.gate};
+  if (sides.norm >= 0) beside.norm = vec(c, input(sides.norm)), beside.eps = eps(c), beside.offset = offset(c);
+  if (sides.delta >= 0) beside.delta = matrix(c, input(sides.delta)), beside.sum = matrix(c, out(c, 1));
+  if (sides.residual >= 0) beside.residual = matrix(c, input(sides.residual));
+  fused_linear_forward(c.context, matrix(c, in(c, 0)), matrix(c, in(c, 1)),
+                       sides.bias >= 0 ? vec(c, input(sides.bias)) : ConstVector{}, beside, matrix(c, out(c, 0)),
+                       extent(c, in(c, 0), 0), extent(c, in(c, 1), 0), extent(c, in(c, 1), 1),
+                       c.op.has(Attr::prepacked) ? WeightOrder::prepacked : WeightOrder::rows);
 }
 void run_prepack(const KernelCall& c) {
   const Tensor& w = out(c, 0);
@@ -758,6 +771,7 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::hash_boxes, run_hash_boxes},
                                       Registration{OpKind::linear, run_linear},
                                       Registration{OpKind::prepack, run_prepack},
+                                      Registration{OpKind::fused_linear, run_fused_linear},
                                       Registration{OpKind::linear_dgrad, run_linear_dgrad},
                                       Registration{OpKind::linear_wgrad, run_linear_wgrad},
                                       Registration{OpKind::rms_norm, run_rms_norm},

@@ -11,7 +11,7 @@
 namespace hotbunk {
 namespace {
 
-bool is_gemm(OpKind k) { return k == OpKind::linear || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
+bool is_gemm(OpKind k) { return is_linear(k) || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
 /// Attention is measured in heads of 128: a head of 64 is half of one, and one whose values have another width than its
 /// keys as both in the mean.
 double heads_of_128(const Op& op) {
@@ -45,7 +45,7 @@ std::array<double, 3> gemm_size(const Op& op, const Sizes& s) {
   const Tensor& b = op.inputs[1];
   const auto m = static_cast<double>(a.shape[0].actual(s));
   const auto first = static_cast<double>(a.shape[1].actual(s));
-  const auto other = static_cast<double>((op.kind == OpKind::linear ? b.shape[0] : b.shape[1]).actual(s));
+  const auto other = static_cast<double>((is_linear(op.kind) ? b.shape[0] : b.shape[1]).actual(s));
   return op.kind == OpKind::linear_wgrad ? std::array{first, other, m} : std::array{m, other, first};
 }
 
@@ -376,9 +376,10 @@ void CostModel::load_measurements(const ClusterSpec& cluster) {
       loaded[static_cast<std::size_t>(k)][static_cast<std::size_t>(dtype)].add(m.at, seconds / formula);
     }
   }
-  // The backward products of a linear layer run the same kernels: without measurements of their own they take its.
+  // The backward products of a linear layer, and a product with others beside it, run the same kernels: without
+  // measurements of their own they take its.
   const auto linear = static_cast<std::size_t>(OpKind::linear);
-  for (OpKind kind : {OpKind::linear_dgrad, OpKind::linear_wgrad})
+  for (OpKind kind : {OpKind::linear_dgrad, OpKind::linear_wgrad, OpKind::fused_linear})
     for (std::size_t t = 0; t < num_dtypes; ++t)
       if (auto& own = loaded[static_cast<std::size_t>(kind)][t]; own.empty()) own = loaded[linear][t];
   corrections_ = std::move(loaded);
