@@ -177,6 +177,20 @@ class Drawn {
     const Attrs prepacked = {{Attr::prepacked, std::int64_t{1}}};
     add(OpKind::linear, {in({T, deep}), in({wide, deep})}, {made({T, wide})}, prepacked);
     add(OpKind::linear, {in({T, K}), in({I, K}), in({I})}, {made({T, I})}, prepacked);
+    // What stands beside a product: a norm, of a sum or not, a gate, a residual stream; on rows and on what is packed.
+    const auto also = [&](Attrs attrs) {
+      if (seed_ % 2 != 0) attrs.emplace_back(Attr::prepacked, std::int64_t{1});
+      return attrs;
+    };
+    const std::pair<Attr, AttrValue> eps{Attr::eps, 1e-4}, gate{Attr::gate, std::int64_t{1}},
+        residual{Attr::residual, std::int64_t{1}};
+    add(OpKind::fused_linear, {in({T, deep}), in({wide, deep}), in({wide}), positive(x_, {deep}), in({T, deep})},
+        {made({T, wide}), made({T, deep})}, also({eps}));
+    add(OpKind::fused_linear, {in({T, deep}), in({2 * wide, deep}), in({deep})}, {made({T, wide})},
+        also({eps, {Attr::offset, 1.0}, gate}));
+    add(OpKind::fused_linear, {in({T, K}), in({I, K}), in({T, I})}, {made({T, I})}, also({residual}));
+    add(OpKind::fused_linear, {in({T, K}), in({I, K}), positive(x_, {K})}, {made(f32, {T, I})},
+        {eps, {Attr::prepacked, std::int64_t{1}}});
   }
 
   void add_norms() {

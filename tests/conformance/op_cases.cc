@@ -91,6 +91,42 @@ void add_prepacked(std::vector<OpCase>& out, DType x) {
                    }});
 }
 
+/// A product of small integers and what is added to it are exact; so is what a norm adds up in front of one.
+void add_fused(std::vector<OpCase>& out, DType x) {
+  const auto cell = [](const std::vector<double>& of, std::int64_t row, std::int64_t cols, std::int64_t col) {
+    return of[static_cast<std::size_t>(row * cols + col)];
+  };
+  out.push_back({OpKind::fused_linear,
+                 {{"x", x, {T, H}, whole},
+                  {"w", x, {I, H}, whole},
+                  {"b", x, {I}, itself},
+                  {"residual", x, {T, I}, itself},
+                  to_write("y", x, {T, I})},
+                 {0, 1, 2, 3},
+                 {4},
+                 {{Attr::residual, std::int64_t{1}}},
+                 [cell, x](const Values& v, std::int64_t i) {
+                   double sum = v[2][static_cast<std::size_t>(i % I)];
+                   for (std::int64_t j = 0; j < H; ++j) sum += cell(v[0], i / I, H, j) * cell(v[1], i % I, H, j);
+                   return stored(x, sum) + v[3][static_cast<std::size_t>(i)];
+                 }});
+  std::vector<double> sums;
+  for (std::int64_t i = 0; i < T * H; ++i) sums.push_back(whole(i) + itself(i));
+  out.push_back({OpKind::fused_linear,
+                 {{"x", x, {T, H}, whole},
+                  {"w", x, {2 * I, H}, wave},
+                  {"norm", x, {H}, one},
+                  {"delta", x, {T, H}, itself},
+                  to_write("act", x, {T, I}),
+                  to_write("sum", x, {T, H})},
+                 {0, 1, 2, 3},
+                 {4, 5},
+                 {{Attr::eps, 1e-5}, {Attr::gate, std::int64_t{1}}},
+                 {},
+                 {},
+                 {sums}});
+}
+
 void add_linear(std::vector<OpCase>& out, DType x) {
   const auto product = [](const Values& v, std::int64_t i) {  // y = x wᵀ + b
     double sum = v[2][static_cast<std::size_t>(i % I)];
@@ -1158,6 +1194,11 @@ void add_bf16_gradients(std::vector<OpCase>& out) {
 
 }  // namespace
 
+double stored(DType dtype, double x) {
+  const auto f = static_cast<float>(x);
+  return dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
+}
+
 std::optional<std::size_t> prepacked_operand(const OpCase& c) {
   for (const auto& [attr, value] : c.attrs)
     if (attr == Attr::prepacked) return c.inputs.at(1);
@@ -1169,6 +1210,7 @@ std::vector<OpCase> op_cases(DType activations) {
   add_data(out, activations);
   add_linear(out, activations);
   add_prepacked(out, activations);
+  add_fused(out, activations);
   add_lora(out, activations);
   add_head_parts(out, activations);
   add_norms(out, activations);

@@ -35,6 +35,9 @@ struct OpCase {
   std::vector<std::vector<double>> other_outputs{};
 };
 
+/// x as a tensor of that dtype holds it, fp32 or bf16.
+double stored(DType, double x);
+
 /// Of a linear that reads its matrix prepacked: that operand, which is to be prepacked where the op is, before it. What
 /// lies in it then is the device's affair; what the product comes to is not.
 std::optional<std::size_t> prepacked_operand(const OpCase&);

@@ -41,10 +41,6 @@ std::vector<double> sorted_elements(const Bytes& bytes, DType dtype, std::int64_
   std::ranges::sort(out);
   return out;
 }
-double rounded(DType dtype, double x) {
-  const auto f = static_cast<float>(x);
-  return dtype == DType::bf16 ? to_f32(to_bf16(f)) : f;
-}
 
 /// Sentinels, the operand's values (where it has none all bits set, NaN, or of integers, which may be -1, sentinels),
 /// sentinels.
@@ -137,7 +133,7 @@ void check_values(const OpCase& c, const Prepared& p, const Played& played) {
   const Bytes& is = played.fetched.at("fetch " + c.operands[k].name + "@0");
   for (std::int64_t i = 0; i < p.tensors[k].capacity(); ++i) {
     INFO("element " << i);
-    CHECK(element(is, c.operands[k].dtype, i) == rounded(c.operands[k].dtype, c.first_output(before, i)));
+    CHECK(element(is, c.operands[k].dtype, i) == stored(c.operands[k].dtype, c.first_output(before, i)));
   }
 }
 
@@ -170,7 +166,10 @@ TEST_CASE("an op writes its outputs, wholly, and nothing around them; it costs w
         const Plan plan = plan_of(p.program);
         REQUIRE_THAT(check_op(p.op), Catch::Equals(""));
         const Played played = play(*subject, plan, p.script);
-        check_case(*subject, c, p, plan, played);
+        if (subject->leaves_out().contains(c.kind))
+          CHECK_THAT(played.failure(),
+                     Catch::Contains("E601") && Catch::Contains(fmt::format("does not execute {}: ", name_of(c.kind))));
+        else check_case(*subject, c, p, plan, played);
       }
     for (int kind = static_cast<int>(OpKind::embedding); kind < num_op_kinds; ++kind) {
       if (static_cast<OpKind>(kind) == OpKind::priced) continue;  // what it computes nobody knows; see below

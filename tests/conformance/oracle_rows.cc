@@ -254,6 +254,44 @@ void rms_norm_formula(OracleCall& c) {
           x[static_cast<std::size_t>(j)] * rstd * (Bounded(c.inputs[1](j)) + constant(c.op.real(Attr::offset, 0.0))));
   }
 }
+/// What is rounded between its parts is what ops of their own would store.
+void fused_linear_formula(OracleCall& c) {
+  const Numbers& w = c.inputs[1];
+  const DType stored = c.inputs[0].dtype();
+  const bool norms = c.op.has(Attr::eps), sums = c.outputs.size() > 1, adds = c.asks(Attr::residual);
+  std::size_t next = 2;
+  const bool has_bias = c.inputs.size() > next + (norms ? 1 : 0) + (sums || adds ? 1 : 0);
+  const Numbers* const bias = has_bias ? &c.inputs[next++] : nullptr;
+  const Numbers* const norm = norms ? &c.inputs[next++] : nullptr;
+  const Numbers* const added = sums || adds ? &c.inputs[next] : nullptr;
+  for (std::int64_t t = 0; t < c.inputs[0].rows(); ++t) {
+    Row x = cells_of(c.inputs[0], t);
+    for (std::int64_t j = 0; sums && j < w.cols(); ++j) {
+      c.outputs[1].put(t, j, x[static_cast<std::size_t>(j)] + (*added)(t, j));
+      x[static_cast<std::size_t>(j)] = c.outputs[1](t, j);
+    }
+    if (norms) {
+      const Bounded rstd = rstd_of(x, c.op.real(Attr::eps)), offset = constant(c.op.real(Attr::offset, 0.0));
+      for (std::int64_t j = 0; j < w.cols(); ++j)
+        x[static_cast<std::size_t>(j)] =
+            rounded(x[static_cast<std::size_t>(j)] * rstd * (Bounded((*norm)(j)) + offset), stored);
+    }
+    Row y;
+    for (std::int64_t n = 0; n < w.rows(); ++n)
+      y.push_back(dot(
+          w.cols(), [&](auto j) { return x[static_cast<std::size_t>(j)]; }, [&](auto j) { return w(n, j); },
+          bias != nullptr ? (*bias)(n) : 0.0));
+    for (std::int64_t n = 0; n < c.outputs[0].cols(); ++n) {
+      const Bounded of = y[static_cast<std::size_t>(n)];
+      if (c.asks(Attr::gate)) {
+        const Bounded gate = rounded(of, stored), up = rounded(y[static_cast<std::size_t>(n + w.rows() / 2)], stored);
+        c.outputs[0].put(t, n, gate * sigmoid(gate) * up);
+      } else {
+        c.outputs[0].put(t, n, adds ? rounded(of, stored) + (*added)(t, n) : of);
+      }
+    }
+  }
+}
 void layer_norm_formula(OracleCall& c) {
   for (std::int64_t t = 0; t < c.inputs[0].rows(); ++t) {
     const Row x = less_mean(normed_row(c, t, 3));
@@ -417,6 +455,7 @@ std::span<const NamedFormula> row_formulas() {
                                          {OpKind::embedding, embedding_formula},
                                          {OpKind::embedding_backward, embedding_backward_formula},
                                          {OpKind::linear, linear_formula},
+                                         {OpKind::fused_linear, fused_linear_formula},
                                          {OpKind::linear_dgrad, linear_dgrad_formula},
                                          {OpKind::linear_wgrad, linear_wgrad_formula},
                                          {OpKind::lora_merge, lora_merge_formula},

@@ -72,6 +72,49 @@ TEST_CASE("A matrix is prepacked in place, at its bytes read and written, for a 
   CHECK_THAT(prepacked(op(OpKind::linear_dgrad, {y, w}, {x}), 1), Catch::Contains("reads no prepacked weights"));
 }
 
+TEST_CASE("A fused product has beside it what its attributes and outputs say, at the FLOPs of ops of their own") {
+  const std::int64_t K = 3, N = 8;
+  const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(K)}), w = tensor(1, bf16_type, {fixed(N), fixed(K)}),
+               b = tensor(2, bf16_type, {fixed(N)}), norm = tensor(3, bf16_type, {fixed(K)}),
+               delta = tensor(4, bf16_type, {tokens(8), fixed(K)}),
+               residual = tensor(5, bf16_type, {tokens(8), fixed(N)}), y = tensor(6, bf16_type, {tokens(8), fixed(N)}),
+               act = tensor(7, bf16_type, {tokens(8), fixed(N / 2)}),
+               sum = tensor(8, bf16_type, {tokens(8), fixed(K)}), wide = tensor(9, fp32_type, {tokens(8), fixed(N)});
+  const auto fused = [](std::vector<Tensor> in, std::vector<Tensor> out, const std::vector<Attr>& attrs) {
+    Op o = op(OpKind::fused_linear, std::move(in), std::move(out));
+    for (const Attr a : attrs) a == Attr::eps || a == Attr::offset ? with(o, a, 1e-5) : with(o, a, std::int64_t{1});
+    return o;
+  };
+  const Op gated = fused({x, w, b, norm, delta}, {act, sum}, {Attr::eps, Attr::offset, Attr::gate, Attr::prepacked}),
+           onto = fused({x, w, residual}, {y}, {Attr::residual}), normed = fused({x, w, norm}, {wide}, {Attr::eps});
+  for (const Op& o : {gated, onto, normed}) CHECK_THAT(check_op(o), Catch::Equals(""));
+  const ProductSides of = product_sides(gated), of_onto = product_sides(onto), of_normed = product_sides(normed);
+  CHECK((of.bias == 2 && of.norm == 3 && of.delta == 4 && of.residual == -1 && of.gate));
+  CHECK((of_onto.bias == -1 && of_onto.norm == -1 && of_onto.delta == -1 && of_onto.residual == 2 && !of_onto.gate));
+  CHECK((of_normed.bias == -1 && of_normed.norm == 2 && of_normed.delta == -1 && of_normed.residual == -1));
+  const double product = 2.0 * 5 * 3 * 8;  // of 5 tokens
+  CHECK(op_flops(gated, run) == product + 5.0 * (5 * 3) + 4.0 * (5 * 4));
+  CHECK(op_flops(onto, run) == product + 5 * 8);
+  CHECK(op_bytes(onto, run, here) == 2 * (5 * 3 + 8 * 3 + 5 * 8 + 5 * 8));
+
+  const auto complaint = [&](std::vector<Tensor> in, std::vector<Tensor> out, const std::vector<Attr>& attrs) {
+    return check_op(fused(std::move(in), std::move(out), attrs));
+  };
+  using Catch::Contains;
+  CHECK_THAT(complaint({x, w, b, norm}, {y}, {}), Contains("has 4 inputs, where its attributes and outputs say 2"));
+  CHECK_THAT(complaint({x, w, norm}, {y}, {Attr::offset}), Contains("offsets the weights of no norm"));
+  CHECK_THAT(complaint({x, w, delta}, {y, sum}, {}), Contains("has a sum that nothing norms"));
+  CHECK_THAT(complaint({x, w, residual}, {act}, {Attr::residual, Attr::gate}), Contains("or to a gate as well"));
+  CHECK_THAT(complaint({x, w, norm}, {y}, {Attr::eps, Attr::gate}), Contains("do not multiply"));
+  const std::string beside = "has tensors beside its product that do not fit it";
+  CHECK(complaint({x, w, norm, b}, {y}, {Attr::eps}) == beside);
+  CHECK(complaint({x, w, norm, residual}, {y, sum}, {Attr::eps}) == beside);
+  CHECK(complaint({x, w, delta}, {y}, {Attr::residual}) == beside);
+  CHECK(complaint({x, w, residual}, {wide}, {Attr::residual}) == beside);
+  const Tensor odd = tensor(1, bf16_type, {fixed(7), fixed(K)}), three = tensor(6, bf16_type, {tokens(8), fixed(3)});
+  CHECK(complaint({x, odd}, {three}, {Attr::gate}) == "gates 7 columns");
+}
+
 TEST_CASE("Adapters: 2 rows depth columns, and of a wider activation the columns that are the adapter's") {
   // T = 5 tokens, K = 3, r = 2, n = 4 columns of N = 9 from the third on
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(3)}), a = tensor(1, bf16_type, {fixed(2), fixed(3)}),
