@@ -72,7 +72,7 @@ void print_collectives(const std::vector<Measurement>& measurements) {
 void print_gemms(const std::vector<Measurement>& measurements) {
   TextTable table({"product", "dtype", "m", "n", "k", "time (us)", "GF/s"}, 2);
   for (const Measurement& m : measurements)
-    if (m.op.starts_with("linear") || m.op == name_of(OpKind::fused_linear))
+    if (is_gemm(m.op))
       table.add({m.op, std::string(name_of(m.dtype)), fmt::format("{:.0f}", m.at[0]), fmt::format("{:.0f}", m.at[1]),
                  fmt::format("{:.0f}", m.at[2]), fmt::format("{:.1f}", m.seconds * 1e6),
                  fmt::format("{:.2f}", 2e-9 * m.at[0] * m.at[1] * m.at[2] / m.seconds)});

@@ -38,6 +38,7 @@ std::string maker_of(const Op& op, const RanBy& by) {
   if (is_communication(op.kind)) return " " + by.transport;
   switch (op.kind) {
     case OpKind::linear:
+    case OpKind::fused_linear:
       if (by.products == ProductPolicy::equal) return " cublasLt or own";
       [[fallthrough]];
     case OpKind::linear_dgrad:

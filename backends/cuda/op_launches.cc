@@ -15,6 +15,7 @@
 #include "backends/cuda/many_tensors.h"
 #include "backends/cuda/product_launches.h"
 #include "base/check.h"
+#include "base/rounding.h"
 #include "graph/catalogue.h"
 #include "graph/slots.h"
 
@@ -73,13 +74,18 @@ void run_gather_rows(const CudaCall& c) {
 
 // --- norms, rope, heads ---------------------------------------------------------------------------------------------
 
+/// Of the op's first input; residual, sum: 0 where nothing is added.
+void norm_rows(const CudaCall& c, CUdeviceptr weight, CUdeviceptr residual, CUdeviceptr sum, CUdeviceptr y,
+               CUdeviceptr rstd) {
+  const Tensor& x = in(c, 0);
+  const int H = extent(c, x, 1);
+  c.launch(named("rms_norm", x.dtype), {extent(c, x, 0)}, row_threads(H), at(c, x), residual, weight, y, rstd, sum, H,
+           eps(c), offset(c));
+}
 void run_rms_norm(const CudaCall& c) {
-  const int H = extent(c, in(c, 0), 1);
   const bool fused = c.op.num_operands() > 2;
-  const CUdeviceptr residual = fused ? at(c, in(c, 2)) : CUdeviceptr{0},
-                    sum = fused ? at(c, out(c, 2)) : CUdeviceptr{0};
-  c.launch(named("rms_norm", in(c, 0).dtype), {extent(c, in(c, 0), 0)}, row_threads(H), at(c, in(c, 0)), residual,
-           at(c, in(c, 1)), at(c, out(c, 0)), at(c, out(c, 1)), sum, H, eps(c), offset(c));
+  norm_rows(c, at(c, in(c, 1)), fused ? at(c, in(c, 2)) : CUdeviceptr{0}, fused ? at(c, out(c, 2)) : CUdeviceptr{0},
+            at(c, out(c, 0)), at(c, out(c, 1)));
 }
 void run_rms_norm_backward(const CudaCall& c) {
   const int T = extent(c, in(c, 1), 0), H = extent(c, in(c, 1), 1);
@@ -177,6 +183,47 @@ void run_clamped_swiglu(const CudaCall& c) {
 void run_clamped_swiglu_backward(const CudaCall& c) {
   activate_backward(c, "clamped_swiglu_backward", real(c, Attr::limit, 0.0), real(c, Attr::alpha, 0.0));
 }
+/// Where the launches of a fused_linear leave what lies between them, in scratch: rows that are normed, a product that is
+/// gated, and 1 / rms of each row.
+struct BetweenLaunches {
+  std::int64_t normed = 0, product = 0, rstd = 0, end = 0;  // bytes
+};
+BetweenLaunches between_launches(const Op& op) {
+  constexpr std::int64_t alignment = 256;
+  const ProductSides sides = product_sides(op);
+  const std::int64_t rows = op.inputs[0].shape[0].size, size = size_of(op.inputs[0].dtype);
+  BetweenLaunches out;
+  out.product = round_up(sides.norm >= 0 ? rows * op.inputs[0].shape[1].size * size : 0, alignment);
+  out.rstd = round_up(out.product + (sides.gate ? rows * op.inputs[1].shape[0].size * size : 0), alignment);
+  out.end = out.rstd + rows * std::int64_t{sizeof(float)};
+  return out;
+}
+
+/// The launches of its parts, one behind the other.
+void run_fused_linear(const CudaCall& c) {
+  const ProductSides sides = product_sides(c.op);
+  const BetweenLaunches between = between_launches(c.op);
+  const auto input = [&](int i) { return i < 0 ? CUdeviceptr{0} : at(c, in(c, static_cast<std::size_t>(i))); };
+  const auto scratch = [&](std::int64_t bytes) { return c.scratch + static_cast<CUdeviceptr>(bytes); };
+  CUdeviceptr x = at(c, in(c, 0));
+  if (sides.norm >= 0) {
+    const CUdeviceptr normed = scratch(between.normed);
+    norm_rows(c, input(sides.norm), input(sides.delta), sides.delta >= 0 ? at(c, out(c, 1)) : CUdeviceptr{0}, normed,
+              scratch(between.rstd));
+    x = normed;
+  }
+  const CUdeviceptr y = at(c, out(c, 0)), product = sides.gate ? scratch(between.product) : y;
+  const DType dtype = in(c, 0).dtype;
+  multiply_rows(c, x, input(sides.bias), sides.gate ? dtype : out(c, 0).dtype, product);
+  const std::int64_t n = out(c, 0).elements(c.sizes);
+  if (sides.gate)
+    c.launch(named("swiglu", dtype), {walking_blocks_of(n, walk_threads)}, walk_threads, product, y,
+             rows(c, out(c, 0)), width(c, out(c, 0)));
+  if (sides.residual >= 0)
+    c.launch(fmt::format("add_{0}_{0}", kernel_dtype(dtype)), {walking_blocks_of(n, walk_threads)}, walk_threads, y,
+             input(sides.residual), y, n);
+}
+
 float cap(const CudaCall& c) { return real(c, Attr::softcap, 0.0); }
 void run_softcap(const CudaCall& c) {
   const std::int64_t n = out(c, 0).elements(c.sizes);
@@ -270,6 +317,7 @@ constexpr std::array registrations = {Registration{OpKind::zero, run_zero},
                                       Registration{OpKind::hash_boxes, run_hash_boxes},
                                       Registration{OpKind::linear, run_linear},
                                       Registration{OpKind::prepack, run_prepack},
+                                      Registration{OpKind::fused_linear, run_fused_linear},
                                       Registration{OpKind::linear_dgrad, run_linear_dgrad},
                                       Registration{OpKind::linear_wgrad, run_linear_wgrad},
                                       Registration{OpKind::lora_down, run_lora_down},
@@ -349,6 +397,7 @@ struct Alike {
 };
 const std::vector<Alike>& alike() {
   static const std::vector<Alike> rows = {{OpKind::linear, {0, 1, 2}, {}},
+                                          {OpKind::fused_linear, {0, 1, 2, 3, 4}, {1}},
                                           {OpKind::linear_dgrad, {0, 1}, {}},
                                           {OpKind::linear_wgrad, {0, 1}, {}},
                                           {OpKind::lora_down, {0, 1}, {0}},
@@ -474,6 +523,7 @@ std::int64_t scratch_bytes(const Op& op) {
   if (op.kind == OpKind::linear_wgrad && op.outputs.size() > 1)
     return parts_bytes(op.inputs[0], op.inputs[0].shape[1].size);
   if (op.kind == OpKind::embedding_backward) return op.inputs[0].capacity_bytes();  // tokens of one id
+  if (op.kind == OpKind::fused_linear) return between_launches(op).end;
   if (op.kind == OpKind::sum_squares) return sums_scratch_bytes();
   return std::max(expert_scratch_bytes(op), latent_scratch_bytes(op));
 }
@@ -503,7 +553,7 @@ std::string why_unsupported(const Op& op) {
       return fmt::format("its kernels take heads of {} numbers at most, not {}", most_of_head, widest);
   if (op.kind == OpKind::attention_sinks && op.inputs[2].rank < 3 && op.inputs[2].dtype != op.inputs[0].dtype)
     return "its sinks are of another dtype than what was attended";
-  if ((op.kind == OpKind::linear || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
+  if ((is_linear(op.kind) || op.kind == OpKind::linear_dgrad) && op.inputs[0].dtype == DType::f32 &&
       op.outputs[0].dtype != DType::f32)
     return "a product of fp32 operands is fp32";
   if (op.kind == OpKind::context_attention && op.inputs[0].dtype == DType::f32 && op.outputs[0].dtype != DType::f32)

@@ -49,17 +49,20 @@ void multiply(const CudaCall& c, const char* form, DType from, Columns a, CUdevi
 }
 
 /// The same of whole matrices, by cuBLASLt where that is asked for and can.
+void multiply(const CudaCall& c, Product::Form product, DType from, Columns a, CUdeviceptr b, CUdeviceptr bias,
+              DType result, Columns to, int M, int N, int K, int accumulate) {
+  const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
+  const auto own = [&](CUdeviceptr rows_at, CUdeviceptr result_at, std::int64_t rows) {
+    multiply(c, form, from, {rows_at, a.ld}, b, bias, result, {result_at, to.ld}, narrow(rows), N, K, accumulate);
+  };
+  if (c.products != nullptr && c.products->take({product, from, result, M, N, K, accumulate != 0, bias != 0},
+                                                {a.at, b, bias, to.at}, c.op.kind, own))
+    return;
+  own(a.at, to.at, M);
+}
 void multiply(const CudaCall& c, Product::Form product, const Tensor& a, const Tensor& b, CUdeviceptr bias,
               const Tensor& to, int M, int N, int K, int accumulate) {
-  const char* const form = product == Product::Form::nt ? "nt" : product == Product::Form::nn ? "nn" : "tn";
-  const auto own = [&](CUdeviceptr from, CUdeviceptr result, std::int64_t rows) {
-    multiply(c, form, a.dtype, {from, columns_of(c, a).ld}, at(c, b), bias, to.dtype, {result, columns_of(c, to).ld},
-             narrow(rows), N, K, accumulate);
-  };
-  if (c.products != nullptr && c.products->take({product, a.dtype, to.dtype, M, N, K, accumulate != 0, bias != 0},
-                                                {at(c, a), at(c, b), bias, at(c, to)}, c.op.kind, own))
-    return;
-  own(at(c, a), at(c, to), M);
+  multiply(c, product, a.dtype, columns_of(c, a), at(c, b), bias, to.dtype, columns_of(c, to), M, N, K, accumulate);
 }
 
 std::int64_t column(const CudaCall& c) { return c.op.integer(Attr::column); }
@@ -77,6 +80,11 @@ void run_linear(const CudaCall& c) {
   const CUdeviceptr bias = c.op.num_operands() > 2 ? at(c, in(c, 2)) : CUdeviceptr{0};
   multiply(c, Product::Form::nt, in(c, 0), in(c, 1), bias, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 0),
            extent(c, in(c, 1), 1), 0);
+}
+void multiply_rows(const CudaCall& c, CUdeviceptr x, CUdeviceptr bias, DType result, CUdeviceptr y) {
+  const Tensor& w = in(c, 1);
+  const int N = extent(c, w, 0), K = extent(c, w, 1);
+  multiply(c, Product::Form::nt, w.dtype, {x, K}, at(c, w), bias, result, {y, N}, extent(c, in(c, 0), 0), N, K, 0);
 }
 void run_linear_dgrad(const CudaCall& c) {
   multiply(c, Product::Form::nn, in(c, 0), in(c, 1), 0, out(c, 0), extent(c, in(c, 0), 0), extent(c, in(c, 1), 1),

@@ -5,6 +5,8 @@
 namespace hotbunk::cuda {
 
 void run_linear(const CudaCall&);
+/// y = x wᵀ (+ bias) of a fused_linear's weight, x and y wherever they lie.
+void multiply_rows(const CudaCall&, CUdeviceptr x, CUdeviceptr bias, DType result, CUdeviceptr y);
 void run_linear_dgrad(const CudaCall&);
 void run_linear_wgrad(const CudaCall&);
 void run_lora_down(const CudaCall&);

@@ -37,6 +37,7 @@ std::optional<ProductPolicy> product_policy_from(std::string_view name) {
 bool takes_products(ProductPolicy policy, OpKind kind) {
   switch (kind) {
     case OpKind::linear:
+    case OpKind::fused_linear:
       return policy == ProductPolicy::all || policy == ProductPolicy::equal;
     case OpKind::linear_dgrad:
     case OpKind::linear_wgrad:
@@ -178,7 +179,7 @@ std::vector<LibraryChoice> BlasProducts::choices() const {
 }
 
 bool BlasProducts::take(const Product& p, const ProductAddresses& at, OpKind kind, const OwnRows& own) {
-  const bool compares = policy_ == ProductPolicy::equal && kind == OpKind::linear;
+  const bool compares = policy_ == ProductPolicy::equal && is_linear(kind);
   if (!takes_products(policy_, kind)) return note(p, kind, "not asked for");
   if (p.m == 0 || p.n == 0 || p.k == 0) return note(p, kind, "no rows");
   if (compares && p.m < compared_.rows) return note(p, kind, "few rows");

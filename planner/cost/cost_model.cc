@@ -11,7 +11,7 @@
 namespace hotbunk {
 namespace {
 
-bool is_gemm(OpKind k) { return is_linear(k) || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
+bool is_product(OpKind k) { return is_linear(k) || k == OpKind::linear_dgrad || k == OpKind::linear_wgrad; }
 /// Attention is measured in heads of 128: a head of 64 is half of one, and one whose values have another width than its
 /// keys as both in the mean.
 double heads_of_128(const Op& op) {
@@ -105,7 +105,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
     const GroupShape shape = shape_of(plan.group_of(op.group, rank));
     m.at = {static_cast<double>(shape.ranks), static_cast<double>(shape.nodes),
             std::max(priced_bytes(op, s, places), 1.0)};
-  } else if (is_gemm(op.kind)) {
+  } else if (is_product(op.kind)) {
     m.dtype = op.inputs[1].dtype;
     m.at = gemm_size(op, s);
   } else if (!is_memory(op.kind) && !is_event(op.kind)) {
@@ -121,7 +121,7 @@ std::optional<Measurement> CostModel::measurement_of(const Plan& plan, Rank rank
 }
 
 std::optional<std::array<double, 3>> CostModel::kernel_size(const Op& op, const Sizes& s) const {
-  if (!is_gemm(op.kind)) return std::nullopt;
+  if (!is_product(op.kind)) return std::nullopt;
   return gemm_size(op, s);
 }
 
@@ -223,7 +223,7 @@ double CostModel::map_seconds(double bytes, OpKind kind, Space space) const {
 double CostModel::compute_seconds(const Op& op, const Sizes& s, const Places& places) const {
   const double flops = op_flops(op, s);
   const auto bytes = static_cast<double>(op_bytes(op, s, places));
-  if (is_gemm(op.kind)) {
+  if (is_product(op.kind)) {
     const Tensor& b = op.inputs[1];
     const std::array<double, 3> size = gemm_size(op, s);
     return gemm_seconds(size[0], size[1], size[2], peak_flops(b.dtype), bytes) * correction(op.kind, b.dtype, size);
@@ -321,7 +321,7 @@ double CostModel::correction(OpKind kind, DType dtype, std::array<double, 3> at)
 double CostModel::formula_seconds(const Measurement& m) const {
   const double size = static_cast<double>(size_of(m.dtype)), peak = peak_flops(m.dtype);
   const auto& at = m.at;
-  if (m.op.starts_with("linear"))
+  if (is_gemm(m.op))
     return gemm_seconds(at[0], at[1], at[2], peak, size * (at[0] * at[2] + at[1] * at[2] + at[0] * at[1]));
   if (m.op == "h2d" || m.op == "d2h" || m.op == "feed" || m.op == "fetch") return host_copy_seconds(at[0]);
   if (is_mapping(m.op)) return at[0] / hardware_.map_bandwidth.value;

@@ -30,6 +30,9 @@ struct Measurement {
   double seconds = 0.0;
 };
 
+/// Of a matrix product, alone, with what stands beside it, or of a gradient.
+inline bool is_gemm(std::string_view op) { return op.starts_with("linear") || op == name_of(OpKind::fused_linear); }
+
 /// Of memory taken or given back: map and unmap of the device's, map_host and unmap_host of the host's.
 inline bool is_mapping(std::string_view op) {
   return op == "map" || op == "unmap" || op == "map_host" || op == "unmap_host";

@@ -91,7 +91,7 @@ void read_sourced(const YamlNode& node, const Field& field, Diagnostics& errors)
 const std::vector<std::string>& coordinates_of(const std::string& op) {
   static const std::vector<std::string> gemm = {"m", "n", "k"}, attention = {"tokens", "keys", "heads"},
                                         collective = {"ranks", "nodes", "bytes"}, bytes = {"bytes"}, none = {};
-  if (op.starts_with("linear")) return gemm;
+  if (is_gemm(op)) return gemm;
   if (op.starts_with("attention") || op.starts_with("context_attention") || op == "paged_attention") return attention;
   if (op == "launch") return none;
   for (int k = 0; k < num_op_kinds; ++k)

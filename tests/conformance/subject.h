@@ -3,7 +3,6 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -25,8 +24,6 @@ class Subject {
   /// Whether buffers hold data: feeds fill them, ops compute, fetches read. If not (the simulator), bytes, calls, order
   /// and refusals are asked all the same.
   virtual bool has_values() const = 0;
-  /// Kinds that it refuses, whose cases it is spared: plans for it have none.
-  virtual std::set<OpKind> leaves_out() const { return {}; }
   /// Runs `work` in as many processes as the backend needs for so many ranks. What each returned, process by process;
   /// "lost: …" of one that came to no end.
   virtual std::vector<std::string> run(int ranks, const std::function<std::string(Process&)>& work) const = 0;

@@ -109,7 +109,6 @@ std::shared_ptr<cuda::PtxModules> modules() {
 class Cuda : public Subject {
  public:
   bool has_values() const override { return true; }
-  std::set<OpKind> leaves_out() const override { return {OpKind::fused_linear}; }
 
  protected:
   static std::vector<std::string> run_on(const cuda::Driver& table, int ranks,

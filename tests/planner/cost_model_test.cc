@@ -122,6 +122,35 @@ TEST_CASE("a measurement is reproduced where it was taken and fades into its nei
   CHECK(CostModel(h, shared).gemm_seconds(1024, 4096, 4096, DType::bf16) == Approx(2e-3));
 }
 
+TEST_CASE("a product with others beside it takes what it was measured at, or else what a product took") {
+  const auto dims = [](std::initializer_list<std::int64_t> sizes) {
+    Tensor t;
+    t.dtype = DType::bf16;
+    for (const std::int64_t size : sizes) t.shape[t.rank++].size = size;
+    return t;
+  };
+  const ClusterSpec c = cluster_of_nodes(1);
+  Hardware h = hardware_from_datasheet(c);
+  h.kernel_overhead.value = 0.0;
+  Plan plan;
+  plan.program_of_rank = {0};
+  Op gated;
+  gated.kind = OpKind::fused_linear;
+  gated.inputs = {dims({64, 4096}), dims({8192, 4096}), dims({4096})}, gated.outputs = {dims({64, 4096})};
+  with(with(gated, Attr::eps, 1e-5), Attr::gate, std::int64_t{1});
+  CHECK(check_op(gated).empty());
+  const auto nanoseconds = [&] { return CostModel(h, c).op_nanoseconds(plan, 0, gated, {}); };
+  // Few rows: the bytes at 78 % of 4e12, half as much written as a product alone would write.
+  CHECK(nanoseconds() == Approx(2e9 * (64 * 4096 + 8192 * 4096 + 4096 + 64 * 4096) / (0.78 * 4e12)).epsilon(1e-3));
+  h.measurements = {{"linear", DType::bf16, {64, 8192, 4096}, 2e-4}};
+  CHECK(nanoseconds() == Approx(2e5).epsilon(0.02));
+  h.measurements.push_back({"fused_linear", DType::bf16, {64, 8192, 4096}, 3e-4});
+  CHECK(nanoseconds() == Approx(3e5).epsilon(0.02));
+  const auto m = CostModel(h, c).measurement_of(plan, 0, gated, {}, 1e-3);
+  REQUIRE(m);
+  CHECK((m->op == "fused_linear" && m->at == std::array{64.0, 8192.0, 4096.0} && m->dtype == DType::bf16));
+}
+
 TEST_CASE("a measured decode step's attention costs what it took, and more where heads share fewer keys") {
   const ClusterSpec c = cluster_of_nodes(1);
   Hardware h = hardware_from_datasheet(c);
@@ -229,14 +258,16 @@ TEST_CASE("a profile survives writing and reading") {
   Hardware h = hardware_from_datasheet(c);
   h.source = "calibrated \"here\"";
   h.gemm.efficiency = {0.71, "measured: 16384^3"};
-  h.measurements = {{"swiglu", DType::bf16, {1e8, 1, 1}, 3e-5}, {"all_gather", DType::f32, {4, 2, 1e7}, 1e-4}};
+  h.measurements = {{"swiglu", DType::bf16, {1e8, 1, 1}, 3e-5},
+                    {"all_gather", DType::f32, {4, 2, 1e7}, 1e-4},
+                    {"fused_linear", DType::bf16, {8, 768, 256}, 2e-5}};
   const auto back = parse_hardware(to_yaml(h), "profile.yaml", c);
   REQUIRE(back.has_value());
   CHECK(back->source == h.source);
   CHECK(back->gemm.efficiency.value == 0.71);
   CHECK(back->gemm.efficiency.source == "measured: 16384^3");
-  REQUIRE(back->measurements.size() == 2);
-  CHECK(back->measurements[1].at == h.measurements[1].at);
+  REQUIRE(back->measurements.size() == 3);
+  for (std::size_t i = 1; i < 3; ++i) CHECK(back->measurements[i].at == h.measurements[i].at);
   CHECK(to_yaml(*back) == to_yaml(h));
 }
 
