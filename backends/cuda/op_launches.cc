@@ -183,8 +183,8 @@ void run_clamped_swiglu(const CudaCall& c) {
 void run_clamped_swiglu_backward(const CudaCall& c) {
   activate_backward(c, "clamped_swiglu_backward", real(c, Attr::limit, 0.0), real(c, Attr::alpha, 0.0));
 }
-/// Where the launches of a fused_linear leave what lies between them, in scratch: rows that are normed, a product that is
-/// gated, and 1 / rms of each row.
+/// Where the launches of a fused_linear leave what lies between them, in scratch: rows that are normed, a product that
+/// is gated, and 1 / rms of each row.
 struct BetweenLaunches {
   std::int64_t normed = 0, product = 0, rstd = 0, end = 0;  // bytes
 };
@@ -217,8 +217,8 @@ void run_fused_linear(const CudaCall& c) {
   multiply_rows(c, x, input(sides.bias), sides.gate ? dtype : out(c, 0).dtype, product);
   const std::int64_t n = out(c, 0).elements(c.sizes);
   if (sides.gate)
-    c.launch(named("swiglu", dtype), {walking_blocks_of(n, walk_threads)}, walk_threads, product, y,
-             rows(c, out(c, 0)), width(c, out(c, 0)));
+    c.launch(named("swiglu", dtype), {walking_blocks_of(n, walk_threads)}, walk_threads, product, y, rows(c, out(c, 0)),
+             width(c, out(c, 0)));
   if (sides.residual >= 0)
     c.launch(fmt::format("add_{0}_{0}", kernel_dtype(dtype)), {walking_blocks_of(n, walk_threads)}, walk_threads, y,
              input(sides.residual), y, n);

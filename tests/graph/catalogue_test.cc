@@ -78,8 +78,8 @@ TEST_CASE("A fused product has beside it what its attributes and outputs say, at
                b = tensor(2, bf16_type, {fixed(N)}), norm = tensor(3, bf16_type, {fixed(K)}),
                delta = tensor(4, bf16_type, {tokens(8), fixed(K)}),
                residual = tensor(5, bf16_type, {tokens(8), fixed(N)}), y = tensor(6, bf16_type, {tokens(8), fixed(N)}),
-               act = tensor(7, bf16_type, {tokens(8), fixed(N / 2)}),
-               sum = tensor(8, bf16_type, {tokens(8), fixed(K)}), wide = tensor(9, fp32_type, {tokens(8), fixed(N)});
+               act = tensor(7, bf16_type, {tokens(8), fixed(N / 2)}), sum = tensor(8, bf16_type, {tokens(8), fixed(K)}),
+               wide = tensor(9, fp32_type, {tokens(8), fixed(N)});
   const auto fused = [](std::vector<Tensor> in, std::vector<Tensor> out, const std::vector<Attr>& attrs) {
     Op o = op(OpKind::fused_linear, std::move(in), std::move(out));
     for (const Attr a : attrs) a == Attr::eps || a == Attr::offset ? with(o, a, 1e-5) : with(o, a, std::int64_t{1});

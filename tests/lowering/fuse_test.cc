@@ -1,4 +1,6 @@
 // What becomes one op in a decode step on a CPU.
+#include "lowering/fuse.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -6,7 +8,6 @@
 #include <set>
 
 #include "graph/catalogue.h"
-#include "lowering/fuse.h"
 #include "tests/graph/programs.h"
 #include "tiny.h"
 
@@ -116,9 +117,7 @@ TEST_CASE("A rewrite fuses neighbours alone, of which nothing else is read") {
 
 TEST_CASE("A fused product reads and writes what its parts did, in the order of the catalogue") {
   const Dim T = test::tokens(8);
-  const auto rows = [&](BufferId id, std::int64_t width) {
-    return tensor(id, DType::bf16, {T, test::fixed(width)});
-  };
+  const auto rows = [&](BufferId id, std::int64_t width) { return tensor(id, DType::bf16, {T, test::fixed(width)}); };
   const Tensor x = rows(0, 6), r = rows(1, 6), w = tensor(2, DType::bf16, {test::fixed(8), test::fixed(6)}),
                b = tensor(3, DType::bf16, {test::fixed(8)}), norm = tensor(4, DType::bf16, {test::fixed(6)}),
                normed = rows(5, 6), y = rows(6, 8), sum = rows(7, 6), act = rows(8, 4),

@@ -7,13 +7,13 @@ namespace hotbunk::kernels {
 
 /// What a product has beside it. All that is absent (data == nullptr, false) does nothing.
 struct BesideProduct {
-  ConstVector norm{};        // [K]: rows of x are RMS-normed with it, and the product is of those (norm.h)
-  float eps = 0.0f;          // of the norm
-  float offset = 0.0f;       // the norm's weights are `norm` + that
-  ConstMatrix delta{};       // [T, K], with a norm: x + delta is what is normed, and written to
-  Matrix sum{};              // [T, K]
-  ConstMatrix residual{};    // [T, N], without a gate: y is the product, rounded to y's dtype, + residual
-  bool swiglu = false;       // y[T, N/2] is SwiGLU of the product, whose first half are gates (elementwise.h)
+  ConstVector norm{};      // [K]: rows of x are RMS-normed with it, and the product is of those (norm.h)
+  float eps = 0.0f;        // of the norm
+  float offset = 0.0f;     // the norm's weights are `norm` + that
+  ConstMatrix delta{};     // [T, K], with a norm: x + delta is what is normed, and written to
+  Matrix sum{};            // [T, K]
+  ConstMatrix residual{};  // [T, N], without a gate: y is the product, rounded to y's dtype, + residual
+  bool swiglu = false;     // y[T, N/2] is SwiGLU of the product, whose first half are gates (elementwise.h)
 };
 
 /// y = what `beside` makes of x[T,K] · w[N,K]ᵀ (+ bias[N]). x, w, delta, sum, residual have one dtype; y has it too or,
