@@ -150,6 +150,11 @@ std::string onednn_instruction_set() {
   return fmt::format("{:#x}", static_cast<unsigned>(isa));  // of a later oneDNN, by its number there
 }
 
+std::string onednn_version() {
+  const dnnl_version_t& v = *dnnl_version();
+  return fmt::format("{}.{}.{}", v.major, v.minor, v.patch);
+}
+
 std::string_view compiled_instruction_set() {
 #if defined(__AVX512F__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
   return "AVX-512 with AMX";

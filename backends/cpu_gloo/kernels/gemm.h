@@ -50,6 +50,9 @@ void bias_grad(KernelContext&, ConstMatrix dy, float* db, std::int64_t T, std::i
 /// `ONEDNN_MAX_CPU_ISA` lowers it to, whose words these are.
 std::string onednn_instruction_set();
 
+/// "2.6.3": another version may sum in another order.
+std::string onednn_version();
+
 /// "AVX-512", "AVX-512 with AMX", "AVX2" or "baseline": what our own kernels were compiled for.
 std::string_view compiled_instruction_set();
 

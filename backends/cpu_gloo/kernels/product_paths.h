@@ -45,6 +45,8 @@ enum class ProductPath : std::uint8_t {
   wide,  // oneDNN in fp32, both operands widened before; not row-invariant. It reads rows alone
 };
 
+std::string_view name_of(ProductPath, Bf16Products unit);  // "own kernels", the unit's name, "oneDNN in fp32"
+
 /// The path of every class.
 struct ProductPaths {
   std::array<ProductPath, kProductClasses.size()> by_class{};
