@@ -272,8 +272,8 @@ void take_products_of_rank_0(Start& start, const Scenario& s, World& world) {
 int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
+  if (first && world.size() > 1) world.set(products_of_rank_0, bf16_products(o, start));  // the others wait for it
   const int threads = compute_threads(o, world);
-  if (first && world.size() > 1) world.set(products_of_rank_0, bf16_products(o, start));
   const PlanFacts agreed = run_facts(job, shared_options(o, threads, start));
   if (auto s = check_agreement(world, agreed); !s) {
     world.leave();
