@@ -56,8 +56,7 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
   const PackedOrder packed =
       order == WeightOrder::prepacked ? packed_order(w.dtype, N, K, ctx.product_paths()) : PackedOrder::rows;
   const ProductPath path = x.dtype == DType::f32 ? ProductPath::own : ctx.product_paths()[class_of_rows(T)];
-  if (path == ProductPath::own || (path == ProductPath::wide && packed != PackedOrder::rows) ||
-      packed == PackedOrder::quads) {
+  if (path == ProductPath::own || (path == ProductPath::wide && packed != PackedOrder::rows)) {
     if (packed == PackedOrder::rows) row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
     else packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
     return;

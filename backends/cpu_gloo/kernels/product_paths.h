@@ -42,7 +42,8 @@ ProductClass class_of_rows(std::int64_t T);
 enum class ProductPath : std::uint8_t {
   own,   // our kernels (row_gemm.h, packed_gemm.h): weights widened in registers or block by block; row-invariant
   unit,  // oneDNN on bf16_unit(), from rows or from packed pairs (prepack.h); not row-invariant
-  wide,  // oneDNN in fp32, both operands widened before; not row-invariant. It reads rows alone
+  wide,  // oneDNN in fp32, both operands widened before; not row-invariant. Of packed weights, which it cannot read,
+         // ours
 };
 
 std::string_view name_of(ProductPath, Bf16Products unit);  // "own kernels", the unit's name, "oneDNN in fp32"
