@@ -501,7 +501,7 @@ int run(const RunArguments& o) {
   if (on_cpu) {
     auto asked = products_asked(process_env, kernels::bf16_unit());
     if (!asked) return report_errors(asked.error());
-    start.asked = std::move(*asked);
+    start.asked = *asked;
   }
   const bool first = !launched || (*env)->rank == 0;
   const auto job = load(o, spawned, first, speaks, start, code);

@@ -131,7 +131,9 @@ TEST_CASE("products of a class take its path, and no other class's") {
                            {40, some_rows}, {kSomeRows, some_rows},  {kSomeRows + 1, many_rows},
                            {300, many_rows}};
   const std::int64_t N = 96, K = 1056;
-  for (const auto& [T, is] : all_rows) {
+  for (const Rows& rows : all_rows) {
+    const std::int64_t T = rows.T;
+    const ProductClass is = rows.is;
     REQUIRE(class_of_rows(T) == is);
     const Tensor x = random_bf16(T, K, rng), w = random_bf16(N, K, rng), dy = random_bf16(T, N, rng);
     const MatmulShape forward{
