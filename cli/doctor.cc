@@ -1,9 +1,11 @@
 // doctor: what this machine is, and whether a CPU run would work here.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu_gloo/arena.h"
@@ -23,6 +25,7 @@
 #include "base/format.h"
 #include "cli/capabilities.h"
 #include "cli/command.h"
+#include "cli/product_choice.h"
 #include "cli/streams.h"
 #include "spec/catalog.h"
 #include "trace/text_table.h"
@@ -172,13 +175,53 @@ nlohmann::ordered_json body_rows() {
   return rows;
 }
 
+/// What a run in bf16 would take, and the rates on one core that it would choose by.
+struct MeasuredProducts {
+  Checked chosen;
+  std::vector<Checked> classes;
+  nlohmann::ordered_json document;
+};
+
+MeasuredProducts measured_products() {
+  const kernels::Bf16Products unit = kernels::bf16_unit();
+  const auto asked = products_asked(process_env, unit);
+  const auto begin = std::chrono::steady_clock::now();
+  const kernels::ProductRates rates = kernels::measure_product_paths();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const kernels::ProductPaths paths =
+      asked && asked->fixed ? *asked->fixed : kernels::choose(kernels::rule_of_machine(), rates);
+  MeasuredProducts out;
+  const std::string text = kernels::text_of(paths, unit), rule = kernels::text_of(kernels::rule_of_machine(), unit);
+  out.chosen = {"bf16 GEMM", text, asked.has_value(), asked ? "" : asked.error().front().message};
+  if (text != rule) out.chosen.found += fmt::format(" (rule of the machine: {})", rule);
+  if (asked && asked->fixed) out.chosen.found += fmt::format(" (as {} says)", bf16_products_variable);
+  out.document = {
+      {"choice", text}, {"rule", rule}, {"measuring_s", seconds}, {"classes", nlohmann::ordered_json::array()}};
+  for (const kernels::ProductClass c : kernels::kProductClasses) {
+    const std::string taken(name_of(paths[c], unit));
+    nlohmann::ordered_json of_paths = nlohmann::ordered_json::array();
+    std::vector<std::string> said;
+    for (const auto& [path, gflop_s] : rates[c]) {
+      of_paths.push_back({{"path", name_of(path, unit)}, {"gflop_s", gflop_s}});
+      said.push_back(fmt::format("{} {:.0f} GF/s", name_of(path, unit), gflop_s));
+    }
+    out.document["classes"].push_back({{"class", name_of(c)}, {"taken", taken}, {"measured", std::move(of_paths)}});
+    out.classes.push_back({fmt::format("bf16, {}", name_of(c)),
+                           said.empty() ? taken : fmt::format("{} ({}; one thread)", taken, fmt::join(said, ", ")),
+                           true, ""});
+  }
+  return out;
+}
+
 int run(bool json) {
   const LocalMachine machine = local_machine();
   std::vector<Checked> findings;
   findings.push_back(check_two_ranks());  // first: it forks
   findings.push_back({"cores", fmt::format("{}", machine.cores), machine.cores >= 1, ""});
   findings.push_back({"memory", format_bytes(static_cast<double>(machine.memory_bytes)), machine.memory_bytes > 0, ""});
-  findings.push_back({"bf16 GEMM", std::string(name_of(kernels::bf16_products())), true, ""});
+  const MeasuredProducts products = measured_products();
+  findings.push_back(products.chosen);
+  findings.insert(findings.end(), products.classes.begin(), products.classes.end());
   findings.push_back(check_arena(false));
   findings.push_back(check_arena(true));
   findings.push_back(check_launch());
@@ -197,6 +240,7 @@ int run(bool json) {
                  f.good || f.help.empty() ? "" : "  -> " + f.help);
   }
   document["good"] = good;
+  document["bf16_products"] = products.document;
   document["hardware_evidence"] = evidence_rows();
   document["hardware_bodies"] = body_rows();
   if (!json) {

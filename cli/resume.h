@@ -11,6 +11,9 @@
 
 namespace hotbunk {
 
+/// Before oneDNN's version in Arithmetic::instruction_sets, which earlier checkpoints have not.
+inline constexpr const char* onednn_version_mark = ", oneDNN ";
+
 struct ResumePoint {
   SavedCheckpoint checkpoint;
   /// The run that wrote it; nothing where the checkpoint does not lie in a run folder.

@@ -20,6 +20,7 @@
 #include "base/shell_quoted.h"
 #include "cli/command.h"
 #include "cli/output.h"
+#include "cli/product_choice.h"
 #include "cli/resume.h"
 #include "cli/run_console.h"
 #include "cli/run_cuda.h"
@@ -55,9 +56,12 @@ struct RunArguments {
   std::vector<std::string> argv;
 };
 
-/// What a run goes on from, with what its user must know; nothing to resume: empty.
+/// What a run goes on from, with what its user must know; nothing to resume: empty. And how its CPU ranks form
+/// products.
 struct Start {
   std::optional<ResumePoint> from;
+  ProductsAsked asked;
+  kernels::ProductPaths products = kernels::rule_of_machine();  // of bf16, where the run has some
   std::int32_t first_step() const { return from ? static_cast<std::int32_t>(from->checkpoint.state.step) + 1 : 1; }
 };
 
@@ -67,8 +71,8 @@ void say_stop(int signal) {
 }
 
 /// Ranks that form products in different ways, or another time, compute other bits (docs/benchmarks.md).
-std::string bf16_products(const RunArguments& o) {
-  if (o.backend == "cpu") return std::string(name_of(kernels::bf16_products()));
+std::string bf16_products(const RunArguments& o, const Start& start) {
+  if (o.backend == "cpu") return kernels::text_of(start.products, kernels::bf16_unit());
   const auto products = cuda_products(o.backend, o.products);
   return products ? *products : "";  // refused by check_backend
 }
@@ -82,14 +86,19 @@ std::string attention_backward(const RunArguments& o) {
 /// oneDNN's set decides bits of fp32 too; a device's products are not its.
 std::string instruction_sets(const RunArguments& o) {
   const std::string own = fmt::format("own kernels' {}", kernels::compiled_instruction_set());
-  return o.backend == "cpu" ? fmt::format("oneDNN's {} and {}", kernels::onednn_instruction_set(), own) : own;
+  return o.backend == "cpu" ? fmt::format("oneDNN's {} and {}{}{}", kernels::onednn_instruction_set(), own,
+                                          onednn_version_mark, kernels::onednn_version())
+                            : own;
+}
+
+bool has_bf16(const Scenario& s) {
+  return s.train.precision.params == DType::bf16 ||
+         (s.algorithm.name != AlgorithmName::sft && s.rollout.dtype == DType::bf16);
 }
 
 /// On CPU ranks products of bf16 count only where a run has some.
-Arithmetic arithmetic(const RunArguments& o, const Scenario& s) {
-  const bool has_bf16 = s.train.precision.params == DType::bf16 ||
-                        (s.algorithm.name != AlgorithmName::sft && s.rollout.dtype == DType::bf16);
-  return {.bf16_products = o.backend != "cpu" || has_bf16 ? bf16_products(o) : "",
+Arithmetic arithmetic(const RunArguments& o, const Start& start, const Scenario& s) {
+  return {.bf16_products = o.backend != "cpu" || has_bf16(s) ? bf16_products(o, start) : "",
           .instruction_sets = instruction_sets(o)};
 }
 
@@ -99,7 +108,7 @@ StepsWalked steps_walked(const RunArguments& o, const Job& job, const Start& sta
   return {.first = start.first_step(),
           .last = asked > 0 ? asked : static_cast<std::int32_t>(job.scenario.steps),
           .stopped = asked > 0,
-          .bf16_products = bf16_products(o),
+          .bf16_products = bf16_products(o, start),
           .instruction_sets = instruction_sets(o),
           .run_hash = std::move(hash)};
 }
@@ -158,7 +167,7 @@ PlanFacts shared_options(const RunArguments& o, int threads, const Start& start)
           {"--backend", o.backend},
           {"--threads", fmt::format("{}", threads)},
           {"--trace-steps", fmt::format("{}", o.span_steps)},
-          {"bf16 products", bf16_products(o)},
+          {"bf16 products", bf16_products(o, start)},
           {"instruction sets", instruction_sets(o)},
           {"--attention-backward", o.backend == "cpu" ? "own" : attention_backward(o)}};
 }
@@ -190,9 +199,9 @@ nlohmann::ordered_json choices_json(const std::vector<LibraryChoice>& choices) {
 }
 
 /// What the run was and came to; nothing that can fail here loses what was computed: that is said, with exit code 3.
-int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder, const Hardware& hardware,
-                  const StepsWalked& walked, const TrainingDriver& driver, const RankBackend& backend,
-                  const std::vector<std::string>& parts) {
+int finish_rank_0(const RunArguments& o, const Job& job, const Start& start, const RunFolder& folder,
+                  const Hardware& hardware, const StepsWalked& walked, const TrainingDriver& driver,
+                  const RankBackend& backend, const std::vector<std::string>& parts) {
   Trace measured = merge_traces(parts);
   // A run that was killed behind its last step: its steps are in what it has written.
   if (walked.last < walked.first) measured.metrics = recorded_figures(folder.metrics());
@@ -207,7 +216,7 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
   if (o.backend != "cpu")
     facts.update(nlohmann::ordered_json{
         {"hardware_evidence", hardware_evidence_line()},
-        {"matrix_products", bf16_products(o)},
+        {"matrix_products", bf16_products(o, start)},
         {"attention_backward", attention_backward(o)},
         {"library_choices", choices_json(backend.library_choices())},
         {"bodies", hardware_evidence_of_bodies(job.plan, measured,
@@ -233,7 +242,8 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
     print_result(render_summary(summary, use_colour(), simulated ? &compared : nullptr));
     if (o.backend != "cpu")
       print_result(fmt::format("{}; {}; matrix products: {}; attention's backward: {}\n", hardware_evidence_line(),
-                               hardware_evidence_line(facts["bodies"]), bf16_products(o), attention_backward(o)));
+                               hardware_evidence_line(facts["bodies"]), bf16_products(o, start),
+                               attention_backward(o)));
     if (problems.empty()) print_result(fmt::format("Report: {}\n", printable_line(folder.report().string())));
     flush_output();  // before ranks meet again and give their devices back
   }
@@ -248,10 +258,21 @@ int finish_rank_0(const RunArguments& o, const Job& job, const RunFolder& folder
 /// What the run's checkpoints carry along.
 Result<std::vector<CarriedFile>> carried_files(const Scenario& s) { return read_carried(s.model.weights_path); }
 
+constexpr const char* products_of_rank_0 = "bf16 products";
+
+/// Ranks that somebody else started have rank 0's choice: measured by each for itself, it could be two. A machine that
+/// cannot follow keeps its own, and check_agreement refuses it.
+void take_products_of_rank_0(Start& start, const Scenario& s, World& world) {
+  if (world.rank() == 0 || start.asked.fixed || !has_bf16(s)) return;
+  if (const auto paths = kernels::paths_of(world.get(products_of_rank_0, {0}), kernels::bf16_unit()))
+    start.products = *paths;
+}
+
 /// `hardware`: of rank 0, which simulates at the end.
 int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
+  if (first && world.size() > 1) world.set(products_of_rank_0, bf16_products(o, start));  // the others wait for it
   const int threads = compute_threads(o, world);
   const PlanFacts agreed = run_facts(job, shared_options(o, threads, start));
   if (auto s = check_agreement(world, agreed); !s) {
@@ -270,7 +291,7 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
     driver_options.say = [&world](const std::string& key, const std::string& value) { world.set(key, value); };
     driver_options.hear = [&world](const std::string& key, Rank from) { return world.await(key, from); };
   }
-  driver_options.arithmetic = arithmetic(o, job.scenario);
+  driver_options.arithmetic = arithmetic(o, start, job.scenario);
   if (start.from) driver_options.resume = start.from->checkpoint;
   driver_options.opens_files = first || job.scenario.train.load != "rank0";
   driver_options.threads = threads;
@@ -323,14 +344,23 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   }
   const StepsWalked walked = steps_walked(o, job, start, **driver, run_hash(agreed));
   const auto parts = gather_strings_at_first(world, "results", trace_to_json(*trace, job.hash));
-  const int code = first ? finish_rank_0(o, job, folder, *hardware, walked, **driver, *backend, parts) : exit_done;
+  const int code =
+      first ? finish_rank_0(o, job, start, folder, *hardware, walked, **driver, *backend, parts) : exit_done;
   world.leave();
   return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
 }
 
+/// Before ranks are started: it is measured once, alone on the machine. `first`: not by a rank that takes rank 0's.
+void choose_products(const RunArguments& o, Start& start, const Scenario& s, bool first) {
+  if (o.backend != "cpu" || !has_bf16(s) || (!first && !start.asked.fixed)) return;
+  start.products =
+      products_of_run(start.asked, start.from ? start.from->checkpoint.state.arithmetic.bf16_products : "");
+}
+
 /// The scenario and its plan; what the run goes on from, checked and with its warnings said.
 /// Our own launcher has done so before it starts ranks.
-std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start& start, int& code) {
+/// `first`: this is no rank that takes another's choice.
+std::optional<Job> load(const RunArguments& o, bool spawned, bool first, bool speaks, Start& start, int& code) {
   const auto refuse = [&](const Diagnostics& problems) {
     code = report_errors(problems);
     return std::nullopt;
@@ -343,8 +373,9 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
   if (!scenario) return refuse(scenario.error());
   if (auto taken = take_choices(*from, *scenario); !taken) return refuse(taken.error());
   start.from = std::move(*from);
+  choose_products(o, start, *scenario, first);
   if (!spawned) {
-    const auto warnings = check_resume(*start.from, *scenario, arithmetic(o, *scenario));
+    const auto warnings = check_resume(*start.from, *scenario, arithmetic(o, start, *scenario));
     if (!warnings) return refuse(warnings.error());
     if (speaks) std::fputs(render(*warnings).c_str(), stderr);
     if (speaks && !o.scenario.json)
@@ -359,9 +390,10 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool speaks, Start&
   return job;
 }
 
-int launch(const RunArguments& o, const Job& job, const ClaimedFolder& claimed, StopSignals& stop) {
+int launch(const RunArguments& o, const Job& job, const Start& start, const ClaimedFolder& claimed, StopSignals& stop) {
   ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
   pass_on_claim(claimed);
+  ::setenv(bf16_products_variable, bf16_products(o, start).c_str(), 1);
   if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job.plan.num_ranks());
   stop.release();
   LaunchOptions options;
@@ -387,10 +419,11 @@ int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& star
   }
 }
 
-MakeBackend cpu_backend(const RunArguments& o, CpuWorld& world) {
-  return [&o, &world](Driver& driver, std::int32_t span_steps, int threads) {
+MakeBackend cpu_backend(const RunArguments& o, const Start& start, CpuWorld& world) {
+  return [&o, &start, &world](Driver& driver, std::int32_t span_steps, int threads) {
     CpuOptions cpu;
     cpu.compute_threads = threads;
+    cpu.product_paths = start.products;
     cpu.span_steps = span_steps;
     cpu.check_resident = cpu.check_finite = cpu.poison = cpu.check_order = o.check;
     if (o.transport == "gloo") cpu.transport = Transport::gloo;
@@ -428,7 +461,7 @@ int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSign
   if (!o.scenario.json && (!env || env->rank == 0))
     fmt::print(stderr, "starting {} ranks on {} ({}); matrix products: {}; attention's backward: {}\n",
                job.plan.num_ranks(), processes ? "a device each" : "one device", hardware_evidence_line(),
-               bf16_products(o), attention_backward(o));
+               bf16_products(o, start), attention_backward(o));
   stop.hold();
   const auto code =
       run_on_cuda({.fake = o.backend == "cuda-fake",
@@ -465,7 +498,13 @@ int run(const RunArguments& o) {
   const bool speaks = !launched || ((*env)->rank == 0 && !spawned);
   if (auto s = readable_by_every_rank(o.scenario.path); !s) return report_errors(s.error());
   Start start;
-  const auto job = load(o, spawned, speaks, start, code);
+  if (on_cpu) {
+    auto asked = products_asked(process_env, kernels::bf16_unit());
+    if (!asked) return report_errors(asked.error());
+    start.asked = *asked;
+  }
+  const bool first = !launched || (*env)->rank == 0;
+  const auto job = load(o, spawned, first, speaks, start, code);
   if (!job) return code;
   if (speaks && !spawned) note_undisturbed(job->scenario, "this run");
   if (speaks && !spawned) note_auto(job->scenario, job->exchange);
@@ -489,7 +528,7 @@ int run(const RunArguments& o) {
                     .help = fmt::format("launch {} processes, or change train.layout", job->plan.num_ranks())}});
   ClaimedFolder claimed;
   std::optional<Hardware> hardware;
-  if (!launched || (*env)->rank == 0) {  // say it once
+  if (first) {  // say it once
     if (auto s = check_drift(o, *job); !s) return report_errors(s.error());
     if (const auto error = fit_error(*job); error && !o.no_fit_check) return report_errors({*error});
     const std::string out = out_of(o, start);
@@ -508,16 +547,20 @@ int run(const RunArguments& o) {
       return report_errors(with_file(driver.error(), o.scenario.path));
     if (const auto carried = carried_files(job->scenario); !carried) return report_errors(carried.error());
   }
+  if (!start.from) choose_products(o, start, job->scenario, first);
+  if (speaks && !spawned && on_cpu && !o.scenario.json && start.products != kernels::rule_of_machine())
+    fmt::print(stderr, "products of bf16: {}\n", bf16_products(o, start));
   try {
     if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware, *env);
     if (launched) {
       CpuWorld world(**env, world_options(*job));
-      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, world));
+      take_products_of_rank_0(start, job->scenario, world);
+      return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, start, world));
     }
-    if (job->plan.num_ranks() > 1) return launch(o, *job, claimed, stop);
+    if (job->plan.num_ranks() > 1) return launch(o, *job, start, claimed, stop);
     stop.hold();
     CpuWorld world;
-    return run_rank(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, world));
+    return run_rank(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, start, world));
   } catch (const RuntimeFailure& e) {
     return report_errors({stopped(e.what())});
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backends/cpu_gloo/cpu_world.h"
+#include "backends/cpu_gloo/kernels/product_paths.h"
 #include "exec/backend.h"
 #include "runtime/device_record.h"
 #include "runtime/rank_backend.h"
@@ -15,7 +16,8 @@
 namespace hotbunk {
 
 struct CpuOptions {
-  int compute_threads = 1;       // OpenMP team of the compute stream
+  int compute_threads = 1;                                           // OpenMP team of the compute stream
+  kernels::ProductPaths product_paths = kernels::rule_of_machine();  // of bf16, alike on all ranks
   bool enforce_capacity = true;  // false only in tests of what happens then: the arena enforces it either way
   std::int32_t span_steps = 2;   // iterations whose spans and memory events are kept
   bool check_resident = false;   // P4: after every phase, resident bytes of the arena == mapped bytes to one chunk

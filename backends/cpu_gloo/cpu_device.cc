@@ -56,7 +56,8 @@ FindNonFinite find_nonfinite(kernels::KernelContext& context) {
 }  // namespace
 
 struct CpuDevice::Stream {
-  Stream(std::string name, int threads, StreamThread::Mode mode) : context(threads), queue(std::move(name), mode) {}
+  Stream(std::string name, int threads, const kernels::ProductPaths& paths, StreamThread::Mode mode)
+      : context(threads, paths), queue(std::move(name), mode) {}
   kernels::KernelContext context;  // before the queue: the queue's thread ends first
   StreamThread queue;
 };
@@ -86,7 +87,9 @@ CpuDevice::CpuDevice(const Plan& plan, Rank rank, CpuWorld& world, Driver* drive
   const auto need = [&](StreamId id) {
     auto& s = streams_[static_cast<std::size_t>(id)];
     const bool computes = id == lead_stream || plan.stream(id).kind == StreamKind::host;
-    if (!s) s = std::make_unique<Stream>(plan.stream(id).name, computes ? options.compute_threads : 1, mode);
+    if (!s)
+      s = std::make_unique<Stream>(plan.stream(id).name, computes ? options.compute_threads : 1, options.product_paths,
+                                   mode);
   };
   for (const Body& body : program_.bodies)
     for (const Op& op : body.ops) need(op.stream);

@@ -30,12 +30,12 @@ std::unique_ptr<Running> start(const ReservedPort& port, std::size_t rank, const
 
 /// The program as rank 0 and 1 of a world of two; what differs by rank is in `arguments` and `before` the program.
 Launched launch(const std::string& common, const std::vector<std::string>& arguments,
-                const std::vector<std::string>& before = {"", ""}) {
+                const std::vector<std::string>& before = {"", ""}, const std::vector<Variables>& more = {{}, {}}) {
   const ReservedPort port;
   const auto said = [](std::size_t r) { return work_folder() / fmt::format("rank{}.err", r); };
   std::vector<std::unique_ptr<Running>> ranks;
   for (std::size_t r = 0; r < 2; ++r)
-    ranks.push_back(start(port, r, common + " " + arguments[r], said(r), {}, before[r]));
+    ranks.push_back(start(port, r, common + " " + arguments[r], said(r), more[r], before[r]));
   Launched out;
   for (std::size_t r = 0; r < 2; ++r) {
     out.codes.push_back(ranks[r]->wait());
@@ -87,6 +87,32 @@ TEST_CASE("a rank that forms products in another way, of fp32 too, is refused be
                              Catch::Contains("instruction sets: rank 0 has oneDNN's") &&
                              Catch::Contains("rank 1 has oneDNN's AVX2 and own kernels'"));
   if (other_bf16) CHECK_THAT(r.err[1], Catch::Contains("rank 1 has widened to fp32"));
+}
+
+TEST_CASE(
+    "ranks that were started by hand take rank 0's choice of products, and one that was told another is refused") {
+  const fs::path file = scenario("chosen", 2, 1, "steps: 1"), out = work_folder() / "chosen";
+  const std::string common =
+      fmt::format("{} --overwrite --threads 1 --set train.precision.params=bf16 --set rollout.dtype=bf16 --out {}",
+                  file.string(), out.string());
+  // No machine's rule, and every machine can do it.
+  const std::string told = "widened to fp32; some rows: oneDNN in fp32; many rows: oneDNN in fp32";
+  const auto chosen = [&](const Variables& first, const Variables& second) {
+    return launch(common, {"", ""}, {"", ""}, {first, second});
+  };
+  const auto products = [&] { return json_from<Json>(text_of(out / "run.json"))["bf16_products"]; };
+  const Launched measured = chosen({}, {});
+  INFO("--- rank 0:\n" << measured.err[0] << "--- rank 1:\n" << measured.err[1]);
+  CHECK(measured.codes == std::vector{0, 0});
+  const Launched followed = chosen({{"HOTBUNK_BF16_PRODUCTS", told}}, {});
+  INFO("--- rank 0:\n" << followed.err[0] << "--- rank 1:\n" << followed.err[1]);
+  CHECK(followed.codes == std::vector{0, 0});
+  CHECK(products() == told);
+  const Launched other = chosen({{"HOTBUNK_BF16_PRODUCTS", told}}, {{"HOTBUNK_BF16_PRODUCTS", "rule"}});
+  INFO("--- rank 0:\n" << other.err[0] << "--- rank 1:\n" << other.err[1]);
+  CHECK(other.codes == std::vector{2, 2});
+  CHECK_THAT(other.err[1], Catch::Contains("error[E705]") &&
+                               Catch::Contains(fmt::format("note: bf16 products: rank 0 has {}, rank 1 has ", told)));
 }
 
 TEST_CASE("weights and data are compared by content, not by path") {

@@ -43,6 +43,18 @@ inline std::vector<std::string> lines_of(const std::string& text) {
 }
 inline std::string text_of(const fs::path& p) { return read_file(p).value_or(""); }
 
+/// A variable of the environment that programs find, as long as this lives.
+class EnvironmentVariable {
+ public:
+  EnvironmentVariable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~EnvironmentVariable() { ::unsetenv(name_); }
+  EnvironmentVariable(const EnvironmentVariable&) = delete;
+  EnvironmentVariable& operator=(const EnvironmentVariable&) = delete;
+
+ private:
+  const char* name_;
+};
+
 inline Result2 hotbunk_command(const std::string& arguments) {
   const fs::path out = work_folder() / "stdout", err = work_folder() / "stderr";
   const int status = std::system(

@@ -77,19 +77,6 @@ TEST_CASE("the same scenario gives the same plan, simulation and run, bit for bi
         run("twice4", "--set sync.transport=collective --transport gloo"));
 }
 
-namespace {
-
-/// oneDNN's own variable, as long as this lives.
-class LoweredInstructionSet {
- public:
-  explicit LoweredInstructionSet(const char* name) { ::setenv("ONEDNN_MAX_CPU_ISA", name, 1); }
-  ~LoweredInstructionSet() { ::unsetenv("ONEDNN_MAX_CPU_ISA"); }
-  LoweredInstructionSet(const LoweredInstructionSet&) = delete;
-  LoweredInstructionSet& operator=(const LoweredInstructionSet&) = delete;
-};
-
-}  // namespace
-
 TEST_CASE("two runs of one hash have the same weights; it covers what forms products, and no count of steps") {
   // A rate by which a rounding of the gradient reaches the weights in one step.
   const fs::path file = scenario("hashed", 1, 1, "steps: 1\noptimizer: {lr: 2.0e-3}");
@@ -117,7 +104,7 @@ TEST_CASE("two runs of one hash have the same weights; it covers what forms prod
   CHECK(run("hashed_longer", "--threads 1 --set steps=2 --set checkpoint_every=1").hash == whole.hash);
   // What computes nothing else on this machine has the same hash. fp32 is oneDNN's too, where bf16 is widened in both.
   for (const char* set : {"AVX512_CORE", "AVX2"}) {
-    const LoweredInstructionSet lowered(set);
+    const EnvironmentVariable lowered("ONEDNN_MAX_CPU_ISA", set);
     const Hashed low = run(fmt::format("hashed_{}", set), "--threads 1");
     CHECK(low.products == "widened to fp32");
     CHECK((low.hash == whole.hash) == (low.products == whole.products && low.sets == whole.sets));
@@ -152,7 +139,7 @@ TEST_CASE("a run that goes on where products are formed in another way says so, 
     // The checkpoint says it: a run that was killed has no run.json, and one that was changed is not looked at.
     if (type == "fp32") fs::remove(out / "run.json");
     else std::ofstream(out / "run.json") << R"({"bf16_products": 5})";
-    const LoweredInstructionSet lowered("AVX2");
+    const EnvironmentVariable lowered("ONEDNN_MAX_CPU_ISA", "AVX2");
     const std::string said = goes_on(out, "elsewhere_lowered_" + type);
     const bool other_set = walked["instruction_sets"].get<std::string>().find("oneDNN's AVX2 ") == std::string::npos;
     const bool other_products = type == "bf16" && walked["bf16_products"] != "widened to fp32";

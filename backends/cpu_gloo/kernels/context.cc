@@ -16,8 +16,11 @@ struct KernelContext::Slot {
   std::size_t bytes = 0;
 };
 
-KernelContext::KernelContext(int num_threads)
-    : num_threads_(num_threads), slots_(std::make_unique<Slot[]>(kNumSlots)), onednn_(std::make_unique<Onednn>()) {
+KernelContext::KernelContext(int num_threads, const ProductPaths& paths)
+    : num_threads_(num_threads),
+      product_paths_(paths),
+      slots_(std::make_unique<Slot[]>(kNumSlots)),
+      onednn_(std::make_unique<Onednn>()) {
   HB_CHECK(num_threads >= 1, "num_threads = {}", num_threads);
 }
 KernelContext::~KernelContext() = default;

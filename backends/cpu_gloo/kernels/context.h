@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "backends/cpu_gloo/kernels/product_paths.h"
 #include "base/dtype.h"
 
 namespace hotbunk::kernels {
@@ -40,13 +41,15 @@ enum class WeightOrder : bool { rows, prepacked };
 /// floats.
 class KernelContext {
  public:
-  /// num_threads ≥ 1: size of the OpenMP team of every kernel called with this context.
-  explicit KernelContext(int num_threads);
+  /// num_threads ≥ 1: size of the OpenMP team of every kernel called with this context. Whoever reads packed weights
+  /// has the product paths of whoever packed them: they say in which order weights lie.
+  explicit KernelContext(int num_threads, const ProductPaths& = rule_of_machine());
   ~KernelContext();
   KernelContext(KernelContext&&) noexcept;
   KernelContext& operator=(KernelContext&&) noexcept;
 
   int num_threads() const { return num_threads_; }
+  const ProductPaths& product_paths() const { return product_paths_; }
 
   /// 64-byte aligned scratch memory of at least `bytes`, uninitialised, valid until the next call with the same slot.
   /// Grows and stays: its size after the largest call is what the kernels cost beyond the plan's buffers (`overhead`).
@@ -64,6 +67,7 @@ class KernelContext {
  private:
   struct Slot;
   int num_threads_;
+  ProductPaths product_paths_;
   std::unique_ptr<Slot[]> slots_;
   std::unique_ptr<Onednn> onednn_;
 };

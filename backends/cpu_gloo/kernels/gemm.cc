@@ -26,7 +26,8 @@ void write_zeros(KernelContext& ctx, Matrix c, std::int64_t rows, std::int64_t c
   });
 }
 
-void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMatrix b, const float* bias, Matrix c) {
+void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMatrix b, const float* bias, Matrix c,
+            ProductPath path) {
   HB_CHECK(a.dtype == b.dtype, "GEMM operands are {} and {}", name_of(a.dtype), name_of(b.dtype));
   if (shape.M == 0 || shape.N == 0) return;
   if (shape.K == 0) {
@@ -34,7 +35,7 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
     if (bias) add_bias(ctx, c, {bias, DType::f32}, shape.M, shape.N);
     return;
   }
-  const bool widen = a.dtype == DType::bf16 && bf16_products() == Bf16Products::widened;
+  const bool widen = a.dtype == DType::bf16 && path == ProductPath::wide;
   if (widen || !try_matmul(ctx, shape, a.data, b.data, bias, c.data))
     matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
 }
@@ -52,8 +53,10 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
   }
   HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
   HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
-  const PackedOrder packed = order == WeightOrder::prepacked ? packed_order(w.dtype, N, K) : PackedOrder::rows;
-  if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
+  const PackedOrder packed =
+      order == WeightOrder::prepacked ? packed_order(w.dtype, N, K, ctx.product_paths()) : PackedOrder::rows;
+  const ProductPath path = x.dtype == DType::f32 ? ProductPath::own : ctx.product_paths()[class_of_rows(T)];
+  if (path == ProductPath::own || (path == ProductPath::wide && packed != PackedOrder::rows)) {
     if (packed == PackedOrder::rows) row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
     else packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
     return;
@@ -69,7 +72,7 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
                           .accumulate = write == Write::accumulate,
                           .bias = bias_f32 != nullptr,
                           .b_pairs = rows_of_pairs(packed)};
-  if (packed == PackedOrder::rows) matmul(ctx, shape, x, w, bias_f32, y);
+  if (packed == PackedOrder::rows) matmul(ctx, shape, x, w, bias_f32, y, path);
   else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, bias_f32, y.data))
     packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
 }
@@ -85,7 +88,7 @@ void linear_dgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix w, Matrix dx, 
                           .in = dy.dtype,
                           .out = dx.dtype,
                           .accumulate = write == Write::accumulate};
-  matmul(ctx, shape, dy, w, nullptr, dx);
+  matmul(ctx, shape, dy, w, nullptr, dx, ctx.product_paths()[ProductClass::gradients]);
 }
 
 void linear_wgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dw, std::int64_t T, std::int64_t N,
@@ -99,7 +102,7 @@ void linear_wgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dw, 
                           .in = dy.dtype,
                           .out = dw.dtype,
                           .accumulate = write == Write::accumulate};
-  matmul(ctx, shape, dy, x, nullptr, dw);
+  matmul(ctx, shape, dy, x, nullptr, dw, ctx.product_paths()[ProductClass::gradients]);
 }
 
 void prepare_products() {
@@ -129,20 +132,6 @@ void bias_grad(KernelContext& ctx, ConstMatrix dy, float* db, std::int64_t T, st
   });
 }
 
-std::string_view name_of(Bf16Products p) {
-  constexpr std::string_view names[] = {"AMX tiles", "AVX512_BF16", "widened to fp32"};
-  return names[static_cast<std::size_t>(p)];
-}
-
-Bf16Products bf16_products() {
-  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-  if (isa >= dnnl::cpu_isa::avx512_core_amx) return Bf16Products::amx;
-#if defined(__x86_64__)
-  if (isa == dnnl::cpu_isa::avx512_core_bf16 && __builtin_cpu_is("amd")) return Bf16Products::avx512_bf16;
-#endif
-  return Bf16Products::widened;
-}
-
 std::string onednn_instruction_set() {
   using enum dnnl::cpu_isa;
   constexpr std::pair<dnnl::cpu_isa, const char*> names[] = {{all, "ALL"},
@@ -158,6 +147,11 @@ std::string onednn_instruction_set() {
   for (const auto& [known, name] : names)
     if (known == isa) return name;
   return fmt::format("{:#x}", static_cast<unsigned>(isa));  // of a later oneDNN, by its number there
+}
+
+std::string onednn_version() {
+  const dnnl_version_t& v = *dnnl_version();
+  return fmt::format("{}.{}.{}", v.major, v.minor, v.patch);
 }
 
 std::string_view compiled_instruction_set() {

@@ -5,13 +5,13 @@
 // once. All of T, N, K may be 0 (K = 0 with `overwrite` writes zeros, or the bias).
 //
 // Which path runs (gemm.cc; measured in bench/kernels.cc, docs/benchmarks.md):
-//   forward, fp32, and bf16    own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T
-//   with T ≤ kSkinnyRows       is, whichever other rows there are, and however many threads run; so rollout and
-//                              training compute the same.
-//   the other bf16             as bf16_products() says: oneDNN on the machine's own bf16 units, which is not
-//                              row-invariant (its blocking depends on T and on the number of threads); or widened:
-//                              forward the own kernel, the gradients oneDNN in fp32.
-//   the other fp32             oneDNN: AVX-512 or AVX2. Not row-invariant.
+//   forward, fp32     own kernel (row_gemm.h). *Row-invariant*: row t's result has the same bits whatever T is,
+//                     whichever other rows there are, and however many threads run; so rollout and training compute
+//                     the same.
+//   gradients, fp32   oneDNN: AVX-512 or AVX2. Not row-invariant.
+//   bf16              as the context's product_paths() say, by T and pass: the own kernel; oneDNN on the machine's own
+//                     bf16 unit, which is not row-invariant (its blocking depends on T and on the number of threads);
+//                     or oneDNN in fp32. By the machine's rule T ≤ kSkinnyRows is the own kernel's.
 // Forward, weights that are read many times may lie in the order that these kernels read (prepack.h).
 #pragma once
 #include <cstdint>
@@ -46,23 +46,12 @@ void linear_wgrad(KernelContext&, ConstMatrix dy, ConstMatrix x, Matrix dw, std:
 /// db[N] (+)= Σ_t dy[t, N], fp32. Same bits for every number of threads.
 void bias_grad(KernelContext&, ConstMatrix dy, float* db, std::int64_t T, std::int64_t N, Write);
 
-/// What multiplies bf16 where there are many rows.
-enum class Bf16Products : std::uint8_t { amx, avx512_bf16, widened };
-std::string_view name_of(Bf16Products);  // "AMX tiles", "AVX512_BF16", "widened to fp32"
-
-/// Of this machine, whatever the shape. A rule, not a measurement made anew, so that every run and every rank of a
-/// machine computes the same bits. `ONEDNN_MAX_CPU_ISA` (oneDNN's own variable) lowers it: AVX512_CORE has neither AMX
-/// nor AVX512_BF16.
-///   AMX            where the CPU has it and the kernel grants it: 8 to 15 times fp32's rate
-///   AVX512_BF16    on AMD's cores, where it has twice fp32's rate. Intel's without AMX have half of it
-///                  (docs/benchmarks.md)
-///   widened        everywhere else. Where a CPU has no bf16 instruction at all, oneDNN's kernel of AVX-512 reaches a
-///                  third of fp32's rate
-Bf16Products bf16_products();
-
 /// "AVX512_CORE_BF16": what oneDNN computes with here, fp32 too, whose bits it decides. The CPU's, or what
 /// `ONEDNN_MAX_CPU_ISA` lowers it to, whose words these are.
 std::string onednn_instruction_set();
+
+/// "2.6.3": another version may sum in another order.
+std::string onednn_version();
 
 /// "AVX-512", "AVX-512 with AMX", "AVX2" or "baseline": what our own kernels were compiled for.
 std::string_view compiled_instruction_set();

@@ -50,7 +50,7 @@ void reorder_blocks(KernelContext& ctx, void* w, std::int64_t N, std::int64_t ro
 }
 
 void reorder(KernelContext& ctx, void* w, DType dtype, std::int64_t N, std::int64_t K, bool back) {
-  const PackedOrder order = packed_order(dtype, N, K);
+  const PackedOrder order = packed_order(dtype, N, K, ctx.product_paths());
   if (order == PackedOrder::rows) return;
   if (order != PackedOrder::quads) {
     const std::int64_t rows = rows_of_pairs(order);
@@ -66,11 +66,14 @@ void reorder(KernelContext& ctx, void* w, DType dtype, std::int64_t N, std::int6
 
 }  // namespace
 
-PackedOrder packed_order(DType dtype, std::int64_t N, std::int64_t K) {
-  if (dtype == DType::bf16 && bf16_products() != Bf16Products::widened) {
+PackedOrder packed_order(DType dtype, std::int64_t N, std::int64_t K, const ProductPaths& paths) {
+  using enum ProductClass;
+  const auto by_unit = [&](ProductClass c) { return paths[c] == ProductPath::unit; };
+  if (dtype == DType::bf16 && (by_unit(few_rows) || by_unit(some_rows) || by_unit(many_rows))) {
     if (K == 0 || K % 32 != 0 || !multiplies_pairs()) return PackedOrder::rows;
     return N % 64 == 0 ? PackedOrder::pairs64 : N % 32 == 0 ? PackedOrder::pairs32 : PackedOrder::rows;
   }
+  if (dtype == DType::bf16 && paths[some_rows] == ProductPath::wide) return PackedOrder::rows;
   return K > 0 && K % kLanes == 0 && N >= kPanelRows ? PackedOrder::quads : PackedOrder::rows;
 }
 

@@ -11,13 +11,14 @@ enum class PackedOrder : std::uint8_t {
   rows,     // as it was: no order serves it better, or none is known for its shape
   quads,    // panels of kQuads² rows, [K/4][row][4] with the rows as row_gemm's vectors hold them; rows that make no
             // whole panel stay behind them, as they were. What our own kernel reads for any number of rows of x
-  pairs64,  // blocks of 64 rows, [K/2][64][2]: what oneDNN multiplies bf16 from (BA16a64b2a), and our own kernel for
-            // few rows of x
+  pairs64,  // blocks of 64 rows, [K/2][64][2]: what oneDNN multiplies bf16 from (BA16a64b2a), and our own kernel
   pairs32,  // the same of 32 rows
 };
 
-/// By shape, type and machine alone: whoever packs and whoever reads agree.
-PackedOrder packed_order(DType, std::int64_t N, std::int64_t K);
+/// By shape, type, machine and product paths alone: whoever packs and whoever reads agree. Of bf16 pairs where the
+/// machine's unit multiplies rows of some number (our own kernels read both), rows where some rows of x are oneDNN's in
+/// fp32, else quads.
+PackedOrder packed_order(DType, std::int64_t N, std::int64_t K, const ProductPaths& = rule_of_machine());
 
 /// Rows of a block of pairs, 64 or 32; 0 of the other orders.
 std::int64_t rows_of_pairs(PackedOrder);

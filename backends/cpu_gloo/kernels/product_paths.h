@@ -1,0 +1,100 @@
+// Which path multiplies bf16, by the shape of the product: a rule of the machine, or what was measured when a run
+// began. fp32 has no choice: forward it is our own row-invariant kernel, whose log-probs are the rollout's to the bit
+// (P5), and its gradients are oneDNN's.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hotbunk::kernels {
+
+/// What multiplies bf16 where there are many rows.
+enum class Bf16Products : std::uint8_t { amx, avx512_bf16, widened };
+std::string_view name_of(Bf16Products);  // "AMX tiles", "AVX512_BF16", "widened to fp32"
+
+/// The CPU's unit for bf16, through oneDNN, fast or not: AMX where the kernel grants it; `widened` where it has none.
+/// `ONEDNN_MAX_CPU_ISA` (oneDNN's own variable) lowers it: AVX512_CORE has neither AMX nor AVX512_BF16.
+Bf16Products bf16_unit();
+
+/// The rule of this machine, whatever the shape and without a measurement.
+///   AMX            where the CPU has it: 8 to 15 times fp32's rate
+///   AVX512_BF16    on AMD's cores, where it has twice fp32's rate. Intel's without AMX have half of it
+///                  (docs/benchmarks.md)
+///   widened        everywhere else. Where a CPU has no bf16 instruction at all, oneDNN's kernel of AVX-512 reaches a
+///                  third of fp32's rate
+Bf16Products bf16_products();
+
+/// Products that take one path. Forward by the rows of x (T): up to kSkinnyRows (gemm.h), decode of a small batch; up
+/// to kSomeRows, decode of a large one; more, prefill and training. Gradients of weights and of inputs are a class.
+enum class ProductClass : std::uint8_t { few_rows, some_rows, many_rows, gradients };
+inline constexpr std::array kProductClasses{ProductClass::few_rows, ProductClass::some_rows, ProductClass::many_rows,
+                                            ProductClass::gradients};
+inline constexpr std::int64_t kSomeRows = 128;
+std::string_view name_of(ProductClass);  // "few rows", …
+
+/// Of a forward product.
+ProductClass class_of_rows(std::int64_t T);
+
+/// Who forms products of bf16. Sums are fp32 on each.
+enum class ProductPath : std::uint8_t {
+  own,   // our kernels (row_gemm.h, packed_gemm.h): weights widened in registers or block by block; row-invariant
+  unit,  // oneDNN on bf16_unit(), from rows or from packed pairs (prepack.h); not row-invariant
+  wide,  // oneDNN in fp32, both operands widened before; not row-invariant. Of packed weights, which it cannot read,
+         // ours
+};
+
+std::string_view name_of(ProductPath, Bf16Products unit);  // "own kernels", the unit's name, "oneDNN in fp32"
+
+/// The path of every class.
+struct ProductPaths {
+  std::array<ProductPath, kProductClasses.size()> by_class{};
+  ProductPath& operator[](ProductClass c) { return by_class[static_cast<std::size_t>(c)]; }
+  ProductPath operator[](ProductClass c) const { return by_class[static_cast<std::size_t>(c)]; }
+  bool operator==(const ProductPaths&) const = default;
+};
+
+/// Of few rows ours, where a rule multiplies; of others the unit, or where bf16 is widened ours forward and oneDNN in
+/// fp32 for gradients.
+ProductPaths rule_of(Bf16Products);
+/// rule_of(bf16_products()): what every kernel takes that was told nothing else.
+ProductPaths rule_of_machine();
+
+/// What can multiply a class on a machine of this unit.
+std::vector<ProductPath> candidates(ProductClass, Bf16Products unit);
+
+/// "AMX tiles" where paths are those of the rule of a unit, "widened to fp32" likewise; else how they differ from it:
+/// "AVX512_BF16; many rows: own kernels; gradients: oneDNN in fp32". One text for equal paths on every machine, for
+/// run.json, run_hash, checkpoints and ranks that compare.
+std::string text_of(const ProductPaths&, Bf16Products unit);
+
+/// The reverse; nothing where the text is none that text_of() gives, or a machine of this unit lacks what it names.
+std::optional<ProductPaths> paths_of(std::string_view text, Bf16Products unit);
+
+/// One candidate's measured rate on one thread.
+struct PathRate {
+  ProductPath path{};
+  double gflop_s = 0.0;  // 10^9 multiplications and additions per second of CPU time
+};
+struct ProductRates {
+  std::array<std::vector<PathRate>, kProductClasses.size()> by_class{};  // empty: the class has one candidate
+  std::vector<PathRate>& operator[](ProductClass c) { return by_class[static_cast<std::size_t>(c)]; }
+  const std::vector<PathRate>& operator[](ProductClass c) const { return by_class[static_cast<std::size_t>(c)]; }
+};
+
+/// How much faster than the rule's another path must be: noise of a start does not decide, so that two starts of a run
+/// agree. Ratios that matter are 2 and more (docs/benchmarks.md).
+inline constexpr double kWorthLeavingRule = 1.25;
+
+/// Of each class the rule's path, or the fastest where it has at least kWorthLeavingRule times that rate. A class
+/// without rates keeps the rule.
+ProductPaths choose(const ProductPaths& rule, const ProductRates&);
+
+/// Every candidate of this machine on a shape of each class: rounds in turn, the best of each. Some 100 ms, oneDNN's
+/// first kernels included. On the calling thread alone, whatever OpenMP's number of threads is, and that stays as it
+/// was: a process that forks ranks may call it.
+ProductRates measure_product_paths();
+
+}  // namespace hotbunk::kernels
