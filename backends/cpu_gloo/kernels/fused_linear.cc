@@ -3,12 +3,30 @@
 #include "backends/cpu_gloo/kernels/elementwise.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/norm.h"
+#include "backends/cpu_gloo/kernels/prepack.h"
+#include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 #include "base/check.h"
 
 namespace hotbunk::kernels {
 namespace {
 
 constexpr int kBesideSlot = 4;  // of scratch: normed rows, what is behind the gate's product, and the norm's rstd
+
+/// What of `all` a product computes in its own region.
+BesideProduct within_product(const KernelContext& ctx, const BesideProduct& all, DType dtype, std::int64_t T,
+                             std::int64_t N, std::int64_t K, WeightOrder order) {
+  BesideProduct within;
+  if (T == 0 || N == 0 || !is_row_product(dtype, T)) return within;
+  const bool packed = order == WeightOrder::prepacked && packed_order(dtype, N, K) != PackedOrder::rows;
+  if (!packed || N % (2 * kPanelRows) == 0) within.swiglu = all.swiglu;
+  within.residual = all.residual;
+  // Every thread norms all rows: as long as that is less than to share them, wake the team and read what others wrote.
+  const std::int64_t more_than_shared = T * K * (ctx.num_threads() - 1) / ctx.num_threads();
+  if (are_kept(T) && (T == 1 || rows_grain(4 * more_than_shared) > 0) && (!packed || N % kPanelRows == 0))
+    within.norm = all.norm, within.eps = all.eps, within.offset = all.offset, within.delta = all.delta,
+    within.sum = all.sum;
+  return within;
+}
 
 }  // namespace
 
@@ -18,12 +36,17 @@ void fused_linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, Cons
   HB_CHECK(!beside.swiglu || N % 2 == 0, "a gate of {} columns", N);
   HB_CHECK(!beside.residual.data || (!beside.swiglu && y.dtype == x.dtype), "a residual beside a gate, or in {}",
            name_of(y.dtype));
-  const std::int64_t element = size_of(x.dtype);
-  const std::int64_t normed_bytes = beside.norm.data ? T * K * element : 0,
-                     product_bytes = beside.swiglu ? T * N * element : 0;
-  auto* room = static_cast<std::byte*>(ctx.scratch(
-      kBesideSlot, static_cast<std::size_t>(normed_bytes + product_bytes + T * std::int64_t{sizeof(float)})));
-  if (beside.norm.data) {
+  HB_CHECK(!beside.swiglu || y.dtype == x.dtype, "a gate of {} to {}", name_of(x.dtype), name_of(y.dtype));
+  const BesideProduct within = within_product(ctx, beside, x.dtype, T, N, K, order);
+  const bool norm_before = beside.norm.data && !within.norm.data, gate_behind = beside.swiglu && !within.swiglu;
+  const std::int64_t element = size_of(x.dtype), normed_bytes = norm_before ? T * K * element : 0,
+                     product_bytes = gate_behind ? T * N * element : 0,
+                     rstd_bytes = norm_before ? T * std::int64_t{sizeof(float)} : 0;
+  std::byte* room = nullptr;
+  if (norm_before || gate_behind)
+    room = static_cast<std::byte*>(
+        ctx.scratch(kBesideSlot, static_cast<std::size_t>(normed_bytes + product_bytes + rstd_bytes)));
+  if (norm_before) {
     const Matrix normed{room, x.dtype, K};
     auto* rstd = reinterpret_cast<float*>(room + normed_bytes + product_bytes);
     if (beside.delta.data)
@@ -31,10 +54,11 @@ void fused_linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, Cons
     else rmsnorm_forward(ctx, x, beside.norm, normed, rstd, T, K, beside.eps, beside.offset);
     x = normed;
   }
-  const Matrix product = beside.swiglu ? Matrix{room + normed_bytes, x.dtype, N} : y;
-  linear_forward(ctx, x, w, bias, product, T, N, K, Write::overwrite, order);
-  if (beside.swiglu) swiglu_forward(ctx, product, y, T, N / 2);
-  if (beside.residual.data) add(ctx, y, beside.residual, T, N);
+  const Matrix product = gate_behind ? Matrix{room + normed_bytes, x.dtype, N} : y;
+  if (is_row_product(x.dtype, T)) row_product(ctx, x, w, bias, within, product, T, N, K, Write::overwrite, order);
+  else linear_forward(ctx, x, w, bias, product, T, N, K, Write::overwrite, order);
+  if (gate_behind) swiglu_forward(ctx, product, y, T, N / 2);
+  if (beside.residual.data && !within.residual.data) add(ctx, y, beside.residual, T, N);
 }
 
 }  // namespace hotbunk::kernels

@@ -39,25 +39,41 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
     matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
 }
 
+/// What a forward product is given, checked: its bias as fp32 or nullptr, and how its weights lie.
+struct Given {
+  std::vector<float> wide_bias;
+  const float* bias;
+  PackedOrder packed;
+  Given(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector any_bias, std::int64_t N, std::int64_t K,
+        WeightOrder order)
+      : bias(static_cast<const float*>(any_bias.data)),
+        packed(order == WeightOrder::prepacked ? packed_order(w.dtype, N, K) : PackedOrder::rows) {
+    HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
+    HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
+    if (!any_bias.data || any_bias.dtype == DType::f32) return;
+    wide_bias.resize(static_cast<std::size_t>(N));
+    cast(ctx, any_bias, wide_bias.data(), DType::f32, N);
+    bias = wide_bias.data();
+  }
+};
+
 }  // namespace
+
+bool is_row_product(DType dtype, std::int64_t T) {
+  return dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened;
+}
+
+void row_product(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, const BesideProduct& beside,
+                 Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
+  const Given given(ctx, x, w, bias, N, K, order);
+  if (given.packed == PackedOrder::rows) row_gemm(ctx, x, w, given.bias, y, T, N, K, write, beside);
+  else packed_gemm(ctx, x, w.data, given.bias, y, T, N, K, write, given.packed, beside);
+}
 
 void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
                     std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
-  std::vector<float> wide_bias;
-  const auto* bias_f32 = static_cast<const float*>(bias.data);
-  if (bias.data && bias.dtype != DType::f32) {
-    wide_bias.resize(static_cast<std::size_t>(N));
-    cast(ctx, bias, wide_bias.data(), DType::f32, N);
-    bias_f32 = wide_bias.data();
-  }
-  HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
-  HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
-  const PackedOrder packed = order == WeightOrder::prepacked ? packed_order(w.dtype, N, K) : PackedOrder::rows;
-  if (x.dtype == DType::f32 || T <= kSkinnyRows || bf16_products() == Bf16Products::widened) {
-    if (packed == PackedOrder::rows) row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
-    else packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
-    return;
-  }
+  if (is_row_product(x.dtype, T)) return row_product(ctx, x, w, bias, {}, y, T, N, K, write, order);
+  const Given given(ctx, x, w, bias, N, K, order);
   const MatmulShape shape{.M = T,
                           .N = N,
                           .K = K,
@@ -67,11 +83,11 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
                           .in = x.dtype,
                           .out = y.dtype,
                           .accumulate = write == Write::accumulate,
-                          .bias = bias_f32 != nullptr,
-                          .b_pairs = rows_of_pairs(packed)};
-  if (packed == PackedOrder::rows) matmul(ctx, shape, x, w, bias_f32, y);
-  else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, bias_f32, y.data))
-    packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
+                          .bias = given.bias != nullptr,
+                          .b_pairs = rows_of_pairs(given.packed)};
+  if (given.packed == PackedOrder::rows) matmul(ctx, shape, x, w, given.bias, y);
+  else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, given.bias, y.data))
+    packed_gemm(ctx, x, w.data, given.bias, y, T, N, K, write, given.packed);
 }
 
 void linear_dgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,

@@ -125,23 +125,19 @@ void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, co
   for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * rows, rows);
 }
 
-/// Weight rows [begin, end) times all T ≤ kSkinnyRows rows of x; `room`: T·whole_vectors(K) floats.
+/// Weight rows [begin, end) times all rows of x, at most kSkinnyRows, interleaved.
 template <class W, class Y>
-void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, std::int64_t T, float* room) {
-  const Groups groups(T, T <= kFewTokens ? kFewTokens : kSomeTokens);
-  const float* x = room;
-  if constexpr (sizeof(W) == sizeof(float))
-    if (T == 1 && o.K % kLanes == 0) x = o.x;
-  if (x == room) interleave(o, groups, room);
+void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, const Groups& groups, const float* x) {
+  const bool few = groups.tokens <= kFewTokens;
   std::int64_t n = begin;
   for (; n + kStreamRows <= end; n += kStreamRows)
-    if (T <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
+    if (few) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
     else stream_rows<2, kSomeTokens>(o, n, kStreamRows, groups, x);
   for (; n < end; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
     float y[kSkinnyRows * kQuads];
-    const Operands<W, float> alone{o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K, false};
+    const Operands<W, float> alone(o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K);
     stream_rows<1, kSomeTokens>(alone, 0, kQuads, groups, x);
-    for (std::int64_t t = 0; t < T; ++t) o.write(t, n, y + t * kQuads, 1);
+    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n, y + t * kQuads, 1);
   }
 }
 
@@ -191,49 +187,56 @@ std::int64_t block_rows(std::int64_t K, bool kept) {
   return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
 }
 
+/// Weight rows [begin, end), block after block, times all rows of x. `block`, `x`: as block_of_rows has them.
+template <class W, class Y>
+void blocks(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, const Groups& groups, float* block, float* x,
+            bool kept) {
+  const std::int64_t step = block_rows(o.K, kept);
+  for (std::int64_t n = begin; n < end; n += step) {
+    const std::int64_t then = n + step, more = std::min(step, end - then);
+    const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
+    block_of_rows(o, n, std::min(step, end - n), groups, block, x, kept, ahead);
+  }
+}
+
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
-  const bool few = T <= kSkinnyRows, kept = T <= kKeptTokens;
-  const std::int64_t step = block_rows(o.K, kept), block = few ? 0 : step * whole_vectors(o.K);
-  const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
+  const bool few = T <= kSkinnyRows, kept = are_kept(T);
+  const std::int64_t block = few ? 0 : block_rows(o.K, kept) * whole_vectors(o.K);
+  const std::int64_t of_x = (kept ? T : kPanelTokens) * whole_vectors(o.K), share = block + of_x + sum_room(o);
   auto* scratch = static_cast<float*>(
       ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
-  const std::int64_t unit = few ? kStreamRows : kPanelRows, units = (N + unit - 1) / unit;
-  parallel_for(ctx, units, rows_grain(unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
+  const Groups groups(T, !few ? kPanelTokens : T <= kFewTokens ? kFewTokens : kSomeTokens);
+  const std::int64_t rows = N / o.parts(), unit = few ? kStreamRows : kPanelRows, units = (rows + unit - 1) / unit;
+  parallel_for(ctx, units, rows_grain(o.parts() * unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
                [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 const std::int64_t last = std::min(N, end * unit);
-                 float *room = scratch + thread * share, *x = room + block;
-                 if (few) return stream(o, begin * unit, last, T, room);
-                 const Groups groups(T, kPanelTokens);
-                 if (kept) interleave(o, groups, x);  // each thread for itself: less than waiting for one another
-                 for (std::int64_t n = begin * unit; n < last; n += step) {
-                   const std::int64_t then = n + step, more = std::min(step, last - then);
-                   const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
-                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept, ahead);
+                 float *room = scratch + thread * share, *all = room + block;
+                 const float* x = lies_interleaved(o, T);
+                 if (kept && !x) {
+                   interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(all + of_x)}, all);
+                   x = all;
+                 }
+                 for (int i = 0; i < o.parts(); ++i) {
+                   const Operands<W, Y> part = o.part(i, rows);
+                   const std::int64_t first = begin * unit, last = std::min(rows, end * unit);
+                   if (few) stream(part, first, last, groups, x);
+                   else blocks(part, first, last, groups, room, all, kept);
                  }
                });
 }
 
 }  // namespace
 
+bool are_kept(std::int64_t T) { return T <= kKeptTokens; }
+
 void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y, std::int64_t T,
-              std::int64_t N, std::int64_t K, Write write) {
+              std::int64_t N, std::int64_t K, Write write, const BesideProduct& beside) {
   if (T == 0 || N == 0) return;
   HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
   with_float_type(w.dtype, [&](auto w_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using W = decltype(w_tag);
-      using Y = decltype(y_tag);
-      const Operands<W, Y> operands{static_cast<const W*>(x.data),
-                                    x.ld,
-                                    static_cast<const W*>(w.data),
-                                    w.ld,
-                                    bias,
-                                    static_cast<Y*>(y.data),
-                                    y.ld,
-                                    K,
-                                    write == Write::accumulate};
-      run(ctx, operands, T, N);
+      run(ctx, Operands<W, decltype(y_tag)>(x, static_cast<const W*>(w.data), w.ld, bias, y, K, write, beside), T, N);
     });
   });
 }
