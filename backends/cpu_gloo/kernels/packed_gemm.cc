@@ -102,23 +102,23 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t f
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
-  for (std::int64_t p0 = begin, p1 = begin; p0 < end; p0 = p1) {
-    p1 = std::min(end, (p0 / panels.together + 1) * panels.together);
-    const std::int64_t rows = (p1 - p0) * kPanelRows;
+  const std::int64_t pitch = panels.together * kPanelRows;
+  std::int64_t count;
+  for (std::int64_t p0 = begin; p0 < end; p0 += count) {
+    count = Panels::most_together == 1 ? 1 : std::min(end - p0, panels.together - p0 % panels.together);
     for (std::int64_t k = 0; k < o.K; k += step) {
       const std::int64_t n = std::min(step, o.K - k);
       const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
-      LinesAhead ahead(panels.columns(p0, k), panels.together * kPanelRows * n * std::int64_t{sizeof(W)},
-                       (p1 - p0) * groups.count * n / 4);
-      for (std::int64_t p = p0; p < p1; ++p)
+      LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, count * groups.count * n / 4);
+      for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-          tile<kPanelTokens>(tokens, panels.panel(p, k), x + t0 * o.K + k * tokens, n,
-                             held[(p - p0) * most_groups + g], starts, ends, sums + t0 * rows + (p - p0) * kPanelRows,
-                             rows, k < kRowChunk, ahead);
+          tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + t0 * o.K + k * tokens, n, held[s * most_groups + g],
+                             starts, ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, ahead);
         }
     }
-    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, (p0 - first) * kPanelRows, sums + t * rows, rows);
+    for (std::int64_t t = 0; t < groups.tokens; ++t)
+      o.write(t, (p0 - first) * kPanelRows, sums + t * pitch, count * kPanelRows);
   }
 }
 
