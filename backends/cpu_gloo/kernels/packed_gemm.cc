@@ -94,10 +94,10 @@ void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* 
   if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
 }
 
-/// Panels [begin, end) times all rows of x, interleaved, block after block. y's first column is of panel `first`.
+/// Panels [begin, end), whose columns y begins with, times all rows of x, interleaved, block after block.
 template <class Panels, class W, class Y>
-void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t first, std::int64_t begin,
-                   std::int64_t end, const Groups& groups, const float* x) {
+void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
+                   const Groups& groups, const float* x) {
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
@@ -118,14 +118,14 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t f
         }
     }
     for (std::int64_t t = 0; t < groups.tokens; ++t)
-      o.write(t, (p0 - first) * kPanelRows, sums + t * pitch, count * kPanelRows);
+      o.write(t, (p0 - begin) * kPanelRows, sums + t * pitch, count * kPanelRows);
   }
 }
 
 /// The same of more rows of x than are kept: as many panels as stay in the cache, group after group. `room` for one.
 template <class W, class Y>
-void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t first, std::int64_t begin,
-                   std::int64_t end, const Groups& groups, float* room) {
+void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t begin, std::int64_t end,
+                   const Groups& groups, float* room) {
   const std::int64_t bytes = kPanelRows * o.K * std::int64_t{sizeof(W)};
   const std::int64_t step = std::clamp<std::int64_t>(kCacheBytes / bytes, 1, kBlockRows / kPanelRows);
   RowsAhead none;
@@ -140,51 +140,36 @@ void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::in
           panel_tokens<kPanelTokens>(tokens, panels.panel(p, k), room + k * tokens, std::min(kRowChunk, o.K - k),
                                      &sums[0][(p - p0) * kPanelRows], k == 0, none);
       for (std::int64_t t = 0; t < tokens; ++t)
-        o.write(t0 + t, (p0 - first) * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
+        o.write(t0 + t, (p0 - begin) * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
     }
   }
 }
 
-/// All `count` panels of the weight, shared by the team block by block, or panel by panel where a gate's half of them
-/// ends inside a block.
+/// All panels of N weight rows, shared by the team block by block, or panel by panel where half of them, a gate's, end
+/// inside a block.
 template <class Panels, class W, class Y>
 void multiply_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T,
-                     std::int64_t count) {
-  const bool kept = are_kept(T);
-  const std::int64_t of_x = (kept ? T : kPanelTokens) * o.K, share = of_x + sum_room(o);
-  auto* scratch = static_cast<float*>(
-      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
+                     std::int64_t N) {
   const Groups groups(T, kPanelTokens);
-  const std::int64_t of_part = count / o.parts(), unit = of_part % panels.together == 0 ? panels.together : 1;
-  const std::int64_t units = of_part / unit;
-  parallel_for(ctx, units, rows_grain(o.parts() * unit * kPanelRows * o.K * groups.count),
-               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 float* room = scratch + thread * share;
-                 const float* x = lies_interleaved(o, T);
-                 if (kept && !x) {
-                   interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(room + of_x)}, room);
-                   x = room;
-                 }
-                 for (int i = 0; i < o.parts(); ++i) {
-                   const Operands<W, Y> part = o.part(i, of_part * kPanelRows);
-                   const std::int64_t first = i * of_part, p0 = first + begin * unit, p1 = first + end * unit;
-                   if (kept) multiply_kept(part, panels, first, p0, p1, groups, x);
-                   else if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
-                     multiply_many(part, panels, first, p0, p1, groups, room);
-                   else HB_CHECK(kept, "{} rows of x at a time", T);
-                 }
-               });
+  const std::int64_t of_block = panels.together * kPanelRows;
+  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, 0,
+             [&](const Operands<W, Y>& part, std::int64_t first, std::int64_t n, const float* x, float* room) {
+               const std::int64_t p0 = first / kPanelRows, p1 = (first + n) / kPanelRows;
+               if (are_kept(T)) return multiply_kept(part, panels, p0, p1, groups, x);
+               if constexpr (std::is_same_v<Panels, QuadPanels<W>>) multiply_many(part, panels, p0, p1, groups, room);
+               else HB_CHECK(false, "{} rows of x at a time", T);
+             });
 }
 
 template <class W, class Y>
 void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t N, PackedOrder order) {
-  const std::int64_t panels = N / kPanelRows;
-  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{o.w, o.K}, T, panels);
+  const std::int64_t whole = N / kPanelRows * kPanelRows;
+  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{o.w, o.K}, T, whole);
 #if defined(__AVX512BW__)
   if constexpr (sizeof(W) == sizeof(bf16)) {
     const PairPanels blocks{o.w, o.K, rows_of_pairs(order) / kPanelRows};
     for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
-      multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), panels);
+      multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
       o.x += kKeptTokens * o.ldx, o.y += kKeptTokens * o.ldy;
       if (o.residual) o.residual += kKeptTokens * o.ld_residual;
     }
@@ -198,7 +183,7 @@ void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t
 
 void packed_gemm(KernelContext& ctx, ConstMatrix x, const void* w, const float* bias, Matrix y, std::int64_t T,
                  std::int64_t N, std::int64_t K, Write write, PackedOrder order, const BesideProduct& beside) {
-  if (T == 0) return;
+  if (T == 0 || N == 0) return;
   const std::int64_t whole = N / kPanelRows * kPanelRows;
   with_float_type(x.dtype, [&](auto w_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {

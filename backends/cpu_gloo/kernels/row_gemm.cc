@@ -106,15 +106,17 @@ void stream_tokens(std::int64_t tokens, const W* w, std::int64_t ldw, const floa
   if constexpr (TB > 1) stream_tokens<NV, TB - 1>(tokens, w, ldw, x, n, sums, pitch);
 }
 
-constexpr int kStreamRows = 8;                     // weight rows whose results are written together
+constexpr int kStreamRows = 8;                     // weight rows of a tile, and of those that threads share
+constexpr int kStripRows = 64;                     // weight rows whose results are written together
 constexpr int kFewTokens = 2;                      // one tile for all of them
 constexpr int kSomeTokens = kLanes == 16 ? 8 : 4;  // per tile of two vectors
 
-/// `rows` weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved one behind
-/// the other.
+/// `rows` ≤ kStripRows weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved
+/// one behind the other.
 template <int NV, int TB, class W, class Y>
 void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, const float* x) {
-  float sums[kSkinnyRows * kStreamRows] = {};
+  float sums[kSkinnyRows * kStripRows];
+  std::fill_n(sums, groups.tokens * rows, 0.0f);
   for (std::int64_t r = 0; r < rows; r += NV * kQuads)
     for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)  // a chunk of the tile's rows stays in the L1 cache
       for (std::int64_t g = 0; g < groups.count; ++g) {
@@ -125,15 +127,16 @@ void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, co
   for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * rows, rows);
 }
 
-/// Weight rows [begin, end) times all rows of x, at most kSkinnyRows, interleaved.
+/// N weight rows times all rows of x, at most kSkinnyRows, interleaved.
 template <class W, class Y>
-void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, const Groups& groups, const float* x) {
-  const bool few = groups.tokens <= kFewTokens;
-  std::int64_t n = begin;
-  for (; n + kStreamRows <= end; n += kStreamRows)
-    if (few) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
-    else stream_rows<2, kSomeTokens>(o, n, kStreamRows, groups, x);
-  for (; n < end; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
+void stream(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, const float* x) {
+  std::int64_t n = 0, rows;
+  for (; n + kStreamRows <= N; n += rows) {
+    rows = std::min<std::int64_t>(kStripRows, (N - n) / kStreamRows * kStreamRows);
+    if (groups.tokens <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, rows, groups, x);
+    else stream_rows<2, kSomeTokens>(o, n, rows, groups, x);
+  }
+  for (; n < N; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
     float y[kSkinnyRows * kQuads];
     const Operands<W, float> alone(o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K);
     stream_rows<1, kSomeTokens>(alone, 0, kQuads, groups, x);
@@ -187,42 +190,27 @@ std::int64_t block_rows(std::int64_t K, bool kept) {
   return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
 }
 
-/// Weight rows [begin, end), block after block, times all rows of x. `block`, `x`: as block_of_rows has them.
+/// N weight rows, block after block, times all rows of x. `block`, `x`: as block_of_rows has them.
 template <class W, class Y>
-void blocks(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, const Groups& groups, float* block, float* x,
-            bool kept) {
+void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, float* x, bool kept) {
   const std::int64_t step = block_rows(o.K, kept);
-  for (std::int64_t n = begin; n < end; n += step) {
-    const std::int64_t then = n + step, more = std::min(step, end - then);
+  for (std::int64_t n = 0; n < N; n += step) {
+    const std::int64_t then = n + step, more = std::min(step, N - then);
     const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
-    block_of_rows(o, n, std::min(step, end - n), groups, block, x, kept, ahead);
+    block_of_rows(o, n, std::min(step, N - n), groups, block, x, kept, ahead);
   }
 }
 
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
   const bool few = T <= kSkinnyRows, kept = are_kept(T);
-  const std::int64_t block = few ? 0 : block_rows(o.K, kept) * whole_vectors(o.K);
-  const std::int64_t of_x = (kept ? T : kPanelTokens) * whole_vectors(o.K), share = block + of_x + sum_room(o);
-  auto* scratch = static_cast<float*>(
-      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
   const Groups groups(T, !few ? kPanelTokens : T <= kFewTokens ? kFewTokens : kSomeTokens);
-  const std::int64_t rows = N / o.parts(), unit = few ? kStreamRows : kPanelRows, units = (rows + unit - 1) / unit;
-  parallel_for(ctx, units, rows_grain(o.parts() * unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
-               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 float *room = scratch + thread * share, *all = room + block;
-                 const float* x = lies_interleaved(o, T);
-                 if (kept && !x) {
-                   interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(all + of_x)}, all);
-                   x = all;
-                 }
-                 for (int i = 0; i < o.parts(); ++i) {
-                   const Operands<W, Y> part = o.part(i, rows);
-                   const std::int64_t first = begin * unit, last = std::min(rows, end * unit);
-                   if (few) stream(part, first, last, groups, x);
-                   else blocks(part, first, last, groups, room, all, kept);
-                 }
-               });
+  const std::int64_t block = few ? 0 : block_rows(o.K, kept) * whole_vectors(o.K);
+  share_rows(ctx, o, groups, N, few ? kStreamRows : kPanelRows, block,
+             [&](const Operands<W, Y>& part, std::int64_t, std::int64_t n, const float* x, float* room) {
+               if (few) stream(part, n, groups, x);
+               else blocks(part, n, groups, room, room + block, kept);
+             });
 }
 
 }  // namespace

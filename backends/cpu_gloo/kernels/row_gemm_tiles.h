@@ -100,12 +100,11 @@ void interleave(const W* x, std::int64_t ldx, std::int64_t tokens, std::int64_t 
   }
 }
 
-/// What becomes of a sum, its bias in it.
-enum class Becomes : std::uint8_t {
-  overwrite,   // y
-  accumulate,  // y + sum
-  residual,    // residual + the sum as y's dtype holds it
-  gated        // SiLU of y, which has the gates, times the sum as y's dtype holds it
+/// What a sum, its bias in it, meets on its way to y.
+enum class Meets : std::uint8_t {
+  nothing,
+  old,       // y + sum
+  residual,  // residual + the sum as y's dtype holds it
 };
 
 /// What a call works on.
@@ -119,7 +118,7 @@ struct Operands {
   Y* y;
   std::int64_t ldy;
   std::int64_t K;
-  Becomes becomes = Becomes::overwrite;
+  Meets meets = Meets::nothing;
   const Y* residual = nullptr;
   std::int64_t ld_residual = 0;
   const BesideProduct* norm = nullptr;  // whose norm rows of x go through; or nullptr
@@ -131,21 +130,19 @@ struct Operands {
   Operands(ConstMatrix x_, const W* w_, std::int64_t ldw_, const float* bias_, Matrix y_, std::int64_t K_, Write write,
            const BesideProduct& beside)
       : Operands(static_cast<const W*>(x_.data), x_.ld, w_, ldw_, bias_, static_cast<Y*>(y_.data), y_.ld, K_) {
-    if (write == Write::accumulate) becomes = Becomes::accumulate;
-    if (beside.residual.data) becomes = Becomes::residual;
+    if (write == Write::accumulate) meets = Meets::old;
+    if (beside.residual.data) meets = Meets::residual;
     residual = static_cast<const Y*>(beside.residual.data), ld_residual = beside.residual.ld;
     if (beside.norm.data) norm = &beside;
     has_gate = beside.swiglu;
   }
 
-  /// A product's weight rows in parts, each of which has the same columns of y: the gates and, behind them, what they
-  /// are multiplied with; or all in one.
-  int parts() const { return has_gate ? 2 : 1; }
-  Operands part(int i, std::int64_t rows) const {
+  /// Weight rows from n on, whose results begin at `to`, rows of them ld_to apart.
+  Operands from(std::int64_t n, Y* to, std::int64_t ld_to) const {
     Operands of = *this;
-    if (i == 0) return of;
-    of.w += rows * ldw, of.becomes = Becomes::gated;
-    if (bias) of.bias += rows;
+    of.w += n * ldw, of.y = to, of.ldy = ld_to;
+    if (bias) of.bias += n;
+    if (residual) of.residual += n;
     return of;
   }
 
@@ -156,21 +153,14 @@ struct Operands {
       const Vf v = ld(sums + i);
       return bias ? v + ld(bias + n0 + i) : v;
     };
-    if constexpr (sizeof(W) == sizeof(Y)) {
-      if (becomes == Becomes::gated)
-        return for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
-          const Vf gate = ld(out + i);
-          st(out + i, gate * sigmoid(gate) * rounded<Y>(sum(i, ld)));
-        });
-      if (becomes == Becomes::residual) {
-        const Y* to = residual + t * ld_residual + n0;
-        return for_vectors(n, [&](std::int64_t i, auto ld, auto st)
-                                  HB_FORCE_INLINE { st(out + i, rounded<Y>(sum(i, ld)) + ld(to + i)); });
-      }
+    if (sizeof(W) == sizeof(Y) && meets == Meets::residual) {
+      const Y* to = residual + t * ld_residual + n0;
+      return for_vectors(n, [&](std::int64_t i, auto ld, auto st)
+                                HB_FORCE_INLINE { st(out + i, rounded<Y>(sum(i, ld)) + ld(to + i)); });
     }
     for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
       Vf v = sum(i, ld);
-      if (becomes == Becomes::accumulate) v += ld(out + i);
+      if (meets == Meets::old) v += ld(out + i);
       st(out + i, v);
     });
   }
@@ -243,10 +233,46 @@ const float* lies_interleaved(const Operands<W, Y>& o, std::int64_t T) {
   return nullptr;
 }
 
-/// Floats behind those for rows of x that the room of a thread has where they are normed.
-template <class W, class Y>
-std::int64_t sum_room(const Operands<W, Y>& o) {
-  return o.norm && o.norm->delta.data ? whole_vectors(o.K) : 0;
+/// y = SiLU of y, which has gates, times `up`: n columns of T rows, both as their dtype holds them.
+template <class Y>
+void gate_rows(Y* y, std::int64_t ldy, const Y* up, std::int64_t T, std::int64_t n) {
+  for (std::int64_t t = 0; t < T; ++t, y += ldy, up += n)
+    for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+      const Vf gate = ld(y + j);
+      st(y + j, gate * sigmoid(gate) * ld(up + j));
+    });
+}
+
+/// The team's shares of N weight rows, each of whole units of `unit` rows but the last: multiply(operands, first, n, x,
+/// room) is to multiply n rows from `first`, which the operands begin at. Of a gated product a thread does so for some
+/// gates and then for what these are multiplied with. `room` is the thread's own: `block` floats, and behind them rows
+/// of x, which are interleaved there at once where they are kept (x), or one group of them.
+template <class W, class Y, class Multiply>
+void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& groups, std::int64_t N, std::int64_t unit,
+                std::int64_t block, Multiply&& multiply) {
+  const std::int64_t T = groups.tokens, rows = o.has_gate ? N / 2 : N, units = (rows + unit - 1) / unit;
+  const std::int64_t of_x = (are_kept(T) ? T : kPanelTokens) * whole_vectors(o.K);
+  const std::int64_t of_sum = o.norm && o.norm->delta.data ? whole_vectors(o.K) : 0;
+  const std::int64_t share = block + of_x + of_sum, shares = ctx.num_threads() * share;
+  auto* scratch = static_cast<float*>(
+      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(shares) * sizeof(float) +
+                                    (o.has_gate ? static_cast<std::size_t>(T * rows) * sizeof(Y) : 0)));
+  const std::int64_t elements = N / units * o.K * ((T + kPanelTokens - 1) / kPanelTokens);  // of a unit, times tiles
+  parallel_for(ctx, units, rows_grain(elements), [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
+    const std::int64_t first = begin * unit, n = std::min(rows, end * unit) - first;
+    float *room = scratch + thread * share, *all = room + block;
+    const float* x = lies_interleaved(o, T);
+    if (are_kept(T) && !x) {
+      interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(all + of_x)}, all);
+      x = all;
+    }
+    Y* y = o.y + first;
+    multiply(o.from(first, y, o.ldy), first, n, x, room);
+    if (!o.has_gate) return;
+    Y* up = reinterpret_cast<Y*>(scratch + shares) + T * first;
+    multiply(o.from(rows + first, up, n), rows + first, n, x, room);
+    gate_rows(y, o.ldy, up, T, n);
+  });
 }
 
 /// Weight rows that are multiplied next, asked for line by line while others are: arranging them would wait for memory,
@@ -292,6 +318,9 @@ HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&a
     ahead.ask();
     Vf wv[kVecs];
     panel.take(wv);
+    if constexpr (TB > 1 && TB <= 4)  // one load for all rows of x: GCC 12 sees that in tiles of more by itself
+#pragma GCC unroll 4
+      for (Vf& v : wv) asm("" : "+v"(v));
 #pragma GCC unroll 8
     for (int t = 0; t < TB; ++t) {
       Vf xv = load_quad(x + t * 4);
