@@ -107,32 +107,35 @@ void stream_tokens(std::int64_t tokens, const W* w, std::int64_t ldw, const floa
 }
 
 constexpr int kStreamRows = 8;                     // weight rows of a tile, and of those that threads share
-constexpr int kStripRows = 64;                     // weight rows whose results are written together
 constexpr int kFewTokens = 2;                      // one tile for all of them
 constexpr int kSomeTokens = kLanes == 16 ? 8 : 4;  // per tile of two vectors
 
-/// `rows` ≤ kStripRows weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved
+/// Weight rows whose results are written together: of bf16 whole vectors, which are narrowed on their way.
+template <class W>
+constexpr std::int64_t strip_rows = sizeof(W) == sizeof(bf16) ? 64 : kStreamRows;
+
+/// `rows` ≤ strip_rows weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved
 /// one behind the other.
 template <int NV, int TB, class W, class Y>
 void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, const float* x) {
-  float sums[kSkinnyRows * kStripRows];
-  std::fill_n(sums, groups.tokens * rows, 0.0f);
+  constexpr std::int64_t pitch = strip_rows<W>;
+  float sums[(TB <= kFewTokens ? kFewTokens : kSkinnyRows) * pitch] = {};
   for (std::int64_t r = 0; r < rows; r += NV * kQuads)
     for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)  // a chunk of the tile's rows stays in the L1 cache
       for (std::int64_t g = 0; g < groups.count; ++g) {
         const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
         stream_tokens<NV, TB>(tokens, o.w + (n0 + r) * o.ldw + k0, o.ldw, x + t0 * whole_vectors(o.K) + k0 * tokens,
-                              std::min(kRowChunk, o.K - k0), sums + t0 * rows + r, rows);
+                              std::min(kRowChunk, o.K - k0), sums + t0 * pitch + r, pitch);
       }
-  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * rows, rows);
+  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * pitch, rows);
 }
 
 /// N weight rows times all rows of x, at most kSkinnyRows, interleaved.
 template <class W, class Y>
 void stream(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, const float* x) {
-  std::int64_t n = 0, rows;
-  for (; n + kStreamRows <= N; n += rows) {
-    rows = std::min<std::int64_t>(kStripRows, (N - n) / kStreamRows * kStreamRows);
+  std::int64_t n = 0;
+  for (std::int64_t rows; n + kStreamRows <= N; n += rows) {
+    rows = strip_rows<W> == kStreamRows ? kStreamRows : std::min(strip_rows<W>, (N - n) / kStreamRows * kStreamRows);
     if (groups.tokens <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, rows, groups, x);
     else stream_rows<2, kSomeTokens>(o, n, rows, groups, x);
   }
