@@ -12,17 +12,18 @@ namespace {
 
 constexpr int kBesideSlot = 4;  // of scratch: normed rows, what is behind the gate's product, and the norm's rstd
 
-/// What of `all` a product computes in its own region.
+/// What of `all` a product computes in its own region: what that saves a region, or costs nothing.
 BesideProduct within_product(const KernelContext& ctx, const BesideProduct& all, DType dtype, std::int64_t T,
                              std::int64_t N, std::int64_t K, WeightOrder order) {
   BesideProduct within;
   if (T == 0 || N == 0 || !is_row_product(dtype, T)) return within;
-  const bool packed = order == WeightOrder::prepacked && packed_order(dtype, N, K) != PackedOrder::rows;
-  if (!packed || N % (2 * kPanelRows) == 0) within.swiglu = all.swiglu;
   within.residual = all.residual;
-  // Every thread norms all rows: as long as that is less than to share them, wake the team and read what others wrote.
+  const bool packed = order == WeightOrder::prepacked && packed_order(dtype, N, K) != PackedOrder::rows;
+  // A thread that passes over two halves finds each of them cold: that is made up for where a gate alone wakes a team.
+  within.swiglu = all.swiglu && T > rows_grain(3 * N / 2) && (!packed || N % (2 * kPanelRows) == 0);
+  // Every thread norms all rows, which is to cost less than to share them and wait.
   const std::int64_t more_than_shared = T * K * (ctx.num_threads() - 1) / ctx.num_threads();
-  if (are_kept(T) && (T == 1 || rows_grain(4 * more_than_shared) > 0) && (!packed || N % kPanelRows == 0))
+  if (are_kept(T) && (T == 1 || 4 * more_than_shared <= kTeamElements) && (!packed || N % kPanelRows == 0))
     within.norm = all.norm, within.eps = all.eps, within.offset = all.offset, within.delta = all.delta,
     within.sum = all.sum;
   return within;
