@@ -171,7 +171,6 @@ void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t
     for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
       multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
       o.x += kKeptTokens * o.ldx, o.y += kKeptTokens * o.ldy;
-      if (o.residual) o.residual += kKeptTokens * o.ld_residual;
     }
     return;
   }
