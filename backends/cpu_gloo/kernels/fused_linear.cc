@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kBesideSlot = 4;  // of scratch: normed rows, what is behind the gate's product, and the norm's rstd
 
-/// What of `all` a product computes in its own region: what that saves a region, or costs nothing.
+/// What of `all` a product computes in its own region: as fused_linear.h says.
 BesideProduct within_product(const KernelContext& ctx, const BesideProduct& all, DType dtype, std::int64_t T,
                              std::int64_t N, std::int64_t K, WeightOrder order) {
   BesideProduct within;

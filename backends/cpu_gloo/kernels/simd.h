@@ -83,8 +83,10 @@ HB_INLINE Vf load_n(const T* p, std::int64_t n, float fill = 0.0f) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   const auto mask = static_cast<__mmask16>((1u << n) - 1u);
   if constexpr (sizeof(T) == 4) return std::bit_cast<Vf>(_mm512_mask_loadu_ps(_mm512_set1_ps(fill), mask, p));
-  const Vf wide = widen(std::bit_cast<Vh>(_mm256_maskz_loadu_epi16(mask, p)));
-  return std::bit_cast<Vf>(_mm512_mask_mov_ps(_mm512_set1_ps(fill), mask, std::bit_cast<__m512>(wide)));
+  else {
+    const Vf wide = widen(std::bit_cast<Vh>(_mm256_maskz_loadu_epi16(mask, p)));
+    return std::bit_cast<Vf>(_mm512_mask_mov_ps(_mm512_set1_ps(fill), mask, std::bit_cast<__m512>(wide)));
+  }
 #else
   Vf v = splat(fill);
   for (std::int64_t i = 0; i < n; ++i) v[i] = as_f32(p[i]);
