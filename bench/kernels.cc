@@ -2,11 +2,14 @@
 // in GB/s. Threads: HOTBUNK_BENCH_THREADS, default 2.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <vector>
 
 #include "backends/cpu_gloo/kernels/attention.h"
 #include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/kernels/fused_linear.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "backends/cpu_gloo/kernels/loss.h"
 #include "backends/cpu_gloo/kernels/norm.h"
@@ -99,6 +102,59 @@ void decode_weights(benchmark::State& state) {
 BENCHMARK(decode_weights)
     ->ArgsProduct({{1, 2, 4, 6, 8, 12, 16, 32, 64}, {0, 1}, {0, 1}})
     ->ArgNames({"T", "bf16", "prepacked"})
+    ->UseRealTime();
+
+/// Products of a decode step with what stands beside them: of the 46M model qkv, o, gate-up and down, and 4096 wide.
+struct LayerProduct {
+  const char* name;
+  std::int64_t N, K;
+  bool norm, gate, residual;
+};
+constexpr LayerProduct kLayerProducts[] = {{"norm, qkv", 1536, 512, true, false, false},
+                                           {"o, residual", 512, 512, false, false, true},
+                                           {"norm, gate-up, SwiGLU", 2752, 512, true, true, false},
+                                           {"down, residual", 512, 1376, false, false, true},
+                                           {"4096: norm, qkv", 6144, 4096, true, false, false},
+                                           {"4096: norm, gate-up, SwiGLU", 8192, 4096, true, true, false}};
+
+/// Args: T, bf16?, which of kLayerProducts, fused or kernel after kernel?. Prepacked weights, other ones in each
+/// iteration, as a step's layers have them: up to 64 MiB of them.
+void fused_product(benchmark::State& state) {
+  const std::int64_t T = state.range(0);
+  const DType t = dtype_of(state.range(1));
+  const LayerProduct& of = kLayerProducts[state.range(2)];
+  const std::int64_t N = of.N, K = of.K, outputs = of.gate ? N / 2 : N;
+  KernelContext ctx(num_threads());
+  std::vector<Array> weights;
+  const std::int64_t layers = std::max<std::int64_t>(2, (std::int64_t{64} << 20) / (N * K * size_of(t)));
+  for (std::int64_t i = 0; i < layers; ++i) prepack(ctx, weights.emplace_back(t, N, K).data(), t, N, K);
+  Array x(t, T, K), delta(t, T, K), norm(t, 1, K), sum(t, T, K), normed(t, T, K), rstd(DType::f32, 1, T);
+  Array product(t, T, N), residual(t, T, N), y(t, T, outputs);
+  BesideProduct beside{.swiglu = of.gate};
+  if (of.norm)
+    beside.norm = norm.vector(), beside.eps = 1e-5f, beside.delta = delta.matrix(), beside.sum = sum.matrix();
+  if (of.residual) beside.residual = residual.matrix();
+  std::size_t layer = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    Array& w = weights[layer++ % weights.size()];
+    if (state.range(3)) {
+      fused_linear_forward(ctx, x.matrix(), w.matrix(), {}, beside, y.matrix(), T, N, K, WeightOrder::prepacked);
+      continue;
+    }
+    if (of.norm)
+      add_rmsnorm_forward(ctx, x.matrix(), delta.matrix(), norm.vector(), sum.matrix(), normed.matrix(), rstd.f32(), T,
+                          K, 1e-5f);
+    linear_forward(ctx, of.norm ? normed.matrix() : x.matrix(), w.matrix(), {}, of.gate ? product.matrix() : y.matrix(),
+                   T, N, K, Write::overwrite, WeightOrder::prepacked);
+    if (of.gate) swiglu_forward(ctx, product.matrix(), y.matrix(), T, N / 2);
+    if (of.residual) add(ctx, y.matrix(), residual.matrix(), T, N);
+  }
+  state.SetLabel(of.name);
+  report_bytes(state, static_cast<double>(N * K * size_of(t)));
+}
+BENCHMARK(fused_product)
+    ->ArgsProduct({{1, 8, 32}, {0, 1}, benchmark::CreateDenseRange(0, std::size(kLayerProducts) - 1, 1), {0, 1}})
+    ->ArgNames({"T", "bf16", "product", "fused"})
     ->UseRealTime();
 
 /// Args: bf16?. 4096 × 4096 weights into the order of products and back: bytes read and written.

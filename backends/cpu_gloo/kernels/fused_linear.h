@@ -1,5 +1,11 @@
-// A product and what stands beside it in a transformer's layer, in one parallel region: the norm in front of it, the
-// residual stream's sum, the gate behind it. Each with the bits that the kernels have one after the other.
+// A product and what stands beside it in a transformer's layer: the norm in front of it, the residual stream's sum, the
+// gate behind it. With the bits that the kernels have one after the other, and in one parallel region where our own
+// kernels multiply (row_gemm.h) and that is no slower:
+//   norm      each thread norms all rows of x while it arranges them for itself; few rows, or few threads
+//   gate      a thread multiplies some gates and what belongs to them, then takes SiLU; where a gate is worth a region.
+//             Prepacked, the halves are whole panels of rows
+//   residual  added as a result is written; always
+// Elsewhere, and where oneDNN multiplies, it is one kernel after the other here too.
 #pragma once
 #include "backends/cpu_gloo/kernels/context.h"
 

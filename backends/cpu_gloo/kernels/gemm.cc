@@ -40,27 +40,53 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
     matmul_widened(ctx, shape, a.data, b.data, bias, c.data);
 }
 
+/// What a forward product is given, checked: its bias as fp32 or nullptr, and how its weights lie.
+struct Given {
+  std::vector<float> wide_bias;
+  const float* bias;
+  PackedOrder packed;
+  Given(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector any_bias, std::int64_t N, std::int64_t K,
+        WeightOrder order)
+      : bias(static_cast<const float*>(any_bias.data)), packed(packed_order_of(ctx, w.dtype, N, K, order)) {
+    HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
+    HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
+    if (!any_bias.data || any_bias.dtype == DType::f32) return;
+    wide_bias.resize(static_cast<std::size_t>(N));
+    cast(ctx, any_bias, wide_bias.data(), DType::f32, N);
+    bias = wide_bias.data();
+  }
+};
+
+ProductPath path_of(const KernelContext& ctx, DType dtype, std::int64_t T) {
+  return dtype == DType::f32 ? ProductPath::own : ctx.product_paths()[class_of_rows(T)];
+}
+
+void multiply_rows(KernelContext& ctx, const Given& given, ConstMatrix x, ConstMatrix w, const BesideProduct& beside,
+                   Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write) {
+  if (given.packed == PackedOrder::rows) row_gemm(ctx, x, w, given.bias, y, T, N, K, write, beside);
+  else packed_gemm(ctx, x, w.data, given.bias, y, T, N, K, write, given.packed, beside);
+}
+
 }  // namespace
+
+PackedOrder packed_order_of(const KernelContext& ctx, DType dtype, std::int64_t N, std::int64_t K, WeightOrder order) {
+  return order == WeightOrder::prepacked ? packed_order(dtype, N, K, ctx.product_paths()) : PackedOrder::rows;
+}
+
+bool is_row_product(const KernelContext& ctx, DType dtype, std::int64_t T, PackedOrder packed) {
+  const ProductPath path = path_of(ctx, dtype, T);
+  return path == ProductPath::own || (path == ProductPath::wide && packed != PackedOrder::rows);
+}
+
+void row_product(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, const BesideProduct& beside,
+                 Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
+  multiply_rows(ctx, Given(ctx, x, w, bias, N, K, order), x, w, beside, y, T, N, K, write);
+}
 
 void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
                     std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
-  std::vector<float> wide_bias;
-  const auto* bias_f32 = static_cast<const float*>(bias.data);
-  if (bias.data && bias.dtype != DType::f32) {
-    wide_bias.resize(static_cast<std::size_t>(N));
-    cast(ctx, bias, wide_bias.data(), DType::f32, N);
-    bias_f32 = wide_bias.data();
-  }
-  HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
-  HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
-  const PackedOrder packed =
-      order == WeightOrder::prepacked ? packed_order(w.dtype, N, K, ctx.product_paths()) : PackedOrder::rows;
-  const ProductPath path = x.dtype == DType::f32 ? ProductPath::own : ctx.product_paths()[class_of_rows(T)];
-  if (path == ProductPath::own || (path == ProductPath::wide && packed != PackedOrder::rows)) {
-    if (packed == PackedOrder::rows) row_gemm(ctx, x, w, bias_f32, y, T, N, K, write);
-    else packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
-    return;
-  }
+  const Given given(ctx, x, w, bias, N, K, order);
+  if (is_row_product(ctx, x.dtype, T, given.packed)) return multiply_rows(ctx, given, x, w, {}, y, T, N, K, write);
   const MatmulShape shape{.M = T,
                           .N = N,
                           .K = K,
@@ -70,11 +96,11 @@ void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVecto
                           .in = x.dtype,
                           .out = y.dtype,
                           .accumulate = write == Write::accumulate,
-                          .bias = bias_f32 != nullptr,
-                          .b_pairs = rows_of_pairs(packed)};
-  if (packed == PackedOrder::rows) matmul(ctx, shape, x, w, bias_f32, y, path);
-  else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, bias_f32, y.data))
-    packed_gemm(ctx, x, w.data, bias_f32, y, T, N, K, write, packed);
+                          .bias = given.bias != nullptr,
+                          .b_pairs = rows_of_pairs(given.packed)};
+  if (given.packed == PackedOrder::rows) matmul(ctx, shape, x, w, given.bias, y, path_of(ctx, x.dtype, T));
+  else if (T > 0 && !try_matmul(ctx, shape, x.data, w.data, given.bias, y.data))
+    packed_gemm(ctx, x, w.data, given.bias, y, T, N, K, write, given.packed);
 }
 
 void linear_dgrad(KernelContext& ctx, ConstMatrix dy, ConstMatrix w, Matrix dx, std::int64_t T, std::int64_t N,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/cpu_gloo/kernels/norm_rows.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
 
@@ -11,21 +12,10 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 
-/// 1/√(mean(x²) + eps) of one row.
-template <class E>
-HB_INLINE float inverse_rms(const E* x, std::int64_t n, float eps) {
-  Vf sum{};
-  for_vectors(n, [&](std::int64_t j, auto ld, auto) HB_FORCE_INLINE {
-    const Vf v = ld(x + j);
-    sum += v * v;
-  });
-  return 1.0f / std::sqrt(sum_lanes(sum) / static_cast<float>(n) + eps);
-}
-
 template <class E, class W>
 HB_INLINE void normalize(const E* x, const W* w, float offset, float rstd, E* y, std::int64_t n) {
-  for_vectors(
-      n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(y + j, ld(x + j) * rstd * (ld(w + j) + offset)); });
+  for_vectors(n, [&](std::int64_t j, auto ld, auto st)
+                     HB_FORCE_INLINE { st(y + j, normalized(ld(x + j), ld(w + j), offset, rstd)); });
 }
 
 /// dx (+)= rstd·(dy·w − x·rstd²·mean(dy·w·x)); dw += dy·x·rstd unless dw is null. One row.
@@ -152,9 +142,8 @@ void add_rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix delta, C
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
       parallel_for(ctx, T, rows_grain(4 * h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
-          const E *a = row<E>(x, t), *b = row<E>(delta, t);
           E* s = row<E>(sum, t);
-          for_vectors(h, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(s + j, ld(a + j) + ld(b + j)); });
+          add_rows(row<E>(x, t), row<E>(delta, t), s, h);
           rstd[t] = inverse_rms(s, h, eps);
           normalize(s, weight, offset, rstd[t], row<E>(y, t), h);
         }

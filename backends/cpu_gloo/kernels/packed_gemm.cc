@@ -12,8 +12,8 @@ struct QuadPanels {
   const W* w;
   std::int64_t K;
   static constexpr std::int64_t together = 1, most_together = 1;  // panels whose lines lie among each other: a block
-  /// Where columns of a block begin.
-  const W* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * kPanelRows; }
+  /// Where columns of a block begin, which panel p is of.
+  const W* columns(std::int64_t p, std::int64_t k) const { return w + (p * K + k) * kPanelRows; }
   ArrangedPanel<W> panel(std::int64_t p, std::int64_t k) const { return {columns(p, k)}; }
 };
 
@@ -45,9 +45,11 @@ struct PairPanels {
   const bf16* w;
   std::int64_t K, together;
   static constexpr std::int64_t most_together = 64 / kPanelRows;
-  const bf16* columns(std::int64_t block, std::int64_t k) const { return w + (block * K + k) * together * kPanelRows; }
+  const bf16* columns(std::int64_t p, std::int64_t k) const {
+    return w + (p / together * K + k) * together * kPanelRows;
+  }
   PairPanel panel(std::int64_t p, std::int64_t k) const {
-    return {columns(p / together, k) + p % together * kPanelRows * 2, together * kPanelRows * 2};
+    return {columns(p, k) + p % together * kPanelRows * 2, together * kPanelRows * 2};
   }
 };
 #endif
@@ -92,30 +94,31 @@ void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* 
   if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
 }
 
-/// Blocks [begin, end) times all rows of x, interleaved.
+/// Panels [begin, end), whose columns y begins with, times all rows of x, interleaved, block after block.
 template <class Panels, class W, class Y>
 void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
                    const Groups& groups, const float* x) {
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
-  const std::int64_t rows = panels.together * kPanelRows;
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
-  for (std::int64_t block = begin; block < end; ++block) {
+  const std::int64_t pitch = panels.together * kPanelRows;
+  std::int64_t count;
+  for (std::int64_t p0 = begin; p0 < end; p0 += count) {
+    count = Panels::most_together == 1 ? 1 : std::min(end - p0, panels.together - p0 % panels.together);
     for (std::int64_t k = 0; k < o.K; k += step) {
       const std::int64_t n = std::min(step, o.K - k);
-      const bool first = k % kRowChunk == 0, last = (k + n) % kRowChunk == 0 || k + n == o.K;
-      LinesAhead ahead(panels.columns(block, k), rows * n * std::int64_t{sizeof(W)},
-                       panels.together * groups.count * n / 4);
-      for (std::int64_t s = 0; s < panels.together; ++s)
+      const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
+      LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, count * groups.count * n / 4);
+      for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-          tile<kPanelTokens>(tokens, panels.panel(block * panels.together + s, k), x + t0 * o.K + k * tokens, n,
-                             held[s * most_groups + g], first, last, sums + t0 * rows + s * kPanelRows, rows,
-                             k < kRowChunk, ahead);
+          tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + t0 * o.K + k * tokens, n, held[s * most_groups + g],
+                             starts, ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, ahead);
         }
     }
-    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, block * rows, sums + t * rows, rows);
+    for (std::int64_t t = 0; t < groups.tokens; ++t)
+      o.write(t, (p0 - begin) * kPanelRows, sums + t * pitch, count * kPanelRows);
   }
 }
 
@@ -136,45 +139,37 @@ void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::in
         for (std::int64_t k = 0; k < o.K; k += kRowChunk)
           panel_tokens<kPanelTokens>(tokens, panels.panel(p, k), room + k * tokens, std::min(kRowChunk, o.K - k),
                                      &sums[0][(p - p0) * kPanelRows], k == 0, none);
-      for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, p0 * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
+      for (std::int64_t t = 0; t < tokens; ++t)
+        o.write(t0 + t, (p0 - begin) * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
     }
   }
 }
 
-/// All blocks of the weight, shared by the team.
+/// All panels of N weight rows, shared by the team block by block, or panel by panel where half of them, a gate's, end
+/// inside a block.
 template <class Panels, class W, class Y>
 void multiply_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T,
-                     std::int64_t blocks) {
-  const bool kept = T <= kKeptTokens;
-  const std::int64_t share = (kept ? T : kPanelTokens) * o.K;
-  auto* scratch = static_cast<float*>(
-      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
+                     std::int64_t N) {
   const Groups groups(T, kPanelTokens);
-  parallel_for(ctx, blocks, rows_grain(panels.together * kPanelRows * o.K * groups.count),
-               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 float* room = scratch + thread * share;
-                 if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
-                   if (!kept) return multiply_many(o, panels, begin, end, groups, room);
-                 HB_CHECK(kept, "{} rows of x at a time", T);
-                 const float* x = room;
-                 if constexpr (sizeof(W) == sizeof(float))
-                   if (T == 1) x = o.x;  // its quads lie side by side
-                 if (x == room) interleave(o, groups, room);
-                 multiply_kept(o, panels, begin, end, groups, x);
-               });
+  const std::int64_t of_block = panels.together * kPanelRows;
+  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, 0,
+             [&](const Operands<W, Y>& part, std::int64_t first, std::int64_t n, const float* x, float* room) {
+               const std::int64_t p0 = first / kPanelRows, p1 = (first + n) / kPanelRows;
+               if (are_kept(T)) return multiply_kept(part, panels, p0, p1, groups, x);
+               if constexpr (std::is_same_v<Panels, QuadPanels<W>>) multiply_many(part, panels, p0, p1, groups, room);
+               else HB_CHECK(false, "{} rows of x at a time", T);
+             });
 }
 
 template <class W, class Y>
-void multiply(KernelContext& ctx, ConstMatrix x, const W* w, const float* bias, Matrix y, std::int64_t T,
-              std::int64_t N, std::int64_t K, Write write, PackedOrder order) {
-  Operands<W, Y> o{static_cast<const W*>(x.data), x.ld, w, K, bias, static_cast<Y*>(y.data), y.ld, K,
-                   write == Write::accumulate};
-  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{w, K}, T, N / kPanelRows);
+void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t N, PackedOrder order) {
+  const std::int64_t whole = N / kPanelRows * kPanelRows;
+  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{o.w, o.K}, T, whole);
 #if defined(__AVX512BW__)
   if constexpr (sizeof(W) == sizeof(bf16)) {
-    const std::int64_t rows = rows_of_pairs(order);
+    const PairPanels blocks{o.w, o.K, rows_of_pairs(order) / kPanelRows};
     for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
-      multiply_panels(ctx, o, PairPanels{w, K, rows / kPanelRows}, std::min(left, kKeptTokens), N / rows);
+      multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
       o.x += kKeptTokens * o.ldx, o.y += kKeptTokens * o.ldy;
     }
     return;
@@ -186,21 +181,25 @@ void multiply(KernelContext& ctx, ConstMatrix x, const W* w, const float* bias, 
 }  // namespace
 
 void packed_gemm(KernelContext& ctx, ConstMatrix x, const void* w, const float* bias, Matrix y, std::int64_t T,
-                 std::int64_t N, std::int64_t K, Write write, PackedOrder order) {
-  if (T == 0) return;
+                 std::int64_t N, std::int64_t K, Write write, PackedOrder order, const BesideProduct& beside) {
+  if (T == 0 || N == 0) return;
+  const std::int64_t whole = N / kPanelRows * kPanelRows;
   with_float_type(x.dtype, [&](auto w_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using W = decltype(w_tag);
-      using Y = decltype(y_tag);
-      multiply<W, Y>(ctx, x, static_cast<const W*>(w), bias, y, T, N, K, write, order);
+      multiply(ctx, Operands<W, decltype(y_tag)>(x, static_cast<const W*>(w), K, bias, y, K, write, beside), T, N,
+               order);
     });
   });
-  const std::int64_t whole = N / kPanelRows * kPanelRows;
   if (whole == N) return;  // the rows behind the panels are as they were
-  const auto* w_behind = static_cast<const std::byte*>(w) + whole * K * size_of(x.dtype);
-  auto* y_behind = static_cast<std::byte*>(y.data) + whole * size_of(y.dtype);
-  row_gemm(ctx, x, {w_behind, x.dtype, K}, bias ? bias + whole : nullptr, {y_behind, y.dtype, y.ld}, T, N - whole, K,
-           write);
+  HB_CHECK(!beside.norm.data && !beside.swiglu, "{} rows behind the panels", N - whole);
+  const auto behind = [&](auto m) {
+    m.data = const_cast<std::byte*>(static_cast<const std::byte*>(m.data)) + whole * size_of(m.dtype);
+    return m;
+  };
+  row_gemm(ctx, x, {static_cast<const std::byte*>(w) + whole * K * size_of(x.dtype), x.dtype, K},
+           bias ? bias + whole : nullptr, behind(y), T, N - whole, K, write,
+           beside.residual.data ? BesideProduct{.residual = behind(beside.residual)} : BesideProduct{});
 }
 
 }  // namespace hotbunk::kernels

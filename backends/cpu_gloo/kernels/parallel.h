@@ -62,10 +62,12 @@ void parallel_tasks(const KernelContext& ctx, std::int64_t n, bool worth_team, T
   });
 }
 
+/// So many elements are streamed in ~5 µs, what waking a team costs.
+inline constexpr std::int64_t kTeamElements = 16384;
+
 /// Rows per thread below which a team is not worth waking, for kernels that touch `elements_per_row` per row.
 inline std::int64_t rows_grain(std::int64_t elements_per_row) {
-  constexpr std::int64_t kElements = 16384;  // ~5 µs of streaming, what waking a team costs
-  return elements_per_row <= 0 ? kElements : kElements / elements_per_row;
+  return elements_per_row <= 0 ? kTeamElements : kTeamElements / elements_per_row;
 }
 
 /// f(T{}) with T = float or bf16.

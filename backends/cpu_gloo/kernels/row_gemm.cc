@@ -106,42 +106,44 @@ void stream_tokens(std::int64_t tokens, const W* w, std::int64_t ldw, const floa
   if constexpr (TB > 1) stream_tokens<NV, TB - 1>(tokens, w, ldw, x, n, sums, pitch);
 }
 
-constexpr int kStreamRows = 8;                     // weight rows whose results are written together
+constexpr int kStreamRows = 8;                     // weight rows of a tile, and of those that threads share
 constexpr int kFewTokens = 2;                      // one tile for all of them
 constexpr int kSomeTokens = kLanes == 16 ? 8 : 4;  // per tile of two vectors
 
-/// `rows` weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved one behind
-/// the other.
+/// Weight rows whose results are written together: of bf16 whole vectors, which are narrowed on their way.
+template <class W>
+constexpr std::int64_t strip_rows = sizeof(W) == sizeof(bf16) ? 64 : kStreamRows;
+
+/// `rows` ≤ strip_rows weight rows from n0, whole tiles of NV·kQuads, times all rows of x, whose groups are interleaved
+/// one behind the other.
 template <int NV, int TB, class W, class Y>
 void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, const float* x) {
-  float sums[kSkinnyRows * kStreamRows] = {};
+  constexpr std::int64_t pitch = strip_rows<W>;
+  float sums[(TB <= kFewTokens ? kFewTokens : kSkinnyRows) * pitch] = {};
   for (std::int64_t r = 0; r < rows; r += NV * kQuads)
     for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)  // a chunk of the tile's rows stays in the L1 cache
       for (std::int64_t g = 0; g < groups.count; ++g) {
         const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
         stream_tokens<NV, TB>(tokens, o.w + (n0 + r) * o.ldw + k0, o.ldw, x + t0 * whole_vectors(o.K) + k0 * tokens,
-                              std::min(kRowChunk, o.K - k0), sums + t0 * rows + r, rows);
+                              std::min(kRowChunk, o.K - k0), sums + t0 * pitch + r, pitch);
       }
-  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * rows, rows);
+  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * pitch, rows);
 }
 
-/// Weight rows [begin, end) times all T ≤ kSkinnyRows rows of x; `room`: T·whole_vectors(K) floats.
+/// N weight rows times all rows of x, at most kSkinnyRows, interleaved.
 template <class W, class Y>
-void stream(const Operands<W, Y>& o, std::int64_t begin, std::int64_t end, std::int64_t T, float* room) {
-  const Groups groups(T, T <= kFewTokens ? kFewTokens : kSomeTokens);
-  const float* x = room;
-  if constexpr (sizeof(W) == sizeof(float))
-    if (T == 1 && o.K % kLanes == 0) x = o.x;
-  if (x == room) interleave(o, groups, room);
-  std::int64_t n = begin;
-  for (; n + kStreamRows <= end; n += kStreamRows)
-    if (T <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, kStreamRows, groups, x);
-    else stream_rows<2, kSomeTokens>(o, n, kStreamRows, groups, x);
-  for (; n < end; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
+void stream(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, const float* x) {
+  std::int64_t n = 0;
+  for (std::int64_t rows; n + kStreamRows <= N; n += rows) {
+    rows = strip_rows<W> == kStreamRows ? kStreamRows : std::min(strip_rows<W>, (N - n) / kStreamRows * kStreamRows);
+    if (groups.tokens <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, rows, groups, x);
+    else stream_rows<2, kSomeTokens>(o, n, rows, groups, x);
+  }
+  for (; n < N; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
     float y[kSkinnyRows * kQuads];
-    const Operands<W, float> alone{o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K, false};
+    const Operands<W, float> alone(o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K);
     stream_rows<1, kSomeTokens>(alone, 0, kQuads, groups, x);
-    for (std::int64_t t = 0; t < T; ++t) o.write(t, n, y + t * kQuads, 1);
+    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n, y + t * kQuads, 1);
   }
 }
 
@@ -191,49 +193,41 @@ std::int64_t block_rows(std::int64_t K, bool kept) {
   return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
 }
 
+/// N weight rows, block after block, times all rows of x. `block`, `x`: as block_of_rows has them.
+template <class W, class Y>
+void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, float* x, bool kept) {
+  const std::int64_t step = block_rows(o.K, kept);
+  for (std::int64_t n = 0; n < N; n += step) {
+    const std::int64_t then = n + step, more = std::min(step, N - then);
+    const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
+    block_of_rows(o, n, std::min(step, N - n), groups, block, x, kept, ahead);
+  }
+}
+
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
-  const bool few = T <= kSkinnyRows, kept = T <= kKeptTokens;
-  const std::int64_t step = block_rows(o.K, kept), block = few ? 0 : step * whole_vectors(o.K);
-  const std::int64_t share = block + (kept ? T : kPanelTokens) * whole_vectors(o.K);
-  auto* scratch = static_cast<float*>(
-      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(ctx.num_threads() * share) * sizeof(float)));
-  const std::int64_t unit = few ? kStreamRows : kPanelRows, units = (N + unit - 1) / unit;
-  parallel_for(ctx, units, rows_grain(unit * o.K * ((T + kPanelTokens - 1) / kPanelTokens)),
-               [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-                 const std::int64_t last = std::min(N, end * unit);
-                 float *room = scratch + thread * share, *x = room + block;
-                 if (few) return stream(o, begin * unit, last, T, room);
-                 const Groups groups(T, kPanelTokens);
-                 if (kept) interleave(o, groups, x);  // each thread for itself: less than waiting for one another
-                 for (std::int64_t n = begin * unit; n < last; n += step) {
-                   const std::int64_t then = n + step, more = std::min(step, last - then);
-                   const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
-                   block_of_rows(o, n, std::min(step, last - n), groups, room, x, kept, ahead);
-                 }
-               });
+  const bool few = T <= kSkinnyRows, kept = are_kept(T);
+  const Groups groups(T, !few ? kPanelTokens : T <= kFewTokens ? kFewTokens : kSomeTokens);
+  const std::int64_t block = few ? 0 : block_rows(o.K, kept) * whole_vectors(o.K);
+  share_rows(ctx, o, groups, N, few ? kStreamRows : kPanelRows, block,
+             [&](const Operands<W, Y>& part, std::int64_t, std::int64_t n, const float* x, float* room) {
+               if (few) stream(part, n, groups, x);
+               else blocks(part, n, groups, room, room + block, kept);
+             });
 }
 
 }  // namespace
 
+bool are_kept(std::int64_t T) { return T <= kKeptTokens; }
+
 void row_gemm(KernelContext& ctx, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y, std::int64_t T,
-              std::int64_t N, std::int64_t K, Write write) {
+              std::int64_t N, std::int64_t K, Write write, const BesideProduct& beside) {
   if (T == 0 || N == 0) return;
   HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
   with_float_type(w.dtype, [&](auto w_tag) {
     with_float_type(y.dtype, [&](auto y_tag) {
       using W = decltype(w_tag);
-      using Y = decltype(y_tag);
-      const Operands<W, Y> operands{static_cast<const W*>(x.data),
-                                    x.ld,
-                                    static_cast<const W*>(w.data),
-                                    w.ld,
-                                    bias,
-                                    static_cast<Y*>(y.data),
-                                    y.ld,
-                                    K,
-                                    write == Write::accumulate};
-      run(ctx, operands, T, N);
+      run(ctx, Operands<W, decltype(y_tag)>(x, static_cast<const W*>(w.data), w.ld, bias, y, K, write, beside), T, N);
     });
   });
 }

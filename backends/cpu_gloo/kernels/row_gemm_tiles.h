@@ -14,6 +14,8 @@
 #include <array>
 #include <cstring>
 
+#include "backends/cpu_gloo/kernels/norm_rows.h"
+#include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm.h"
 #include "backends/cpu_gloo/kernels/simd.h"
 
@@ -24,7 +26,7 @@ constexpr int kVecs = kQuads;               // vectors of a panel, each of so ma
 constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
-constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are interleaved once, not for every block
+constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are_kept(): interleaved once, not for every block
 constexpr std::int64_t kBlockRows = 128;          // weight rows of such a block, at most
 
 /// Four floats in every quad of a vector.
@@ -98,6 +100,13 @@ void interleave(const W* x, std::int64_t ldx, std::int64_t tokens, std::int64_t 
   }
 }
 
+/// What a sum, its bias in it, meets on its way to y.
+enum class Meets : std::uint8_t {
+  nothing,
+  old,       // y + sum
+  residual,  // residual + the sum as y's dtype holds it
+};
+
 /// What a call works on.
 template <class W, class Y>
 struct Operands {
@@ -109,15 +118,49 @@ struct Operands {
   Y* y;
   std::int64_t ldy;
   std::int64_t K;
-  bool accumulate;
+  Meets meets = Meets::nothing;
+  const Y* residual = nullptr;
+  std::int64_t ld_residual = 0;
+  const BesideProduct* norm = nullptr;  // whose norm rows of x go through; or nullptr
+  bool has_gate = false;
+
+  Operands(const W* x_, std::int64_t ldx_, const W* w_, std::int64_t ldw_, const float* bias_, Y* y_, std::int64_t ldy_,
+           std::int64_t K_)
+      : x(x_), ldx(ldx_), w(w_), ldw(ldw_), bias(bias_), y(y_), ldy(ldy_), K(K_) {}
+  Operands(ConstMatrix x_, const W* w_, std::int64_t ldw_, const float* bias_, Matrix y_, std::int64_t K_, Write write,
+           const BesideProduct& beside)
+      : Operands(static_cast<const W*>(x_.data), x_.ld, w_, ldw_, bias_, static_cast<Y*>(y_.data), y_.ld, K_) {
+    if (write == Write::accumulate) meets = Meets::old;
+    if (beside.residual.data) meets = Meets::residual;
+    residual = static_cast<const Y*>(beside.residual.data), ld_residual = beside.residual.ld;
+    if (beside.norm.data) norm = &beside;
+    has_gate = beside.swiglu;
+  }
+
+  /// Weight rows from n on, whose results begin at `to`, rows of them ld_to apart.
+  Operands from(std::int64_t n, Y* to, std::int64_t ld_to) const {
+    Operands of = *this;
+    of.w += n * ldw, of.y = to, of.ldy = ld_to;
+    if (bias) of.bias += n;
+    if (residual) of.residual += n;
+    return of;
+  }
 
   /// sums: of row t of x with the n weight rows from n0.
   HB_INLINE void write(std::int64_t t, std::int64_t n0, const float* sums, std::int64_t n) const {
     Y* out = y + t * ldy + n0;
+    const auto sum = [&](std::int64_t i, auto ld) HB_FORCE_INLINE {
+      const Vf v = ld(sums + i);
+      return bias ? v + ld(bias + n0 + i) : v;
+    };
+    if (sizeof(W) == sizeof(Y) && meets == Meets::residual) {
+      const Y* to = residual + t * ld_residual + n0;
+      return for_vectors(n, [&](std::int64_t i, auto ld, auto st)
+                                HB_FORCE_INLINE { st(out + i, rounded<Y>(sum(i, ld)) + ld(to + i)); });
+    }
     for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE {
-      Vf v = ld(sums + i);
-      if (bias) v += ld(bias + n0 + i);
-      if (accumulate) v += ld(out + i);
+      Vf v = sum(i, ld);
+      if (meets == Meets::old) v += ld(out + i);
       st(out + i, v);
     });
   }
@@ -130,13 +173,106 @@ struct Groups {
   std::int64_t first(std::int64_t g) const { return tokens * g / count; }
 };
 
-/// All rows of x, group behind group: T·whole_vectors(K) floats.
+/// v's quads, `pitch` floats apart.
+HB_INLINE void store_quads(float* to, std::int64_t pitch, Vf v) {
+  const auto put = [&](int q, auto quad) HB_FORCE_INLINE { std::memcpy(to + q * pitch, &quad, sizeof quad); };
+  put(0, __builtin_shufflevector(v, v, 0, 1, 2, 3));
+  put(1, __builtin_shufflevector(v, v, 4, 5, 6, 7));
+#if defined(__AVX512F__)
+  put(2, __builtin_shufflevector(v, v, 8, 9, 10, 11));
+  put(3, __builtin_shufflevector(v, v, 12, 13, 14, 15));
+#endif
+}
+
+/// A row that is normed on its way into a group of `tokens`. `sum`: where what is normed lies, x itself or x + delta.
+template <class W, class N>
+void interleave_normed(const W* sum, const N* norm, const BesideProduct& by, std::int64_t tokens, std::int64_t K,
+                       float* to) {
+  const float rstd = inverse_rms(sum, K, by.eps);
+  for_vectors(K, [&](std::int64_t k, auto ld, auto) HB_FORCE_INLINE {
+    store_quads(to + k * tokens, tokens * 4, rounded<W>(normalized(ld(sum + k), ld(norm + k), by.offset, rstd)));
+  });
+}
+
+/// Rows [begin, end) of the sum are a thread's to write; of the others it keeps one at a time in `room`, of K elements.
+template <class W>
+struct SumRows {
+  std::int64_t begin, end;
+  W* room;
+};
+
+/// All rows of x, normed if they are to be, group behind group: T·whole_vectors(K) floats. Each thread does so for
+/// itself, which is less than waiting for one another.
 template <class W, class Y>
-void interleave(const Operands<W, Y>& o, const Groups& groups, float* to) {
+void interleave(const Operands<W, Y>& o, const Groups& groups, SumRows<W> mine, float* to) {
   for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t t0 = groups.first(g);
-    interleave(o.x + t0 * o.ldx, o.ldx, groups.first(g + 1) - t0, o.K, to + t0 * whole_vectors(o.K));
+    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+    float* group = to + t0 * whole_vectors(o.K);
+    if (!o.norm) interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, group);
+    else
+      for (std::int64_t t = t0; t < t0 + tokens; ++t) {
+        const W* from = o.x + t * o.ldx;
+        if (o.norm->delta.data) {
+          W* sum = mine.begin <= t && t < mine.end ? row<W>(o.norm->sum, t) : mine.room;
+          add_rows(from, row<W>(o.norm->delta, t), sum, o.K);
+          from = sum;
+        }
+        with_float_type(o.norm->norm.dtype, [&](auto tag) {
+          const auto* norm = static_cast<const decltype(tag)*>(o.norm->norm.data);
+          interleave_normed(from, norm, *o.norm, tokens, o.K, group + (t - t0) * 4);
+        });
+      }
   }
+}
+
+/// A row of whole vectors alone, which is interleaved as it is; nullptr where rows of x are to be.
+template <class W, class Y>
+const float* lies_interleaved(const Operands<W, Y>& o, std::int64_t T) {
+  if constexpr (sizeof(W) == sizeof(float))
+    if (T == 1 && !o.norm && o.K % kLanes == 0) return o.x;
+  return nullptr;
+}
+
+/// y = SiLU of y, which has gates, times `up`: n columns of T rows, both as their dtype holds them.
+template <class Y>
+void gate_rows(Y* y, std::int64_t ldy, const Y* up, std::int64_t T, std::int64_t n) {
+  for (std::int64_t t = 0; t < T; ++t, y += ldy, up += n)
+    for_vectors(n, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+      const Vf gate = ld(y + j);
+      st(y + j, gate * sigmoid(gate) * ld(up + j));
+    });
+}
+
+/// The team's shares of N weight rows, each of whole units of `unit` rows but the last: multiply(operands, first, n, x,
+/// room) is to multiply n rows from `first`, which the operands begin at. Of a gated product a thread does so for some
+/// gates and then for what these are multiplied with. `room` is the thread's own: `block` floats, and behind them rows
+/// of x, which are interleaved there at once where they are kept (x), or one group of them.
+template <class W, class Y, class Multiply>
+void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& groups, std::int64_t N, std::int64_t unit,
+                std::int64_t block, Multiply&& multiply) {
+  const std::int64_t T = groups.tokens, rows = o.has_gate ? N / 2 : N, units = (rows + unit - 1) / unit;
+  const std::int64_t of_x = (are_kept(T) ? T : kPanelTokens) * whole_vectors(o.K);
+  const std::int64_t of_sum = o.norm && o.norm->delta.data ? whole_vectors(o.K) : 0;
+  const std::int64_t share = block + of_x + of_sum, shares = ctx.num_threads() * share;
+  auto* scratch = static_cast<float*>(
+      ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(shares) * sizeof(float) +
+                                    (o.has_gate ? static_cast<std::size_t>(T * rows) * sizeof(Y) : 0)));
+  const std::int64_t elements = N / units * o.K * ((T + kPanelTokens - 1) / kPanelTokens);  // of a unit, times tiles
+  parallel_for(ctx, units, rows_grain(elements), [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
+    const std::int64_t first = begin * unit, n = std::min(rows, end * unit) - first;
+    float *room = scratch + thread * share, *all = room + block;
+    const float* x = lies_interleaved(o, T);
+    if (are_kept(T) && !x) {
+      interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(all + of_x)}, all);
+      x = all;
+    }
+    Y* y = o.y + first;
+    multiply(o.from(first, y, o.ldy), first, n, x, room);
+    if (!o.has_gate) return;
+    Y* up = reinterpret_cast<Y*>(scratch + shares) + T * first;
+    multiply(o.from(rows + first, up, n), rows + first, n, x, room);
+    gate_rows(y, o.ldy, up, T, n);
+  });
 }
 
 /// Weight rows that are multiplied next, asked for line by line while others are: arranging them would wait for memory,
@@ -182,6 +318,9 @@ HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&a
     ahead.ask();
     Vf wv[kVecs];
     panel.take(wv);
+    if constexpr (TB > 1 && TB <= 4)  // one load for all rows of x: GCC 12 sees that in tiles of more by itself
+#pragma GCC unroll 4
+      for (Vf& v : wv) asm("" : "+v"(v));
 #pragma GCC unroll 8
     for (int t = 0; t < TB; ++t) {
       Vf xv = load_quad(x + t * 4);

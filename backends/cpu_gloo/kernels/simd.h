@@ -70,26 +70,38 @@ HB_INLINE T from_f32(float x) {
   else return to_bf16(x);
 }
 
+/// x as a T holds it.
+template <class T>
+HB_INLINE Vf rounded(Vf x) {
+  if constexpr (sizeof(T) == 4) return x;
+  else return widen(narrow(x));
+}
+
 /// The first n < kLanes elements; the other lanes are `fill` / not written.
 template <class T>
 HB_INLINE Vf load_n(const T* p, std::int64_t n, float fill = 0.0f) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4)
-    return std::bit_cast<Vf>(_mm512_mask_loadu_ps(_mm512_set1_ps(fill), static_cast<__mmask16>((1u << n) - 1u), p));
-#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const auto mask = static_cast<__mmask16>((1u << n) - 1u);
+  if constexpr (sizeof(T) == 4) return std::bit_cast<Vf>(_mm512_mask_loadu_ps(_mm512_set1_ps(fill), mask, p));
+  else {
+    const Vf wide = widen(std::bit_cast<Vh>(_mm256_maskz_loadu_epi16(mask, p)));
+    return std::bit_cast<Vf>(_mm512_mask_mov_ps(_mm512_set1_ps(fill), mask, std::bit_cast<__m512>(wide)));
+  }
+#else
   Vf v = splat(fill);
   for (std::int64_t i = 0; i < n; ++i) v[i] = as_f32(p[i]);
   return v;
+#endif
 }
 template <class T>
 HB_INLINE void store_n(T* p, Vf v, std::int64_t n) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) {
-    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1u), std::bit_cast<__m512>(v));
-    return;
-  }
-#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const auto mask = static_cast<__mmask16>((1u << n) - 1u);
+  if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(p, mask, std::bit_cast<__m512>(v));
+  else _mm256_mask_storeu_epi16(p, mask, std::bit_cast<__m256i>(narrow(v)));
+#else
   for (std::int64_t i = 0; i < n; ++i) p[i] = from_f32<T>(v[i]);
+#endif
 }
 
 /// Calls body(i, ld, st) for i = 0, kLanes, 2·kLanes, … < n: whole vectors, then the tail, with the same code.
