@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <iterator>
 #include <vector>
@@ -117,8 +118,9 @@ constexpr LayerProduct kLayerProducts[] = {{"norm, qkv", 1536, 512, true, false,
                                            {"4096: norm, qkv", 6144, 4096, true, false, false},
                                            {"4096: norm, gate-up, SwiGLU", 8192, 4096, true, true, false}};
 
-/// Args: T, bf16?, which of kLayerProducts, fused or kernel after kernel?. Prepacked weights, other ones in each
-/// iteration, as a step's layers have them: up to 64 MiB of them.
+/// Args: T, bf16?, which of kLayerProducts. Prepacked weights, other ones in each iteration, as a step's layers have
+/// them: 64 MiB of them. Fused and kernel after kernel in turn, so that a load that comes and goes meets both; medians,
+/// and `ratio`: kernel after kernel by fused.
 void fused_product(benchmark::State& state) {
   const std::int64_t T = state.range(0);
   const DType t = dtype_of(state.range(1));
@@ -126,7 +128,7 @@ void fused_product(benchmark::State& state) {
   const std::int64_t N = of.N, K = of.K, outputs = of.gate ? N / 2 : N;
   KernelContext ctx(num_threads());
   std::vector<Array> weights;
-  const std::int64_t layers = std::max<std::int64_t>(2, (std::int64_t{64} << 20) / (N * K * size_of(t)));
+  const std::int64_t layers = std::max<std::int64_t>(1, (std::int64_t{64} << 20) / (N * K * size_of(t)));
   for (std::int64_t i = 0; i < layers; ++i) prepack(ctx, weights.emplace_back(t, N, K).data(), t, N, K);
   Array x(t, T, K), delta(t, T, K), norm(t, 1, K), sum(t, T, K), normed(t, T, K), rstd(DType::f32, 1, T);
   Array product(t, T, N), residual(t, T, N), y(t, T, outputs);
@@ -134,27 +136,48 @@ void fused_product(benchmark::State& state) {
   if (of.norm)
     beside.norm = norm.vector(), beside.eps = 1e-5f, beside.delta = delta.matrix(), beside.sum = sum.matrix();
   if (of.residual) beside.residual = residual.matrix();
-  std::size_t layer = 0;
-  for ([[maybe_unused]] auto _ : state) {
-    Array& w = weights[layer++ % weights.size()];
-    if (state.range(3)) {
-      fused_linear_forward(ctx, x.matrix(), w.matrix(), {}, beside, y.matrix(), T, N, K, WeightOrder::prepacked);
-      continue;
-    }
+  const auto fused = [&](Matrix w) {
+    fused_linear_forward(ctx, x.matrix(), w, {}, beside, y.matrix(), T, N, K, WeightOrder::prepacked);
+  };
+  const auto one_by_one = [&](Matrix w) {
     if (of.norm)
       add_rmsnorm_forward(ctx, x.matrix(), delta.matrix(), norm.vector(), sum.matrix(), normed.matrix(), rstd.f32(), T,
                           K, 1e-5f);
-    linear_forward(ctx, of.norm ? normed.matrix() : x.matrix(), w.matrix(), {}, of.gate ? product.matrix() : y.matrix(),
-                   T, N, K, Write::overwrite, WeightOrder::prepacked);
+    linear_forward(ctx, of.norm ? normed.matrix() : x.matrix(), w, {}, of.gate ? product.matrix() : y.matrix(), T, N, K,
+                   Write::overwrite, WeightOrder::prepacked);
     if (of.gate) swiglu_forward(ctx, product.matrix(), y.matrix(), T, N / 2);
     if (of.residual) add(ctx, y.matrix(), residual.matrix(), T, N);
+  };
+  std::vector<double> seconds[2];
+  std::size_t calls = 0;
+  const auto timed = [&](int which, Matrix w) {
+    const auto begin = std::chrono::steady_clock::now();
+    if (which == 1) fused(w);
+    else one_by_one(w);
+    seconds[which].push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  };
+  for ([[maybe_unused]] auto _ : state) {
+    // Each has all layers before the other does, and no layer's weights just behind the other.
+    timed(static_cast<int>(calls / weights.size() % 2), weights[calls % weights.size()].matrix());
+    ++calls;
   }
+  if (seconds[0].empty() || seconds[1].empty())
+    return state.SkipWithError("needs more iterations than there are layers");
+  const auto median_us = [](std::vector<double>& of_calls) {
+    const auto middle = of_calls.begin() + std::ssize(of_calls) / 2;
+    std::nth_element(of_calls.begin(), middle, of_calls.end());
+    return *middle * 1e6;
+  };
+  const double after = median_us(seconds[0]), together = median_us(seconds[1]);
   state.SetLabel(of.name);
-  report_bytes(state, static_cast<double>(N * K * size_of(t)));
+  state.counters["one_by_one_us"] = after;
+  state.counters["fused_us"] = together;
+  state.counters["ratio"] = after / together;
 }
 BENCHMARK(fused_product)
-    ->ArgsProduct({{1, 8, 32}, {0, 1}, benchmark::CreateDenseRange(0, std::size(kLayerProducts) - 1, 1), {0, 1}})
-    ->ArgNames({"T", "bf16", "product", "fused"})
+    ->ArgsProduct({{1, 8, 32}, {0, 1}, benchmark::CreateDenseRange(0, std::size(kLayerProducts) - 1, 1)})
+    ->ArgNames({"T", "bf16", "product"})
+    ->Iterations(2000)
     ->UseRealTime();
 
 /// Args: bf16?. 4096 × 4096 weights into the order of products and back: bytes read and written.

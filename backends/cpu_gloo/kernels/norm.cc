@@ -116,6 +116,7 @@ class BlockedWeightGrad {
 
 }  // namespace
 
+// Forward rows_grain counts a row once, however often it is passed over: from its first pass on it is in the cache.
 void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y, float* rstd, std::int64_t T,
                      std::int64_t h, float eps, float offset) {
   HB_CHECK(x.dtype == y.dtype, "rmsnorm: {} to {}", name_of(x.dtype), name_of(y.dtype));
@@ -123,7 +124,7 @@ void rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstVector w, Matrix y,
     using E = decltype(tag);
     with_float_type(w.dtype, [&](auto w_tag) {
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
-      parallel_for(ctx, T, rows_grain(2 * h), [&](std::int64_t begin, std::int64_t end) {
+      parallel_for(ctx, T, rows_grain(h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           rstd[t] = inverse_rms(row<E>(x, t), h, eps);
           normalize(row<E>(x, t), weight, offset, rstd[t], row<E>(y, t), h);
@@ -140,7 +141,7 @@ void add_rmsnorm_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix delta, C
     using E = decltype(tag);
     with_float_type(w.dtype, [&](auto w_tag) {
       const auto* weight = static_cast<const decltype(w_tag)*>(w.data);
-      parallel_for(ctx, T, rows_grain(4 * h), [&](std::int64_t begin, std::int64_t end) {
+      parallel_for(ctx, T, rows_grain(h), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           E* s = row<E>(sum, t);
           add_rows(row<E>(x, t), row<E>(delta, t), s, h);

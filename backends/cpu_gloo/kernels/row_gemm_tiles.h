@@ -318,7 +318,7 @@ HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&a
     ahead.ask();
     Vf wv[kVecs];
     panel.take(wv);
-    if constexpr (TB > 1 && TB <= 4)  // one load for all rows of x: GCC 12 sees that in tiles of more by itself
+    if constexpr (TB == 3 || TB == 4)  // one load for all rows of x, which GCC 12 sees by itself in tiles of more
 #pragma GCC unroll 4
       for (Vf& v : wv) asm("" : "+v"(v));
 #pragma GCC unroll 8
