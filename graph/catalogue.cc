@@ -215,6 +215,8 @@ std::string check_gemm(const Op& op) {
 
 /// A linear, and beside it what its attributes and second output say.
 std::string check_fused(const Op& op) {
+  for (const Attr a : {Attr::gate, Attr::residual})
+    if (op.integer(a, 1) != 1) return fmt::format("has {} {}: 1 where it is there", name_of(a), op.integer(a));
   if (auto bad = check_gemm(op); !bad.empty()) return bad;
   const std::size_t said = 2 + (op.has(Attr::eps) ? 1 : 0) + (op.outputs.size() > 1 || op.has(Attr::residual) ? 1 : 0);
   if (op.num_operands() != said && op.num_operands() != said + 1)  // with a bias

@@ -17,7 +17,7 @@ class Fusing {
 
   void run() {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
-      if (ops_[i].kind != OpKind::linear) continue;
+      if (ops_[i].kind != OpKind::linear || has_counts(ops_[i])) continue;
       if (i > 0) take_norm(i);
       if (i + 1 < ops_.size()) take_gate(i), take_residual(i);
     }
@@ -26,18 +26,20 @@ class Fusing {
   }
 
  private:
-  /// Whether so many ops read it, those behind these included.
+  /// Whether it has that many readers; who is behind the call counts as one.
   bool is_read(const Tensor& t, int readers) const {
     const auto found = readers_.find(t.buffer);
     return (found == readers_.end() ? 0 : found->second) == readers;
   }
   static bool adds(const Op& norm) { return norm.num_operands() > 2; }
+  /// Behind its operands: what it takes would stand among them.
+  static bool has_counts(const Op& op) { return op.inputs.size() > op.num_operands(); }
 
   void take_norm(std::size_t i) {
     Op& product = ops_[i];
     const Op& norm = ops_[i - 1];
-    if (norm.kind != OpKind::rms_norm || norm.stream != product.stream || !(norm.outputs[0] == product.inputs[0]) ||
-        !is_read(norm.outputs[0], 1) || !is_read(norm.outputs[1], 0))
+    if (norm.kind != OpKind::rms_norm || has_counts(norm) || norm.stream != product.stream ||
+        !(norm.outputs[0] == product.inputs[0]) || !is_read(norm.outputs[0], 1) || !is_read(norm.outputs[1], 0))
       return;
     product.kind = OpKind::fused_linear;
     product.inputs[0] = norm.inputs[0];
@@ -61,8 +63,8 @@ class Fusing {
 
   void take_residual(std::size_t i) {
     Op &product = ops_[i], &norm = ops_[i + 1];
-    if (norm.kind != OpKind::rms_norm || norm.stream != product.stream || !adds(norm) || gone_[i + 1] ||
-        product.outputs.size() > 1 || product.has(Attr::gate) || !is_read(product.outputs[0], 1))
+    if (norm.kind != OpKind::rms_norm || has_counts(norm) || norm.stream != product.stream || !adds(norm) ||
+        gone_[i + 1] || product.outputs.size() > 1 || product.has(Attr::gate) || !is_read(product.outputs[0], 1))
       return;
     const Tensor &y = product.outputs[0], &sum = norm.outputs[2];
     const std::size_t own = norm.inputs[0] == y ? 0 : norm.inputs[2] == y ? 2 : 1;

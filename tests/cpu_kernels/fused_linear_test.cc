@@ -12,7 +12,7 @@ using namespace hotbunk::kernels::test;
 
 namespace {
 
-constexpr std::int64_t kMostRows = 70;
+constexpr std::int64_t kMostRows = 130;
 constexpr float kNormEps = 1e-5f;
 
 /// What stands beside a product.
@@ -132,8 +132,36 @@ TEST_CASE("a product and what stands beside it have the bits of the kernels one 
       }
 }
 
+TEST_CASE("so do they whoever multiplies bf16: packed for a unit and multiplied by ours, or the other way round") {
+  Random rng(3);
+  std::vector<ProductPaths> choices;
+  for (const ProductPath all : {ProductPath::own, ProductPath::wide}) choices.push_back({{all, all, all, all}});
+  for (const ProductClass c : kProductClasses) {
+    choices.push_back(rule_of_machine());
+    choices.back()[c] = ProductPath::own;
+  }
+  const std::int64_t shapes[][2] = {{96, 64}, {128, 64}, {301, 517}, {1088, 100}};
+  for (const auto& [N, K] : shapes)
+    for (const ProductPaths& paths : choices) {
+      KernelContext threads[] = {KernelContext(1, paths), KernelContext(3, paths)};
+      Layer o(DType::bf16, N, K, 3, rng);
+      o.packed = o.w;
+      prepack(threads[0], o.packed.data(), o.dtype, N, K);
+      for (std::int64_t T : {1, 17, 64, 70, 130})
+        for (const Beside& beside : kBeside)
+          for (WeightOrder order : {WeightOrder::rows, WeightOrder::prepacked})
+            for (KernelContext& ctx : threads) {
+              if (beside.gate && N % 2 != 0) continue;
+              CAPTURE(text_of(paths, bf16_unit()), N, K, T, order == WeightOrder::prepacked, ctx.num_threads());
+              CAPTURE(beside.norm, beside.delta, beside.gate, beside.residual, beside.bias, beside.offset);
+              CHECK(fused(ctx, o, beside, 0, T, order) == one_by_one(ctx, o, beside, T, order));
+            }
+    }
+}
+
 TEST_CASE("a row has the same bits alone and among others where linear forward is row-invariant") {
   Random rng(2);
+  constexpr std::int64_t kRows = 70;
   KernelContext threads[] = {KernelContext(1), KernelContext(2), KernelContext(3)};
   const std::int64_t shapes[][2] = {{96, 517}, {192, 1120}, {1088, 32}};
   for (DType dtype : kFloatTypes)
@@ -143,11 +171,11 @@ TEST_CASE("a row has the same bits alone and among others where linear forward i
       for (const Beside& beside : kBeside)
         for (WeightOrder order : {WeightOrder::rows, WeightOrder::prepacked}) {
           std::vector<Results> alone;
-          for (std::int64_t t = 0; t < kMostRows; ++t) alone.push_back(fused(threads[0], o, beside, t, 1, order));
+          for (std::int64_t t = 0; t < kRows; ++t) alone.push_back(fused(threads[0], o, beside, t, 1, order));
           for (std::int64_t T : {2, 5, 7, 13, 16, 17, 40, 64, 70})
             for (KernelContext& ctx : threads) {
               if (!invariant && T > kSkinnyRows) continue;
-              const std::int64_t first = (7 * T) % (kMostRows - T + 1);
+              const std::int64_t first = (7 * T) % (kRows - T + 1);
               CAPTURE(name_of(dtype), N, K, T, order == WeightOrder::prepacked, ctx.num_threads(), first);
               CAPTURE(beside.norm, beside.delta, beside.gate, beside.residual, beside.bias);
               const Results all = fused(ctx, o, beside, first, T, order);

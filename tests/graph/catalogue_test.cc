@@ -106,6 +106,8 @@ TEST_CASE("A fused product has beside it what its attributes and outputs say, at
   CHECK_THAT(complaint({x, w, delta}, {y, sum}, {}), Contains("has a sum that nothing norms"));
   CHECK_THAT(complaint({x, w, residual}, {act}, {Attr::residual, Attr::gate}), Contains("or to a gate as well"));
   CHECK_THAT(complaint({x, w, norm}, {y}, {Attr::eps, Attr::gate}), Contains("do not multiply"));
+  Op ungated = op(OpKind::fused_linear, {x, w}, {y});
+  CHECK_THAT(check_op(with(ungated, Attr::gate, std::int64_t{0})), Contains("has gate 0: 1 where it is there"));
   const std::string beside = "has tensors beside its product that do not fit it";
   CHECK(complaint({x, w, norm, b}, {y}, {Attr::eps}) == beside);
   CHECK(complaint({x, w, norm, residual}, {y, sum}, {Attr::eps}) == beside);

@@ -41,24 +41,24 @@ void fused_linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, Cons
   HB_CHECK(!beside.swiglu || y.dtype == x.dtype, "a gate of {} to {}", name_of(x.dtype), name_of(y.dtype));
   const BesideProduct within = within_product(ctx, beside, x.dtype, T, N, K, order);
   const bool norm_before = beside.norm.data && !within.norm.data, gate_behind = beside.swiglu && !within.swiglu;
-  const std::int64_t element = size_of(x.dtype), normed_bytes = norm_before ? T * K * element : 0,
-                     product_bytes = gate_behind ? T * N * element : 0,
-                     rstd_bytes = norm_before ? T * std::int64_t{sizeof(float)} : 0;
+  const std::int64_t element = size_of(x.dtype), rstd_bytes = norm_before ? T * std::int64_t{sizeof(float)} : 0,
+                     normed_bytes = norm_before ? T * K * element : 0,
+                     product_bytes = gate_behind ? T * N * element : 0;
   std::byte* room = nullptr;
   if (norm_before || gate_behind)
     room = static_cast<std::byte*>(
-        ctx.scratch(kBesideSlot, static_cast<std::size_t>(normed_bytes + product_bytes + rstd_bytes)));
+        ctx.scratch(kBesideSlot, static_cast<std::size_t>(rstd_bytes + normed_bytes + product_bytes)));
   if (norm_before) {
-    const Matrix normed{room, x.dtype, K};
-    auto* rstd = reinterpret_cast<float*>(room + normed_bytes + product_bytes);
+    const Matrix normed{room + rstd_bytes, x.dtype, K};
+    auto* rstd = reinterpret_cast<float*>(room);
     if (beside.delta.data)
       add_rmsnorm_forward(ctx, x, beside.delta, beside.norm, beside.sum, normed, rstd, T, K, beside.eps, beside.offset);
     else rmsnorm_forward(ctx, x, beside.norm, normed, rstd, T, K, beside.eps, beside.offset);
     x = normed;
   }
-  const Matrix product = gate_behind ? Matrix{room + normed_bytes, x.dtype, N} : y;
+  const Matrix product = gate_behind ? Matrix{room + rstd_bytes + normed_bytes, x.dtype, N} : y;
   if (is_row_product(ctx, x.dtype, T, packed_order_of(ctx, x.dtype, N, K, order)))
-    row_product(ctx, x, w, bias, within, product, T, N, K, Write::overwrite, order);
+    row_product(ctx, x, w, bias, within, product, T, N, K, order);
   else linear_forward(ctx, x, w, bias, product, T, N, K, Write::overwrite, order);
   if (gate_behind) swiglu_forward(ctx, product, y, T, N / 2);
   if (beside.residual.data && !within.residual.data) add(ctx, y, beside.residual, T, N);

@@ -41,12 +41,12 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
 }
 
 /// What a forward product is given, checked: its bias as fp32 or nullptr, and how its weights lie.
-struct Given {
+struct ForwardOperands {
   std::vector<float> wide_bias;
   const float* bias;
   PackedOrder packed;
-  Given(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector any_bias, std::int64_t N, std::int64_t K,
-        WeightOrder order)
+  ForwardOperands(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector any_bias, std::int64_t N,
+                  std::int64_t K, WeightOrder order)
       : bias(static_cast<const float*>(any_bias.data)), packed(packed_order_of(ctx, w.dtype, N, K, order)) {
     HB_CHECK(x.dtype == w.dtype, "GEMM operands are {} and {}", name_of(x.dtype), name_of(w.dtype));
     HB_CHECK(order == WeightOrder::rows || w.ld == K, "prepacked rows of {} columns lie {} apart", K, w.ld);
@@ -61,8 +61,8 @@ ProductPath path_of(const KernelContext& ctx, DType dtype, std::int64_t T) {
   return dtype == DType::f32 ? ProductPath::own : ctx.product_paths()[class_of_rows(T)];
 }
 
-void multiply_rows(KernelContext& ctx, const Given& given, ConstMatrix x, ConstMatrix w, const BesideProduct& beside,
-                   Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write) {
+void multiply_rows(KernelContext& ctx, const ForwardOperands& given, ConstMatrix x, ConstMatrix w,
+                   const BesideProduct& beside, Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write) {
   if (given.packed == PackedOrder::rows) row_gemm(ctx, x, w, given.bias, y, T, N, K, write, beside);
   else packed_gemm(ctx, x, w.data, given.bias, y, T, N, K, write, given.packed, beside);
 }
@@ -79,13 +79,13 @@ bool is_row_product(const KernelContext& ctx, DType dtype, std::int64_t T, Packe
 }
 
 void row_product(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, const BesideProduct& beside,
-                 Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
-  multiply_rows(ctx, Given(ctx, x, w, bias, N, K, order), x, w, beside, y, T, N, K, write);
+                 Matrix y, std::int64_t T, std::int64_t N, std::int64_t K, WeightOrder order) {
+  multiply_rows(ctx, ForwardOperands(ctx, x, w, bias, N, K, order), x, w, beside, y, T, N, K, Write::overwrite);
 }
 
 void linear_forward(KernelContext& ctx, ConstMatrix x, ConstMatrix w, ConstVector bias, Matrix y, std::int64_t T,
                     std::int64_t N, std::int64_t K, Write write, WeightOrder order) {
-  const Given given(ctx, x, w, bias, N, K, order);
+  const ForwardOperands given(ctx, x, w, bias, N, K, order);
   if (is_row_product(ctx, x.dtype, T, given.packed)) return multiply_rows(ctx, given, x, w, {}, y, T, N, K, write);
   const MatmulShape shape{.M = T,
                           .N = N,

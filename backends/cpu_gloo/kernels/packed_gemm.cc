@@ -170,7 +170,7 @@ void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t
     const PairPanels blocks{o.w, o.K, rows_of_pairs(order) / kPanelRows};
     for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
       multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
-      o.x += kKeptTokens * o.ldx, o.y += kKeptTokens * o.ldy;
+      o.skip_rows(kKeptTokens);
     }
     return;
   }

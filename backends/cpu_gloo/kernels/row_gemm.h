@@ -30,6 +30,6 @@ PackedOrder packed_order_of(const KernelContext&, DType, std::int64_t N, std::in
 /// linear_forward where it is, with what is beside it. Of prepacked weights a gate's halves are whole panels, and with
 /// a norm there are no rows behind the panels (fused_linear.cc).
 void row_product(KernelContext&, ConstMatrix x, ConstMatrix w, ConstVector bias, const BesideProduct& beside, Matrix y,
-                 std::int64_t T, std::int64_t N, std::int64_t K, Write, WeightOrder);
+                 std::int64_t T, std::int64_t N, std::int64_t K, WeightOrder);
 
 }  // namespace hotbunk::kernels

@@ -146,6 +146,12 @@ struct Operands {
     return of;
   }
 
+  /// What is left behind the first n rows of x.
+  void skip_rows(std::int64_t n) {
+    x += n * ldx, y += n * ldy;
+    if (residual) residual += n * ld_residual;
+  }
+
   /// sums: of row t of x with the n weight rows from n0.
   HB_INLINE void write(std::int64_t t, std::int64_t n0, const float* sums, std::int64_t n) const {
     Y* out = y + t * ldy + n0;
