@@ -14,6 +14,7 @@
 
 #include "backends/cpu_gloo/cpu_backend.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "base/cores.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -30,6 +31,7 @@
 #include "cli/run_outputs.h"
 #include "cli/stop_signals.h"
 #include "cli/streams.h"
+#include "cli/team_waits.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -391,7 +393,8 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool first, bool sp
 }
 
 int launch(const RunArguments& o, const Job& job, const Start& start, const ClaimedFolder& claimed, StopSignals& stop) {
-  ::setenv("OMP_WAIT_POLICY", "passive", 0);  // ranks share the cores: an idle team must not spin on them
+  for (const auto& [name, value] : team_waits(job.plan.num_ranks(), o.threads, local_cores()))
+    ::setenv(name.c_str(), value.c_str(), 0);
   pass_on_claim(claimed);
   ::setenv(bf16_products_variable, bf16_products(o, start).c_str(), 1);
   if (!o.scenario.json) std::fprintf(stderr, "starting %d local ranks\n", job.plan.num_ranks());
