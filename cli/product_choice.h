@@ -27,7 +27,7 @@ Result<ProductsAsked> products_asked(const EnvLookup&, kernels::Bf16Products uni
 /// Whether a run has products of bf16: of training or of rollout.
 bool has_bf16(const Scenario&);
 
-/// `recorded`: a checkpoint's text, "" without one; it is taken where this machine can do it. Measures, some 65 ms of
+/// `recorded`: a checkpoint's text, "" without one; it is taken where this machine can do it. Measures, some 55 ms of
 /// CPU time, only where nothing else decides.
 kernels::ProductPaths products_of_run(const ProductsAsked&, const std::string& recorded);
 
