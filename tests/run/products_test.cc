@@ -54,6 +54,12 @@ Ran run_with(const char* products, const std::string& arguments, const std::stri
 
 }  // namespace
 
+TEST_CASE("a variable that a case sets is afterwards what it was") {
+  const EnvironmentVariable outer(variable, "rule");
+  { const EnvironmentVariable inner(variable, elsewhere); }
+  CHECK(std::string(std::getenv(variable)) == "rule");
+}
+
 TEST_CASE("a choice that the variable names is the run's, its hash's and its bits'") {
   const std::string scenario_of_run = in_bf16("fixed", 1);
   const Ran rule = run_with("rule", scenario_of_run, "fixed_rule");
