@@ -27,6 +27,7 @@
 #include "base/shell_quoted.h"
 #include "cli/calibrate_samples.h"
 #include "cli/command.h"
+#include "cli/product_choice.h"
 #include "cli/streams.h"
 #include "lowering/lower.h"
 #include "planner/cost/cost_model.h"
@@ -226,13 +227,16 @@ class OtherPrograms {
 constexpr double quiet_cores = 0.15;
 
 /// On rank 0: the profile, written, printed, and tried on the run that it came from. `others`: cores of other programs.
-int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples, const HandOver& hand_over,
-             const Trace& measured, const std::vector<SampleLengths>& lengths, double others) {
+int conclude(const CalibrateArguments& o, const Job& job, const kernels::ProductPaths& products, const Samples& samples,
+             const HandOver& hand_over, const Trace& measured, const std::vector<SampleLengths>& lengths,
+             double others) {
   Hardware hardware = hardware_from_datasheet(job.scenario.cluster);
   hardware.name = job.scenario.cluster.gpu.name;
   hardware.source = fmt::format(
       "hotbunk calibrate on {} cores, {} ranks, {} iterations of scenario {}; other programs kept {:.2f} busy",
       local_machine().cores, job.plan.num_ranks(), *o.steps, job.scenario.name, others);
+  if (products != kernels::rule_of_machine())
+    hardware.source += fmt::format("; products of bf16: {}", kernels::text_of(products, kernels::bf16_unit()));
   hardware.measured_ranks_per_device = job.scenario.cluster.ranks_per_device;
   hardware.measurements = reduce(samples, mean_of(samples, gap_key));
   if (job.plan.num_ranks() > 1) add_threads(hardware, samples, hand_over);
@@ -287,7 +291,8 @@ int conclude(const CalibrateArguments& o, const Job& job, const Samples& samples
   return exit_done;
 }
 
-int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& hand_over, CpuWorld& world) {
+int calibrate_rank(const CalibrateArguments& o, const Job& job, const kernels::ProductPaths& products,
+                   const HandOver& hand_over, CpuWorld& world) {
   const OtherPrograms programs;
   std::vector<SampleLengths> lengths;
   const auto threads = static_cast<int>(world.cores());
@@ -298,6 +303,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   if (!driver) return report_errors(driver.error());
   CpuOptions cpu;
   cpu.compute_threads = threads;
+  cpu.product_paths = products;
   cpu.span_steps = *o.steps;
   cpu.measure_cpu = true;
   CpuBackend backend(world, **driver, cpu);
@@ -334,7 +340,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const HandOver& 
   const auto traces = gather_strings_at_first(world, "traces", trace_to_json(*trace, job.hash));
   int code = exit_done;
   if (world.rank() == 0) {
-    code = conclude(o, job, merge(samples), hand_over, merge_traces(traces), lengths, others);
+    code = conclude(o, job, products, merge(samples), hand_over, merge_traces(traces), lengths, others);
   }
   world.leave();
   return code;
@@ -368,9 +374,13 @@ int run(CalibrateArguments o) {
   if (auto s = on_this_machine(job->scenario, false); !s) return report_errors(s.error());
   if (const auto error = fit_error(*job)) return report_errors({*error});
   if (auto s = check_writable(o.out); !s) return report_errors(s.error());
+  const auto asked = products_asked(process_env, kernels::bf16_unit());
+  if (!asked) return report_errors(asked.error());
+  // As a run of the scenario chooses, and before ranks are there.
+  const kernels::ProductPaths products = choose_products(*asked, "", job->scenario, /*first=*/true);
   if (job->plan.num_ranks() == 1) {
     CpuWorld world;
-    return calibrate_rank(o, *job, {}, world);
+    return calibrate_rank(o, *job, products, {}, world);
   }
   const HandOver hand_over = measure_hand_over();  // before the ranks start: it is about free cores
   flush_output();
@@ -378,7 +388,7 @@ int run(CalibrateArguments o) {
     WorldOptions options;
     options.timeout_seconds = job->scenario.run.timeout_s;
     CpuWorld world(env, options);
-    const int rank_code = calibrate_rank(o, *job, hand_over, world);
+    const int rank_code = calibrate_rank(o, *job, products, hand_over, world);
     const Status printed = finish_output();  // this process ends without main
     return printed || rank_code != exit_done ? rank_code : report_errors(printed.error());
   });

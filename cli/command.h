@@ -111,7 +111,7 @@ std::optional<Diagnostic> fit_error(const Job&, const FitReport&);
 struct StepsWalked {
   std::int32_t first = 1, last = 1;
   bool stopped = false;            // early: with a checkpoint in the last
-  std::string bf16_products{};     // what formed them on the process's CPU (kernels::name_of); "": on no CPU
+  std::string bf16_products{};     // what formed them on the process's CPU (kernels::text_of); "": on no CPU
   std::string instruction_sets{};  // that computed (Arithmetic)
   std::string run_hash{};          // of all that its bits depend on (run_facts.h)
 };

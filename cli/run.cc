@@ -93,11 +93,6 @@ std::string instruction_sets(const RunArguments& o) {
                             : own;
 }
 
-bool has_bf16(const Scenario& s) {
-  return s.train.precision.params == DType::bf16 ||
-         (s.algorithm.name != AlgorithmName::sft && s.rollout.dtype == DType::bf16);
-}
-
 /// On CPU ranks products of bf16 count only where a run has some.
 Arithmetic arithmetic(const RunArguments& o, const Start& start, const Scenario& s) {
   return {.bf16_products = o.backend != "cpu" || has_bf16(s) ? bf16_products(o, start) : "",
@@ -260,21 +255,12 @@ int finish_rank_0(const RunArguments& o, const Job& job, const Start& start, con
 /// What the run's checkpoints carry along.
 Result<std::vector<CarriedFile>> carried_files(const Scenario& s) { return read_carried(s.model.weights_path); }
 
-constexpr const char* products_of_rank_0 = "bf16 products";
-
-/// Ranks that somebody else started have rank 0's choice: measured by each for itself, it could be two. A machine that
-/// cannot follow keeps its own, and check_agreement refuses it.
-void take_products_of_rank_0(Start& start, const Scenario& s, World& world) {
-  if (world.rank() == 0 || start.asked.fixed || !has_bf16(s)) return;
-  if (const auto paths = kernels::paths_of(world.get(products_of_rank_0, {0}), kernels::bf16_unit()))
-    start.products = *paths;
-}
-
-/// `hardware`: of rank 0, which simulates at the end.
-int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+/// `start`: with rank 0's products, where this rank takes them. `hardware`: of rank 0, which simulates at the end.
+int run_rank(const RunArguments& o, const Job& job, Start& start, StopSignals& stop, World& world,
              const RunFolder& folder, const std::optional<Hardware>& hardware, const MakeBackend& make_backend) {
   const bool first = world.rank() == 0;
-  if (first && world.size() > 1) world.set(products_of_rank_0, bf16_products(o, start));  // the others wait for it
+  share_products(world, bf16_products(o, start), o.backend == "cpu" && !start.asked.fixed && has_bf16(job.scenario),
+                 start.products);
   const int threads = compute_threads(o, world);
   const PlanFacts agreed = run_facts(job, shared_options(o, threads, start));
   if (auto s = check_agreement(world, agreed); !s) {
@@ -352,13 +338,6 @@ int run_rank(const RunArguments& o, const Job& job, const Start& start, StopSign
   return code == exit_done && walked.last < job.scenario.steps ? stop.exit_code() : code;
 }
 
-/// Before ranks are started: it is measured once, alone on the machine. `first`: not by a rank that takes rank 0's.
-void choose_products(const RunArguments& o, Start& start, const Scenario& s, bool first) {
-  if (o.backend != "cpu" || !has_bf16(s) || (!first && !start.asked.fixed)) return;
-  start.products =
-      products_of_run(start.asked, start.from ? start.from->checkpoint.state.arithmetic.bf16_products : "");
-}
-
 /// The scenario and its plan; what the run goes on from, checked and with its warnings said.
 /// Our own launcher has done so before it starts ranks.
 /// `first`: this is no rank that takes another's choice.
@@ -375,7 +354,9 @@ std::optional<Job> load(const RunArguments& o, bool spawned, bool first, bool sp
   if (!scenario) return refuse(scenario.error());
   if (auto taken = take_choices(*from, *scenario); !taken) return refuse(taken.error());
   start.from = std::move(*from);
-  choose_products(o, start, *scenario, first);
+  if (o.backend == "cpu")
+    start.products =
+        choose_products(start.asked, start.from->checkpoint.state.arithmetic.bf16_products, *scenario, first);
   if (!spawned) {
     const auto warnings = check_resume(*start.from, *scenario, arithmetic(o, start, *scenario));
     if (!warnings) return refuse(warnings.error());
@@ -411,7 +392,7 @@ int launch(const RunArguments& o, const Job& job, const Start& start, const Clai
 }
 
 /// The others learn what stopped this rank before they learn that it is gone.
-int run_rank_to_its_end(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, World& world,
+int run_rank_to_its_end(const RunArguments& o, const Job& job, Start& start, StopSignals& stop, World& world,
                         const RunFolder& folder, const std::optional<Hardware>& hardware,
                         const MakeBackend& make_backend) {
   try {
@@ -458,7 +439,7 @@ Status check_backend(const RunArguments& o) {
   return {};
 }
 
-int run_cuda(const RunArguments& o, const Job& job, const Start& start, StopSignals& stop, const ClaimedFolder& claimed,
+int run_cuda(const RunArguments& o, const Job& job, Start& start, StopSignals& stop, const ClaimedFolder& claimed,
              const std::optional<Hardware>& hardware, const std::optional<LaunchEnv>& env) {
   const bool processes = env && env->world_size > 1;
   if (!o.scenario.json && (!env || env->rank == 0))
@@ -550,14 +531,13 @@ int run(const RunArguments& o) {
       return report_errors(with_file(driver.error(), o.scenario.path));
     if (const auto carried = carried_files(job->scenario); !carried) return report_errors(carried.error());
   }
-  if (!start.from) choose_products(o, start, job->scenario, first);
+  if (on_cpu && !start.from) start.products = choose_products(start.asked, "", job->scenario, first);
   if (speaks && !spawned && on_cpu && !o.scenario.json && start.products != kernels::rule_of_machine())
     fmt::print(stderr, "products of bf16: {}\n", bf16_products(o, start));
   try {
     if (!on_cpu) return run_cuda(o, *job, start, stop, claimed, hardware, *env);
     if (launched) {
       CpuWorld world(**env, world_options(*job));
-      take_products_of_rank_0(start, job->scenario, world);
       return run_rank_to_its_end(o, *job, start, stop, world, claimed.folder, hardware, cpu_backend(o, start, world));
     }
     if (job->plan.num_ranks() > 1) return launch(o, *job, start, claimed, stop);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <oneapi/dnnl/dnnl.hpp>
 #include <set>
 
 #include "backends/cpu_gloo/kernels/gemm.h"
@@ -78,6 +79,56 @@ TEST_CASE("a path other than the rule's is taken where it is a quarter faster, c
   rates[many_rows] = {{own, 100}, {wide, 126}};
   rates[gradients] = {{wide, 7}};
   CHECK(choose(widened, rates) == ProductPaths{{own, own, wide, wide}});
+}
+
+TEST_CASE("oneDNN in fp32 is not taken of some rows where weights are packed in pairs for the unit") {
+  const ProductPaths widened = rule_of(Bf16Products::widened);
+  ProductRates rates;
+  rates[some_rows] = {{own, 100}, {unit, 130}, {wide, 200}};
+  CHECK(choose(widened, rates) == ProductPaths{{own, wide, own, wide}});
+  rates[many_rows] = {{own, 100}, {unit, 200}, {wide, 100}};
+  CHECK(choose(widened, rates) == ProductPaths{{own, unit, unit, wide}});
+  rates[some_rows] = {{own, 100}, {unit, 120}, {wide, 200}};
+  CHECK(choose(widened, rates) == ProductPaths{{own, own, unit, wide}});
+  rates[many_rows] = {};
+  rates[few_rows] = {{own, 100}, {unit, 125}};
+  CHECK(choose(widened, rates) == ProductPaths{{unit, own, own, wide}});
+  // So it is not measured where the rule packs for the unit.
+  for (const Bf16Products machine : kUnits)
+    for (const ProductClass c : kProductClasses) {
+      CAPTURE(name_of(machine), name_of(c));
+      CHECK(measured_candidates(c, machine, widened) == candidates(c, machine));
+      auto all = candidates(c, machine);
+      if (c == some_rows) std::erase(all, wide);
+      if (machine != Bf16Products::widened) CHECK(measured_candidates(c, machine, rule_of(machine)) == all);
+    }
+}
+
+TEST_CASE("a clock too coarse for what is measured tells nothing apart: the rule stays") {
+  const auto rates = [](std::vector<double> seconds) { return rates_of({own, unit}, seconds, 4e6, 1e-4); };
+  const auto good = rates({1e-3, 1e-4});
+  REQUIRE(good.size() == 2);
+  CHECK(good[0].path == own);
+  CHECK(good[0].gflop_s == Approx(4));
+  CHECK(good[1].path == unit);
+  CHECK(good[1].gflop_s == Approx(40));
+  CHECK(rates({1e-3, 0.0}).empty());  // ticks of 10 ms
+  CHECK(rates({0.0, 0.0}).empty());
+  CHECK(rates({9e-5, 1e-3}).empty());
+  CHECK(rates_of({own, unit}, {0.0, 1e-3}, 4e6, 0.0).empty());
+}
+
+TEST_CASE("the unit is a matter of features, not of the order in which oneDNN numbers instruction sets") {
+  const auto of = [](dnnl::cpu_isa isa) { return unit_of_isa(static_cast<unsigned>(isa)); };
+  using enum dnnl::cpu_isa;
+  CHECK(of(avx512_core_amx) == Bf16Products::amx);
+  CHECK(of(avx512_core_bf16) == Bf16Products::avx512_bf16);
+  for (const dnnl::cpu_isa none : {all, sse41, avx2, avx2_vnni, avx512_core, avx512_core_vnni})
+    CHECK(of(none) == Bf16Products::widened);
+  // What a later oneDNN puts between the two, or behind them, has all that they have.
+  const auto bf16 = static_cast<unsigned>(avx512_core_bf16), amx = static_cast<unsigned>(avx512_core_amx);
+  CHECK(unit_of_isa(bf16 | 0x1000) == Bf16Products::avx512_bf16);
+  CHECK(unit_of_isa(amx | 0x1000) == Bf16Products::amx);
 }
 
 TEST_CASE("what a machine has no unit for is no candidate, and every rule is one") {
@@ -242,7 +293,7 @@ TEST_CASE("what is measured are a machine's candidates, on one thread, and OpenM
       CHECK(rate.gflop_s > 0.0);
       paths.push_back(rate.path);
     }
-    const auto all = candidates(c, bf16_unit());
+    const auto all = measured_candidates(c, bf16_unit(), rule_of_machine());
     CHECK(paths == (all.size() > 1 ? all : std::vector<ProductPath>()));
   }
   // A process that is about to fork: in a child of one thread, none is started.

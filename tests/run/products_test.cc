@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hash.h"
+#include "base/printable.h"
 #include "tests/json.h"
 #include "tests/run/launched.h"
 
@@ -13,6 +14,7 @@ using Json = nlohmann::json;
 namespace {
 
 constexpr const char* variable = "HOTBUNK_BF16_PRODUCTS";
+[[maybe_unused]] const int unset = ::unsetenv(variable);  // what somebody has set to test by is no case's
 // No machine's rule, and every machine can do it.
 constexpr const char* elsewhere = "widened to fp32; some rows: oneDNN in fp32; many rows: oneDNN in fp32";
 
@@ -51,6 +53,12 @@ Ran run_with(const char* products, const std::string& arguments, const std::stri
 }
 
 }  // namespace
+
+TEST_CASE("a variable that a case sets is afterwards what it was") {
+  const EnvironmentVariable outer(variable, "rule");
+  { const EnvironmentVariable inner(variable, elsewhere); }
+  CHECK(std::string(std::getenv(variable)) == "rule");
+}
 
 TEST_CASE("a choice that the variable names is the run's, its hash's and its bits'") {
   const std::string scenario_of_run = in_bf16("fixed", 1);
@@ -98,6 +106,29 @@ TEST_CASE("the launcher measures before ranks are there, and hands its choice on
   launcher.kill(SIGTERM);
   CHECK(launcher.wait() == 0);
   CHECK(json_from<Json>(text_of(work_folder() / "handed/run.json"))["bf16_products"] == choice);
+}
+
+TEST_CASE("a profile is calibrated with the products that a run of its scenario has") {
+  const auto source = [](const char* products, const std::string& arguments) {
+    const EnvironmentVariable set(variable, products);
+    const fs::path out = work_folder() / "profile.yaml";
+    must_run(fmt::format("calibrate {} --steps 2 --out {}", arguments, out.string()));
+    const std::vector<std::string> lines = lines_of(text_of(out));
+    const auto found =
+        std::ranges::find_if(lines, [](const std::string& line) { return line.starts_with("source: "); });
+    REQUIRE(found != lines.end());
+    return *found;
+  };
+  const std::string in_fp32 = scenario("profile_fp32", 1, 1).string();
+  for (const int ranks : {1, 2}) {
+    const std::string of_calibration = fmt::format("{} --set train.precision.params=bf16 --set rollout.dtype=bf16",
+                                                   scenario(fmt::format("profile{}", ranks), ranks, 1).string());
+    CHECK_THAT(source(elsewhere, of_calibration), Catch::Contains(fmt::format("; products of bf16: {}", elsewhere)));
+    CHECK_THAT(source("rule", of_calibration), !Catch::Contains("products of bf16"));
+  }
+  CHECK_THAT(source(elsewhere, in_fp32), !Catch::Contains("products of bf16"));
+  const EnvironmentVariable set(variable, "abacus");
+  CHECK_THAT(hotbunk_command("calibrate " + in_fp32).err, Catch::Contains("error[E709]"));
 }
 
 TEST_CASE("what was measured is a choice like any other, whatever OpenMP's number of threads") {
@@ -174,18 +205,20 @@ TEST_CASE("oneDNN's version is among the instruction sets; a checkpoint that doe
 }
 
 TEST_CASE("words that name no choice of this machine are refused, and doctor says what it would take") {
-  for (const char* bad : {"fast", "Rule", "AMX tiles; few rows: AVX512_BF16"}) {
+  for (const char* bad : {"fast", "Rule", "AMX tiles; few rows: AVX512_BF16", "\xff\x1b[31mx"}) {
     const EnvironmentVariable set(variable, bad);
     const fs::path out = work_folder() / "refused";
     const Result2 r = hotbunk_command(fmt::format("run {} --out {}", in_bf16("refused", 2), out.string()));
     CHECK(r.code == 2);
-    CHECK_THAT(r.err, Catch::Contains(fmt::format("error[E709]: HOTBUNK_BF16_PRODUCTS = \"{}\" is no way", bad)) &&
+    CHECK_THAT(r.err, Catch::Contains(
+                          fmt::format("error[E709]: HOTBUNK_BF16_PRODUCTS = \"{}\" is no way", printable_line(bad))) &&
                           Catch::Contains("this machine's unit: ") &&
                           Catch::Contains("= help: set it to measure, rule") && !Catch::Contains("starting"));
     CHECK_FALSE(fs::exists(out));
     const Result2 doctor = hotbunk_command("doctor --json");
     CHECK(doctor.code == 1);
-    CHECK_THAT(doctor.out, Catch::Contains("is no way to form products of bf16 here"));
+    CHECK_THAT(json_text(json_from<Json>(doctor.out)["checks"]),
+               Catch::Contains("is no way to form products of bf16 here"));
   }
   const EnvironmentVariable set(variable, elsewhere);
   const Json said = json_from<Json>(hotbunk_command("doctor --json").out)["bf16_products"];

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -43,16 +44,23 @@ inline std::vector<std::string> lines_of(const std::string& text) {
 }
 inline std::string text_of(const fs::path& p) { return read_file(p).value_or(""); }
 
-/// A variable of the environment that programs find, as long as this lives.
+/// A variable of the environment that programs find, as long as this lives; then it is what it was.
 class EnvironmentVariable {
  public:
-  EnvironmentVariable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~EnvironmentVariable() { ::unsetenv(name_); }
+  EnvironmentVariable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    ::setenv(name, value, 1);
+  }
+  ~EnvironmentVariable() {
+    if (before_) ::setenv(name_, before_->c_str(), 1);
+    else ::unsetenv(name_);
+  }
   EnvironmentVariable(const EnvironmentVariable&) = delete;
   EnvironmentVariable& operator=(const EnvironmentVariable&) = delete;
 
  private:
   const char* name_;
+  std::optional<std::string> before_;
 };
 
 inline Result2 hotbunk_command(const std::string& arguments) {

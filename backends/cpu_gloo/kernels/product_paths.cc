@@ -20,7 +20,26 @@ namespace {
 
 bool any_takes(const ProductPaths& paths, ProductPath path) { return std::ranges::count(paths.by_class, path) > 0; }
 
+/// Whether weights are packed in pairs, as packed_order (prepack.h) has it of shapes that allow it.
+bool packs_for_unit(const ProductPaths& paths) {
+  using enum ProductClass;
+  return std::ranges::any_of(std::array{few_rows, some_rows, many_rows},
+                             [&](ProductClass c) { return paths[c] == ProductPath::unit; });
+}
+
+ProductPaths with(ProductPaths paths, ProductClass c, ProductPath path) {
+  paths[c] = path;
+  return paths;
+}
+
 // --- measuring ------------------------------------------------------------------------------------------------------
+
+/// Seconds of CPU time below which the clock's ticks count.
+double least_seconds() {
+  timespec tick{};
+  clock_getres(CLOCK_THREAD_CPUTIME_ID, &tick);
+  return 20.0 * (static_cast<double>(tick.tv_sec) + 1e-9 * static_cast<double>(tick.tv_nsec));
+}
 
 /// Of the calling thread: what other programs take of its core is not in it.
 double cpu_seconds() {
@@ -65,14 +84,15 @@ std::vector<Line> some_values(std::int64_t n) {
   return out;
 }
 
-/// A class's products by one of its paths, over operands of its own.
+/// A class's products by one of its paths, over operands of its own; what other classes take decides with it how
+/// weights are packed.
 class Candidate {
  public:
-  Candidate(ProductClass c, ProductPath path)
+  Candidate(ProductClass c, const ProductPaths& paths)
       : shape_(shape_of(c)),
         gradients_(c == ProductClass::gradients),
         packed_(c == ProductClass::few_rows || c == ProductClass::some_rows),  // as an engine has them
-        ctx_(1, uniform(path)),
+        ctx_(1, paths),
         x_(some_values(shape_.T * shape_.K)),
         w_(some_values(shape_.N * shape_.K)),
         dy_(some_values(gradients_ ? shape_.T * shape_.N : 0)),
@@ -105,12 +125,6 @@ class Candidate {
   }
 
  private:
-  static ProductPaths uniform(ProductPath path) {
-    ProductPaths out;
-    out.by_class.fill(path);
-    return out;
-  }
-
   Shape shape_;
   bool gradients_, packed_;
   KernelContext ctx_;
@@ -120,9 +134,9 @@ class Candidate {
 constexpr int kLeastRounds = 2, kMostRounds = 5;
 constexpr double kClassSeconds = 0.01;  // behind the first round, which makes oneDNN's kernels: then no more rounds
 
-std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& paths) {
+std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& paths, const ProductPaths& rule) {
   std::vector<Candidate> candidates;
-  for (const ProductPath path : paths) candidates.emplace_back(c, path).run();
+  for (const ProductPath path : paths) candidates.emplace_back(c, with(rule, c, path)).run();
   std::vector<double> best(paths.size(), std::numeric_limits<double>::infinity());
   const double begin = cpu_seconds();
   for (int round = 0; round < kMostRounds && (round < kLeastRounds || cpu_seconds() - begin < kClassSeconds); ++round)
@@ -132,9 +146,7 @@ std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& pa
       candidates[i].run();
       best[i] = std::min(best[i], cpu_seconds() - before);
     }
-  std::vector<PathRate> out;
-  for (std::size_t i = 0; i < paths.size(); ++i) out.push_back({paths[i], candidates[i].flops() * 1e-9 / best[i]});
-  return out;
+  return rates_of(paths, best, candidates.front().flops(), least_seconds());
 }
 
 }  // namespace
@@ -161,10 +173,15 @@ std::string_view name_of(ProductPath path, Bf16Products unit) {
   return "oneDNN in fp32";
 }
 
-Bf16Products bf16_unit() {
-  const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
-  if (isa >= dnnl::cpu_isa::avx512_core_amx) return Bf16Products::amx;
-  return isa == dnnl::cpu_isa::avx512_core_bf16 ? Bf16Products::avx512_bf16 : Bf16Products::widened;
+Bf16Products bf16_unit() { return unit_of_isa(static_cast<unsigned>(dnnl::get_effective_cpu_isa())); }
+
+Bf16Products unit_of_isa(unsigned isa) {
+  // Not by order: oneDNN's AVX2_VNNI is a greater number than its AMX.
+  const auto has = [isa](dnnl::cpu_isa set) {
+    return (isa & static_cast<unsigned>(set)) == static_cast<unsigned>(set);
+  };
+  if (has(dnnl::cpu_isa::avx512_core_amx)) return Bf16Products::amx;
+  return has(dnnl::cpu_isa::avx512_core_bf16) ? Bf16Products::avx512_bf16 : Bf16Products::widened;
 }
 
 Bf16Products bf16_products() {
@@ -195,6 +212,20 @@ std::vector<ProductPath> candidates(ProductClass c, Bf16Products unit) {
   return out;
 }
 
+std::vector<ProductPath> measured_candidates(ProductClass c, Bf16Products unit, const ProductPaths& rule) {
+  std::vector<ProductPath> out = candidates(c, unit);
+  if (c == ProductClass::some_rows && packs_for_unit(rule)) std::erase(out, ProductPath::wide);
+  return out;
+}
+
+std::vector<PathRate> rates_of(const std::vector<ProductPath>& paths, const std::vector<double>& seconds, double flops,
+                               double least) {
+  std::vector<PathRate> out;
+  if (std::ranges::any_of(seconds, [least](double s) { return s <= 0.0 || s < least; })) return out;
+  for (std::size_t i = 0; i < paths.size(); ++i) out.push_back({paths[i], flops * 1e-9 / seconds[i]});
+  return out;
+}
+
 std::string text_of(const ProductPaths& paths, Bf16Products unit) {
   const Bf16Products head = any_takes(paths, ProductPath::unit) ? unit : Bf16Products::widened;
   std::string out(name_of(head));
@@ -222,13 +253,19 @@ std::optional<ProductPaths> paths_of(std::string_view text, Bf16Products unit) {
 }
 
 ProductPaths choose(const ProductPaths& rule, const ProductRates& rates) {
-  ProductPaths out = rule;
-  for (const ProductClass c : kProductClasses) {
-    const auto& of_class = rates[c];
+  using enum ProductClass;
+  const auto chosen = [&rule](ProductClass c, const std::vector<PathRate>& of_class) {
     const auto ruled = std::ranges::find(of_class, rule[c], &PathRate::path);
-    if (ruled == of_class.end()) continue;
+    if (ruled == of_class.end()) return rule[c];
     const auto best = std::ranges::max_element(of_class, {}, &PathRate::gflop_s);
-    if (best->gflop_s >= kWorthLeavingRule * ruled->gflop_s) out[c] = best->path;
+    return best->gflop_s >= kWorthLeavingRule * ruled->gflop_s ? best->path : rule[c];
+  };
+  ProductPaths out;
+  for (const ProductClass c : kProductClasses) out[c] = chosen(c, rates[c]);
+  if (out[some_rows] == ProductPath::wide && packs_for_unit(out)) {
+    std::vector<PathRate> of_pairs = rates[some_rows];
+    std::erase_if(of_pairs, [](const PathRate& rate) { return rate.path == ProductPath::wide; });
+    out[some_rows] = chosen(some_rows, of_pairs);
   }
   return out;
 }
@@ -236,10 +273,11 @@ ProductPaths choose(const ProductPaths& rule, const ProductRates& rates) {
 ProductRates measure_product_paths() {
   const int threads = omp_get_max_threads();  // which kernels on one thread would leave at 1
   const Bf16Products unit = bf16_unit();
+  const ProductPaths rule = rule_of_machine();
   ProductRates out;
   for (const ProductClass c : kProductClasses)
-    if (const auto paths = candidates(c, unit); paths.size() > 1)  // else there is nothing to choose
-      out[c] = measure(c, paths);
+    if (const auto paths = measured_candidates(c, unit, rule); paths.size() > 1)  // else there is nothing to choose
+      out[c] = measure(c, paths, rule);
   omp_set_num_threads(threads);
   return out;
 }

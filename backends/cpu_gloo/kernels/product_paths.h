@@ -11,13 +11,15 @@
 
 namespace hotbunk::kernels {
 
-/// What multiplies bf16 where there are many rows.
+/// Instructions that multiply bf16; `widened`: none, it is fp32's that do.
 enum class Bf16Products : std::uint8_t { amx, avx512_bf16, widened };
 std::string_view name_of(Bf16Products);  // "AMX tiles", "AVX512_BF16", "widened to fp32"
 
 /// The CPU's unit for bf16, through oneDNN, fast or not: AMX where the kernel grants it; `widened` where it has none.
 /// `ONEDNN_MAX_CPU_ISA` (oneDNN's own variable) lowers it: AVX512_CORE has neither AMX nor AVX512_BF16.
 Bf16Products bf16_unit();
+/// The same of a CPU with the features of `isa`, bits as of a dnnl_cpu_isa_t.
+Bf16Products unit_of_isa(unsigned isa);
 
 /// The rule of this machine, whatever the shape and without a measurement.
 ///   AMX            where the CPU has it: 8 to 15 times fp32's rate
@@ -73,13 +75,17 @@ std::string text_of(const ProductPaths&, Bf16Products unit);
 /// The reverse; nothing where the text is none that text_of() gives, or a machine of this unit lacks what it names.
 std::optional<ProductPaths> paths_of(std::string_view text, Bf16Products unit);
 
+/// Those of them that a run measures: `wide` of some rows only where no forward class of the rule is the unit's. Else
+/// weights are packed in pairs (prepack.h), of which `wide` is our own kernel.
+std::vector<ProductPath> measured_candidates(ProductClass, Bf16Products unit, const ProductPaths& rule);
+
 /// One candidate's measured rate on one thread.
 struct PathRate {
   ProductPath path{};
   double gflop_s = 0.0;  // 10^9 multiplications and additions per second of CPU time
 };
 struct ProductRates {
-  std::array<std::vector<PathRate>, kProductClasses.size()> by_class{};  // empty: the class has one candidate
+  std::array<std::vector<PathRate>, kProductClasses.size()> by_class{};  // empty: nothing to choose by
   std::vector<PathRate>& operator[](ProductClass c) { return by_class[static_cast<std::size_t>(c)]; }
   const std::vector<PathRate>& operator[](ProductClass c) const { return by_class[static_cast<std::size_t>(c)]; }
 };
@@ -88,13 +94,19 @@ struct ProductRates {
 /// agree. Ratios that matter are 2 and more (docs/benchmarks.md).
 inline constexpr double kWorthLeavingRule = 1.25;
 
+/// Of paths that took `seconds` of CPU time, each for `flops`. Empty where one took less than `least`: a clock that
+/// ticks as slowly tells nothing apart.
+std::vector<PathRate> rates_of(const std::vector<ProductPath>&, const std::vector<double>& seconds, double flops,
+                               double least);
+
 /// Of each class the rule's path, or the fastest where it has at least kWorthLeavingRule times that rate. A class
-/// without rates keeps the rule.
+/// without rates keeps the rule. `wide` of some rows is not taken beside a forward class that is the unit's
+/// (measured_candidates).
 ProductPaths choose(const ProductPaths& rule, const ProductRates&);
 
-/// Every candidate of this machine on a shape of each class: rounds in turn, the best of each. Some 100 ms, oneDNN's
-/// first kernels included. On the calling thread alone, whatever OpenMP's number of threads is, and that stays as it
-/// was: a process that forks ranks may call it.
+/// The measured candidates of this machine on a shape of each class, weights packed as beside the rule's other paths:
+/// rounds in turn, the best of each. Some 55 ms of CPU time, oneDNN's first kernels included. On the calling thread
+/// alone, whatever OpenMP's number of threads is, and that stays as it was: a process that forks ranks may call it.
 ProductRates measure_product_paths();
 
 }  // namespace hotbunk::kernels
