@@ -64,7 +64,7 @@ class LinesAhead {
   static constexpr std::int64_t kAheadBytes = 8192;
 
  public:
-  /// `bytes` from `begin`, all asked for in `steps`.
+  /// `bytes` from `begin`, asked for in `steps`.
   LinesAhead(const void* begin, std::int64_t bytes, std::int64_t steps)
       : at_(static_cast<const std::byte*>(begin) + std::max(kAheadBytes, 2 * bytes)),
         end_(at_ + bytes),
@@ -80,15 +80,21 @@ class LinesAhead {
 
 /// n columns of a panel times `tokens` interleaved rows of x. Between two sums, the accumulators of a tile lie in
 /// `held` while other tiles have the same columns: at `first` they are zero, at `last` they are added to sums.
-template <int TB, class Panel>
+template <int TB, class Panel, class Ahead>
 void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* held, bool first, bool last,
-          float* sums, std::int64_t pitch, bool fresh, LinesAhead& ahead) {
+          float* sums, std::int64_t pitch, bool fresh, Ahead& ahead) {
   if (tokens == TB) {
-    Vf acc[TB][kVecs] = {};
-    if (!first) std::memcpy(acc, held, sizeof acc);
+    Vf acc[TB][kVecs] = {};  // one by one: copied as a whole it would lie in memory, and every turn write it
+    const auto each = [](auto&& body) HB_FORCE_INLINE {
+#pragma GCC unroll 8
+      for (int t = 0; t < TB; ++t)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) body(t, v);
+    };
+    if (!first) each([&](int t, int v) HB_FORCE_INLINE { acc[t][v] = held[t * kVecs + v]; });
     panel_columns(panel, x, n, acc, ahead);
     if (last) add_panel(acc, sums, pitch, fresh);
-    else std::memcpy(held, acc, sizeof acc);
+    else each([&](int t, int v) HB_FORCE_INLINE { held[t * kVecs + v] = acc[t][v]; });
     return;
   }
   if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
@@ -103,18 +109,26 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
   const std::int64_t pitch = panels.together * kPanelRows;
+  // Memory is asked between tiles, but where one tile is all that there is to do meanwhile.
+  const bool between = groups.count > 1;
+  NothingAhead nothing;
   std::int64_t count;
   for (std::int64_t p0 = begin; p0 < end; p0 += count) {
     count = Panels::most_together == 1 ? 1 : std::min(end - p0, panels.together - p0 % panels.together);
     for (std::int64_t k = 0; k < o.K; k += step) {
       const std::int64_t n = std::min(step, o.K - k);
       const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
-      LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, count * groups.count * n / 4);
+      const std::int64_t steps = count * (between ? groups.count : std::max<std::int64_t>(n / kTurnColumns, 1));
+      LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, steps);
       for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-          tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + t0 * o.K + k * tokens, n, held[s * most_groups + g],
-                             starts, ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, ahead);
+          const auto multiply = [&](auto& asks) {
+            tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + t0 * o.K + k * tokens, n, held[s * most_groups + g],
+                               starts, ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
+          };
+          if (between) ahead.ask(), multiply(nothing);
+          else multiply(ahead);
         }
     }
     for (std::int64_t t = 0; t < groups.tokens; ++t)
@@ -128,20 +142,9 @@ void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::in
                    const Groups& groups, float* room) {
   const std::int64_t bytes = kPanelRows * o.K * std::int64_t{sizeof(W)};
   const std::int64_t step = std::clamp<std::int64_t>(kCacheBytes / bytes, 1, kBlockRows / kPanelRows);
-  RowsAhead none;
-  for (std::int64_t p0 = begin; p0 < end; p0 += step) {
-    const std::int64_t p1 = std::min(p0 + step, end);
-    for (std::int64_t g = 0; g < groups.count; ++g) {
-      const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-      interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, room);
-      float sums[kPanelTokens][kBlockRows];
-      for (std::int64_t p = p0; p < p1; ++p)
-        for (std::int64_t k = 0; k < o.K; k += kRowChunk)
-          panel_tokens<kPanelTokens>(tokens, panels.panel(p, k), room + k * tokens, std::min(kRowChunk, o.K - k),
-                                     &sums[0][(p - p0) * kPanelRows], k == 0, none);
-      for (std::int64_t t = 0; t < tokens; ++t)
-        o.write(t0 + t, (p0 - begin) * kPanelRows, sums[t], (p1 - p0) * kPanelRows);
-    }
+  for (std::int64_t p = begin; p < end; p += step) {
+    const auto panel = [&](std::int64_t row, std::int64_t k) { return panels.panel(p + row / kPanelRows, k); };
+    multiply_block(o, (p - begin) * kPanelRows, std::min(step, end - p) * kPanelRows, groups, panel, room, false, {});
   }
 }
 

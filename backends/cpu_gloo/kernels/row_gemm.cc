@@ -165,27 +165,6 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
-/// Weight rows [n0, n0 + rows) times all rows of x. `block`: rows·whole_vectors(K) floats, rows rounded up to panels.
-/// `all`: the groups interleaved, where they are `kept`; else room for one. `ahead`: the block behind this one.
-template <class W, class Y>
-void block_of_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, float* block,
-                   float* all, bool kept, RowsAhead ahead) {
-  arrange(o.w + n0 * o.ldw, o.ldw, rows, o.K, block);
-  for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-    float* x = kept ? all + t0 * whole_vectors(o.K) : all;
-    if (!kept) interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
-    float sums[kPanelTokens][kBlockRows];
-    if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
-    for (std::int64_t p0 = 0; p0 < rows; p0 += kPanelRows)
-      for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
-        panel_tokens<kPanelTokens>(tokens, ArrangedPanel<float>{block + p0 * whole_vectors(o.K) + k0 * kPanelRows},
-                                   x + k0 * tokens, whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][p0], k0 == 0,
-                                   ahead);
-    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
-  }
-}
-
 /// Weight rows of a block: as many as stay in the cache. For few rows of x a panel or so, which is still in the first
 /// cache when they pass over it, and so that fewer are a thread's first, which nobody asks for ahead.
 std::int64_t block_rows(std::int64_t K, bool kept) {
@@ -193,14 +172,20 @@ std::int64_t block_rows(std::int64_t K, bool kept) {
   return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
 }
 
-/// N weight rows, block after block, times all rows of x. `block`, `x`: as block_of_rows has them.
+/// N weight rows, block after block, times all rows of x. `block`: room for a block's, arranged; `x`, `kept`: as
+/// multiply_block has them.
 template <class W, class Y>
 void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, float* x, bool kept) {
   const std::int64_t step = block_rows(o.K, kept);
   for (std::int64_t n = 0; n < N; n += step) {
     const std::int64_t then = n + step, more = std::min(step, N - then);
     const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
-    block_of_rows(o, n, std::min(step, N - n), groups, block, x, kept, ahead);
+    const std::int64_t rows = std::min(step, N - n);
+    arrange(o.w + n * o.ldw, o.ldw, rows, o.K, block);
+    const auto panel = [&](std::int64_t row, std::int64_t k) {
+      return ArrangedPanel<float>{block + row * whole_vectors(o.K) + k * kPanelRows};
+    };
+    multiply_block(o, n, rows, groups, panel, x, kept, ahead);
   }
 }
 

@@ -53,24 +53,31 @@ HB_INLINE std::array<float, kQuads> sum_quads(Vf v) {
 #endif
 }
 
-/// The sums of a panel's vectors at once, the same additions: element q·kVecs + v is the sum of quad q of acc[v].
-HB_INLINE std::array<float, kPanelRows> sum_panel(const Vf (&acc)[kVecs]) {
+/// The sums of a panel's vectors at once, by the same additions: element q·kVecs + v is the sum of quad q of acc[v]. A
+/// vector holds those of kSummedTokens rows of x, one row's behind the other's.
+constexpr int kSummedTokens = kLanes / kPanelRows;
 #if defined(__AVX512F__)
+HB_INLINE Vf sum_panels(const Vf (&acc)[kVecs]) {
   const auto halves = [](Vf a, Vf b) HB_FORCE_INLINE {
     return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
            __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
   };
   const Vf a = halves(acc[0], acc[1]), b = halves(acc[2], acc[3]);
-  return std::bit_cast<std::array<float, kPanelRows>>(
-      __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-      __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
-#else
-  const Vf a = __builtin_shufflevector(acc[0], acc[1], 0, 1, 8, 9, 4, 5, 12, 13) +
-               __builtin_shufflevector(acc[0], acc[1], 2, 3, 10, 11, 6, 7, 14, 15);
-  const Vf s = a + __builtin_shufflevector(a, a, 1, 1, 3, 3, 5, 5, 7, 7);
-  return {s[0], s[2], s[4], s[6]};
-#endif
+  return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+         __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
 }
+#else
+HB_INLINE Vf sum_panels(const Vf (&first)[kVecs], const Vf (&second)[kVecs]) {
+  const auto halves = [](const Vf (&acc)[kVecs]) HB_FORCE_INLINE {
+    return __builtin_shufflevector(acc[0], acc[1], 0, 1, 8, 9, 4, 5, 12, 13) +
+           __builtin_shufflevector(acc[0], acc[1], 2, 3, 10, 11, 6, 7, 14, 15);
+  };
+  const Vf a = halves(first), b = halves(second);
+  const Vf s = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +  // both rows' lower quads, then their upper ones
+               __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  return __builtin_shufflevector(s, s, 0, 1, 4, 5, 2, 3, 6, 7);
+}
+#endif
 
 constexpr std::int64_t whole_vectors(std::int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
@@ -90,14 +97,29 @@ HB_INLINE void copy_quad(const bf16* from, float* to) {
 /// cache.
 template <class W>
 void interleave(const W* x, std::int64_t ldx, std::int64_t tokens, std::int64_t K, float* to) {
-  for (std::int64_t t = 0; t < tokens; ++t) {
+  const auto last_columns = [&](std::int64_t t, std::int64_t k) {
     const W* from = x + t * ldx;
-    float* quad = to + t * 4;
-    std::int64_t k = 0;
+    float* quad = to + k * tokens + t * 4;
     for (; k + 4 <= K; k += 4, quad += tokens * 4) copy_quad(from + k, quad);
     for (; k < whole_vectors(K); k += 4, quad += tokens * 4)
       for (std::int64_t i = 0; i < 4; ++i) quad[i] = k + i < K ? as_f32(from[k + i]) : 0.0f;
+  };
+  std::int64_t t = 0;
+  for (; t + kQuads <= tokens; t += kQuads) {  // rows whose quads fill vectors
+    const W* from = x + t * ldx;
+    float* quads = to + t * 4;
+    std::int64_t k = 0;
+    for (; k + kLanes <= K; k += kLanes) {
+      Vf part[kQuads];
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuads; ++q) part[q] = load(from + q * ldx + k);
+      transpose_quads(part);
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuads; ++q, quads += tokens * 4) store(quads, part[q]);
+    }
+    for (int q = 0; q < kQuads; ++q) last_columns(t + q, k);
   }
+  for (; t < tokens; ++t) last_columns(t, 0);
 }
 
 /// What a sum, its bias in it, meets on its way to y.
@@ -281,22 +303,25 @@ void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& group
   });
 }
 
-/// Weight rows that are multiplied next, asked for line by line while others are: arranging them would wait for memory,
-/// and the products leave it idle.
+/// Rows that are read or written soon, asked for line by line while others are multiplied, which leaves memory idle.
 class RowsAhead {
  public:
   RowsAhead() = default;
-  template <class W>
-  RowsAhead(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K)
-      : row_(reinterpret_cast<const std::byte*>(w)),
-        pitch_(ldw * std::int64_t{sizeof(W)}),
-        width_(K * std::int64_t{sizeof(W)}),
+  /// `rows` rows of `columns` elements from `first`, `pitch` elements apart.
+  template <class E>
+  RowsAhead(const E* first, std::int64_t pitch, std::int64_t rows, std::int64_t columns)
+      : row_(reinterpret_cast<const std::byte*>(first)),
+        pitch_(pitch * std::int64_t{sizeof(E)}),
+        width_(columns * std::int64_t{sizeof(E)}),
         left_(rows) {}
-  HB_INLINE void ask() {
-    if (left_ == 0) return;
-    __builtin_prefetch(row_ + at_, 0, 2);
-    if ((at_ += kLine) < width_) return;
-    at_ = 0, row_ += pitch_, --left_;
+  std::int64_t lines() const { return left_ * ((width_ + kLine - 1) / kLine); }
+  /// For the next `lines`. Not between the multiplications of a tile, which these instructions would wait among.
+  void ask(std::int64_t lines) {
+    for (; lines > 0 && left_ > 0; --lines) {
+      __builtin_prefetch(row_ + at_, 0, 2);
+      if ((at_ += kLine) < width_) continue;
+      at_ = 0, row_ += pitch_, --left_;
+    }
   }
 
  private:
@@ -317,49 +342,102 @@ struct ArrangedPanel {
   }
 };
 
-/// acc[t][v] += n columns (a multiple of four) of a panel times TB interleaved rows of x.
+/// acc[t][v] += four columns of a panel times TB interleaved rows of x.
+template <int TB, class Panel>
+HB_INLINE void panel_quad(Panel& panel, const float* x, Vf (&acc)[TB][kVecs]) {
+  Vf wv[kVecs];
+  panel.take(wv);
+#pragma GCC unroll 4
+  for (Vf& v : wv) asm("" : "+v"(v));  // one load for all rows of x
+#pragma GCC unroll 8
+  for (int t = 0; t < TB; ++t) {
+    Vf xv = load_quad(x + t * 4);
+    asm("" : "+v"(xv));  // one load for all vectors
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) acc[t][v] += wv[v] * xv;
+  }
+}
+
+constexpr std::int64_t kTurnColumns = 8;
+
+/// Of n columns, a multiple of four; two quads a turn, for what counts turns is a fifth of the instructions of one.
 template <int TB, class Panel, class Ahead>
 HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&acc)[TB][kVecs], Ahead& ahead) {
-  for (std::int64_t k = 0; k < n; k += 4, x += 4 * TB) {
+  std::int64_t k = 0;
+  for (; k + kTurnColumns <= n; k += kTurnColumns, x += kTurnColumns * TB) {
     ahead.ask();
-    Vf wv[kVecs];
-    panel.take(wv);
-    if constexpr (TB == 3 || TB == 4)  // one load for all rows of x, which GCC 12 sees by itself in tiles of more
-#pragma GCC unroll 4
-      for (Vf& v : wv) asm("" : "+v"(v));
-#pragma GCC unroll 8
-    for (int t = 0; t < TB; ++t) {
-      Vf xv = load_quad(x + t * 4);
-      asm("" : "+v"(xv));  // one load for all vectors
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) acc[t][v] += wv[v] * xv;
-    }
+    panel_quad(panel, x, acc);
+    panel_quad(panel, x + 4 * TB, acc);
   }
+  if (k < n) panel_quad(panel, x, acc);
 }
 
 /// sums[t·pitch + row] += the panel's rows of acc; what was there before the `first` columns is nothing.
 template <int TB>
 HB_INLINE void add_panel(const Vf (&acc)[TB][kVecs], float* sums, std::int64_t pitch, bool first) {
+  const auto add = [&](int t, auto panel) HB_FORCE_INLINE {
+    float* to = sums + t * pitch;
+    decltype(panel) old{};
+    if (!first) std::memcpy(&old, to, sizeof old);
+    panel += old;  // 0 + (-0) is 0 whoever sums
+    std::memcpy(to, &panel, sizeof panel);
+  };
 #pragma GCC unroll 8
-  for (int t = 0; t < TB; ++t) {
-    const auto s = sum_panel(acc[t]);
-    for (std::size_t i = 0; i < kPanelRows; ++i) {
-      float& sum = sums[t * pitch + static_cast<std::int64_t>(i)];
-      sum = (first ? 0.0f : sum) + s[i];  // 0 + (-0) is 0 whoever sums
-    }
+  for (int t = 0; t < TB; t += kSummedTokens) {
+#if defined(__AVX512F__)
+    add(t, sum_panels(acc[t]));
+#else
+    const Vf s = sum_panels(acc[t], acc[t + 1 < TB ? t + 1 : t]);
+    add(t, __builtin_shufflevector(s, s, 0, 1, 2, 3));
+    if (t + 1 < TB) add(t + 1, __builtin_shufflevector(s, s, 4, 5, 6, 7));
+#endif
   }
 }
 
+/// Asks for nothing.
+struct NothingAhead {
+  void ask() {}
+};
+
 /// Both, of all columns between two sums: sums[t·kBlockRows + row].
 template <int TB, class Panel>
-void panel_tokens(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, float* sums, bool first,
-                  RowsAhead& ahead) {
+void panel_tokens(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, float* sums, bool first) {
   if (tokens == TB) {
     Vf acc[TB][kVecs] = {};
-    panel_columns(panel, x, n, acc, ahead);
+    NothingAhead nothing;
+    panel_columns(panel, x, n, acc, nothing);
     return add_panel(acc, sums, kBlockRows, first);
   }
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first, ahead);
+  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first);
+}
+
+/// Weight rows [n0, n0 + rows), panels that stay in the cache, times all rows of x, group after group. panel(n, k): of
+/// the rows from n0 + n, columns from k. `all`: the groups interleaved, where they are `kept`; else room for one.
+/// `weights`: what is multiplied behind this.
+template <class W, class Y, class PanelAt>
+void multiply_block(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, PanelAt&& panel,
+                    float* all, bool kept, RowsAhead weights) {
+  const std::int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
+  const std::int64_t weight_lines = weights.lines() / (panels * groups.count) + 1;
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t t0 = groups.first(g), t1 = groups.first(g + 1), tokens = t1 - t0;
+    float* x = kept ? all + t0 * whole_vectors(o.K) : all;
+    RowsAhead results(o.y + t0 * o.ldy + n0, o.ldy, tokens, rows), next_x;
+    if (!kept) {
+      interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
+      if (g + 1 < groups.count) next_x = RowsAhead(o.x + t1 * o.ldx, o.ldx, groups.first(g + 2) - t1, o.K);
+    }
+    const std::int64_t result_lines = results.lines() / panels + 1, x_lines = next_x.lines() / panels + 1;
+    float sums[kPanelTokens][kBlockRows];
+    if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
+    for (std::int64_t n = 0; n < rows; n += kPanelRows) {
+      results.ask(result_lines), next_x.ask(x_lines), weights.ask(weight_lines);
+      for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
+        panel_tokens<kPanelTokens>(tokens, panel(n, k0), x + k0 * tokens, whole_vectors(std::min(kRowChunk, o.K - k0)),
+                                   &sums[0][n], k0 == 0);
+    }
+    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
+  }
 }
 
 }  // namespace hotbunk::kernels

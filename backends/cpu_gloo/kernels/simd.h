@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -41,9 +41,14 @@ HB_INLINE Vf widen(Vh bits) {
 /// to_bf16 of every lane.
 HB_INLINE Vh narrow(Vf x) {
   const Vu u = std::bit_cast<Vu>(x);
-  const Vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const Vu quiet = (u >> 16) | 0x40u;
-  return __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, Vh);
+  const Vu rounded = u + 0x7fffu + ((u >> 16) & 1u), quiet = u | 0x400000u;
+  const Vu high = (x != x ? quiet : rounded) >> 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC 12 masks what the shift has cleared, and packs across halves
+  const auto halves = std::bit_cast<__m256i>(high);
+  return std::bit_cast<Vh>(_mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+#else
+  return __builtin_convertvector(high, Vh);
+#endif
 }
 
 HB_INLINE Vf load(const float* p) {
