@@ -59,6 +59,12 @@ constexpr std::int64_t kLongStepColumns = 128;  // where several tiles pass over
 static_assert(kRowChunk % kStepColumns == 0 && kRowChunk % kLongStepColumns == 0, "a chunk ends with a step");
 constexpr std::int64_t kLineBytes = 64;
 
+/// Panels of a block that stays in the cache as fp32.
+std::int64_t panels_of_block(std::int64_t K) {
+  const std::int64_t bytes = kPanelRows * K * std::int64_t{sizeof(float)};
+  return std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(bytes, 1), 1, kBlockRows / kPanelRows);
+}
+
 /// What lies so far behind the columns at hand, line by line as they are multiplied.
 class LinesAhead {
   static constexpr std::int64_t kAheadBytes = 8192;
@@ -100,6 +106,15 @@ void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* 
   if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
 }
 
+/// n elements as fp32: what several tiles pass over is widened once for all of them.
+void widen_panel(const bf16* from, std::int64_t n, float* to) {
+  for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE { st(to + i, ld(from + i)); });
+}
+
+/// Whether a panel's elements lie behind each other, and are narrower than a tile has them.
+template <class Panels, class W>
+constexpr bool widens_panels = std::is_same_v<Panels, QuadPanels<W>> && sizeof(W) < sizeof(float);
+
 /// Panels [begin, end), whose columns y begins with, times all rows of x, interleaved, block after block.
 template <class Panels, class W, class Y>
 void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
@@ -108,6 +123,7 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
+  [[maybe_unused]] alignas(kLineBytes) float wide[kLongStepColumns * kPanelRows];  // the columns of a panel
   const std::int64_t pitch = panels.together * kPanelRows;
   // Memory is asked between tiles, but where one tile is all that there is to do meanwhile.
   const bool between = groups.count > 1;
@@ -123,12 +139,19 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
       for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-          const auto multiply = [&](auto& asks) {
-            tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + t0 * o.K + k * tokens, n, held[s * most_groups + g],
-                               starts, ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
+          const auto multiply = [&](auto panel, auto& asks) {
+            tile<kPanelTokens>(tokens, panel, x + t0 * o.K + k * tokens, n, held[s * most_groups + g], starts, ends,
+                               sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
           };
-          if (between) ahead.ask(), multiply(nothing);
-          else multiply(ahead);
+          if (between) ahead.ask();
+          if constexpr (widens_panels<Panels, W>)
+            if (between) {
+              if (g == 0) widen_panel(panels.columns(p0 + s, k), n * kPanelRows, wide);
+              multiply(ArrangedPanel<float>{wide}, nothing);
+              continue;
+            }
+          if (between) multiply(panels.panel(p0 + s, k), nothing);
+          else multiply(panels.panel(p0 + s, k), ahead);
         }
     }
     for (std::int64_t t = 0; t < groups.tokens; ++t)
@@ -136,15 +159,21 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
   }
 }
 
-/// The same of more rows of x than are kept: as many panels as stay in the cache, group after group. `room` for one.
+/// The same of more rows of x than are kept: as many panels as stay in the cache, group after group. `wide`: room
+/// for a block as fp32, where it is not; `x`: for a group.
 template <class W, class Y>
 void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t begin, std::int64_t end,
-                   const Groups& groups, float* room) {
-  const std::int64_t bytes = kPanelRows * o.K * std::int64_t{sizeof(W)};
-  const std::int64_t step = std::clamp<std::int64_t>(kCacheBytes / bytes, 1, kBlockRows / kPanelRows);
+                   const Groups& groups, [[maybe_unused]] float* wide, float* x) {
+  const std::int64_t step = panels_of_block(o.K);
   for (std::int64_t p = begin; p < end; p += step) {
-    const auto panel = [&](std::int64_t row, std::int64_t k) { return panels.panel(p + row / kPanelRows, k); };
-    multiply_block(o, (p - begin) * kPanelRows, std::min(step, end - p) * kPanelRows, groups, panel, room, false, {});
+    const std::int64_t count = std::min(step, end - p);
+    const float* block;
+    if constexpr (sizeof(W) == sizeof(float)) block = panels.columns(p, 0);
+    else widen_panel(panels.columns(p, 0), count * kPanelRows * o.K, wide), block = wide;
+    const auto panel = [&](std::int64_t row, std::int64_t k) {
+      return ArrangedPanel<float>{block + row * o.K + k * kPanelRows};
+    };
+    multiply_block(o, (p - begin) * kPanelRows, count * kPanelRows, groups, panel, x, false, {});
   }
 }
 
@@ -155,11 +184,13 @@ void multiply_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& 
                      std::int64_t N) {
   const Groups groups(T, kPanelTokens);
   const std::int64_t of_block = panels.together * kPanelRows;
-  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, 0,
+  const std::int64_t wide = widens_panels<Panels, W> && !are_kept(T) ? panels_of_block(o.K) * kPanelRows * o.K : 0;
+  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, wide,
              [&](const Operands<W, Y>& part, std::int64_t first, std::int64_t n, const float* x, float* room) {
                const std::int64_t p0 = first / kPanelRows, p1 = (first + n) / kPanelRows;
                if (are_kept(T)) return multiply_kept(part, panels, p0, p1, groups, x);
-               if constexpr (std::is_same_v<Panels, QuadPanels<W>>) multiply_many(part, panels, p0, p1, groups, room);
+               if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
+                 multiply_many(part, panels, p0, p1, groups, room, room + wide);
                else HB_CHECK(false, "{} rows of x at a time", T);
              });
 }

@@ -68,13 +68,14 @@ HB_INLINE Vf sum_panels(const Vf (&acc)[kVecs]) {
 }
 #else
 HB_INLINE Vf sum_panels(const Vf (&first)[kVecs], const Vf (&second)[kVecs]) {
-  const auto halves = [](const Vf (&acc)[kVecs]) HB_FORCE_INLINE {
+  const auto halves = [](const Vf(&acc)[kVecs]) HB_FORCE_INLINE {
     return __builtin_shufflevector(acc[0], acc[1], 0, 1, 8, 9, 4, 5, 12, 13) +
            __builtin_shufflevector(acc[0], acc[1], 2, 3, 10, 11, 6, 7, 14, 15);
   };
   const Vf a = halves(first), b = halves(second);
-  const Vf s = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +  // both rows' lower quads, then their upper ones
-               __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  const Vf s =
+      __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +  // both rows' lower quads, then their upper ones
+      __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
   return __builtin_shufflevector(s, s, 0, 1, 4, 5, 2, 3, 6, 7);
 }
 #endif
