@@ -317,8 +317,8 @@ const DeepModel& deep_model(const std::string& name, std::int64_t layers) {
   Golden g = Golden::load(name);
   g.model.layers = layers;
   g.model.weights_path.clear();
-  g.model.init_range = 0.15;  // of the goldens' own linear maps
-  g.optimizer.lr = 2e-3;      // deeper, rounding grows faster from step to step
+  g.model.init_range = 0.15;                                                       // of the goldens' own linear maps
+  g.optimizer.lr = 8e-3 / static_cast<double>(std::max<std::int64_t>(layers, 4));  // deeper, rounding grows faster
   TrainingResult one = train(g, golden_scenario(g, 1));
   return known.emplace(std::pair(name, layers), DeepModel{std::move(g), std::move(one)}).first->second;
 }
