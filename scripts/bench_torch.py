@@ -246,15 +246,21 @@ def compare(name, hotbunk, others, rounds, jemalloc):
     if jemalloc:
         commands |= {(kind, f"{way}, jemalloc"): (command, jemalloc) for (kind, way), (command, _) in commands.items()
                      if kind == "torch"}
-    players = {"hotbunk": Player(hotbunk)} | {key: Player(*command) for key, command in commands.items()}
-    results = {player: [] for player in players}
-    for i in range(rounds):
-        order = list(players)
-        random.Random(i).shuffle(order)
-        for player in order:
-            results[player].append(players[player].round())
-    for player in players.values():
-        player.end()
+    commands = {"hotbunk": (hotbunk, None)} | commands
+    players, results = {}, {player: [] for player in commands}
+    try:
+        for player, command in commands.items():
+            players[player] = Player(*command)
+        for i in range(rounds):
+            order = list(players)
+            random.Random(i).shuffle(order)
+            for player in order:
+                results[player].append(players[player].round())
+        for player in players.values():
+            player.end()
+    finally:  # where one fails, the others do not stay behind
+        for player in players.values():
+            player.process.kill()
 
     def speed(player, clock):
         return statistics.median(r["tokens"] / r[clock] for r in results[player])

@@ -134,7 +134,7 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
     for (std::int64_t k = 0; k < o.K; k += step) {
       const std::int64_t n = std::min(step, o.K - k);
       const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
-      const std::int64_t steps = count * (between ? groups.count : std::max<std::int64_t>(n / kTurnColumns, 1));
+      const std::int64_t steps = count * (between ? groups.count : n / kTurnColumns);
       LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, steps);
       for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {

@@ -359,18 +359,22 @@ HB_INLINE void panel_quad(Panel& panel, const float* x, Vf (&acc)[TB][kVecs]) {
   }
 }
 
-constexpr std::int64_t kTurnColumns = 8;
+/// Asks for nothing.
+struct NothingAhead {
+  void ask() {}
+};
 
-/// Of n columns, a multiple of four; two quads a turn, for what counts turns is a fifth of the instructions of one.
+constexpr std::int64_t kTurnColumns = 8;  // of a panel between two questions of what is ahead
+static_assert(kLanes % kTurnColumns == 0);
+
+/// Of n columns, whole vectors. Two quads a turn: with one, a fifth of the instructions would only count turns.
 template <int TB, class Panel, class Ahead>
 HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&acc)[TB][kVecs], Ahead& ahead) {
-  std::int64_t k = 0;
-  for (; k + kTurnColumns <= n; k += kTurnColumns, x += kTurnColumns * TB) {
+  for (std::int64_t k = 0; k < n; k += kTurnColumns, x += kTurnColumns * TB) {
     ahead.ask();
     panel_quad(panel, x, acc);
     panel_quad(panel, x + 4 * TB, acc);
   }
-  if (k < n) panel_quad(panel, x, acc);
 }
 
 /// sums[t·pitch + row] += the panel's rows of acc; what was there before the `first` columns is nothing.
@@ -394,11 +398,6 @@ HB_INLINE void add_panel(const Vf (&acc)[TB][kVecs], float* sums, std::int64_t p
 #endif
   }
 }
-
-/// Asks for nothing.
-struct NothingAhead {
-  void ask() {}
-};
 
 /// Both, of all columns between two sums: sums[t·kBlockRows + row].
 template <int TB, class Panel>
