@@ -1,14 +1,42 @@
 // assemble: which calls of a draft share a body, and what is local to them.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "base/hash.h"
 #include "graph/passes.h"
 
 namespace hotbunk {
 namespace {
+
+/// What bodies that are alike have in common, and few others: a sync in small buckets has thousands of bodies of one
+/// name, all different.
+std::uint64_t fingerprint(const Body& body) {
+  std::uint64_t all = static_cast<std::uint64_t>(body.num_ports), place = 0;
+  const auto note = [&](std::int64_t value) { all += element_hash(place++, static_cast<std::uint64_t>(value)); };
+  const auto note_side = [&](const Side& side) {
+    const Piece& piece = side.piece;
+    const Parts& parts = side.parts;
+    for (std::int64_t value : {piece.row_begin, piece.row_end, piece.col_begin, piece.col_end, piece.offset, parts.rows,
+                               parts.cols, parts.run.begin, parts.run.elements, parts.within.rows, parts.within.cols})
+      note(value);
+  };
+  note(static_cast<std::int64_t>(body.locals.size()));
+  for (const Op& op : body.ops) {
+    note(static_cast<std::int64_t>(op.kind)), note(op.buffer), note(op.group);
+    for (const auto* side : {&op.inputs, &op.outputs})
+      for (const Tensor& t : *side) note(t.buffer), note(t.offset_bytes), note(t.capacity());
+    for (const auto& [attr, value] : op.attrs)
+      note(std::visit([](auto v) { return std::bit_cast<std::int64_t>(v); }, value));
+    for (const Move& move : op.moves) note_side(move.from), note_side(move.to);
+  }
+  return all;
+}
 
 class Assembly {
  public:
@@ -159,17 +187,18 @@ class Assembly {
   /// The number of the body, a new one's if there is none like it.
   std::int32_t shared(Body body) {
     auto& same_name = by_name_[body.name];
-    for (std::int32_t i : same_name) {
-      Body& other = program_.bodies[static_cast<std::size_t>(i)];
+    const std::string name = body.name;
+    const std::uint64_t content = fingerprint(body);
+    const auto [begin, end] = same_name.equal_range(content);
+    for (auto candidate = begin; candidate != end; ++candidate) {
+      const Body& other = program_.bodies[static_cast<std::size_t>(candidate->second)];
       body.name = other.name;
-      if (other == body) return i;
+      if (other == body) return candidate->second;
     }
     const std::int32_t number = static_cast<std::int32_t>(program_.bodies.size());
-    if (!same_name.empty()) {  // "name", "name/2", "name/3"
-      body.name = program_.bodies[static_cast<std::size_t>(same_name.front())].name;
-      body.name += '/' + std::to_string(same_name.size() + 1);
-    }
-    same_name.push_back(number);
+    body.name = name;
+    if (!same_name.empty()) body.name += '/' + std::to_string(same_name.size() + 1);  // "name", "name/2", "name/3"
+    same_name.emplace(content, number);
     program_.bodies.push_back(std::move(body));
     return number;
   }
@@ -205,7 +234,8 @@ class Assembly {
   std::vector<bool> may_be_local_;              // [buffer]
   std::vector<std::vector<Variant>> variants_;  // [body of the draft]
   std::vector<BufferId> local_;
-  std::map<std::string, std::vector<std::int32_t>> by_name_;  // bodies
+  /// The program's bodies by the draft's name and their fingerprint.
+  std::map<std::string, std::unordered_multimap<std::uint64_t, std::int32_t>> by_name_;
   Program program_;
 };
 
