@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backends/cpu_gloo/kernels/elementwise.h"
+#include "backends/cpu_gloo/kernels/gradient_gemm.h"
 #include "backends/cpu_gloo/kernels/onednn.h"
 #include "backends/cpu_gloo/kernels/packed_gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
@@ -35,6 +36,8 @@ void matmul(KernelContext& ctx, const MatmulShape& shape, ConstMatrix a, ConstMa
     if (bias) add_bias(ctx, c, {bias, DType::f32}, shape.M, shape.N);
     return;
   }
+  // A forward product by our kernels is none of these.
+  if (a.dtype == DType::bf16 && path == ProductPath::own) return gradient_gemm(ctx, shape, a.data, b.data, c.data);
   const bool widen = a.dtype == DType::bf16 && path == ProductPath::wide;
   if (widen || !try_matmul(ctx, shape, a.data, b.data, bias, c.data))
     matmul_widened(ctx, shape, a.data, b.data, bias, c.data);

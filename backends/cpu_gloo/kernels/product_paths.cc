@@ -198,15 +198,13 @@ ProductClass class_of_rows(std::int64_t T) {
 
 ProductPaths rule_of(Bf16Products products) {
   using enum ProductPath;
-  return products == Bf16Products::widened ? ProductPaths{{own, own, own, wide}}
-                                           : ProductPaths{{own, unit, unit, unit}};
+  return products == Bf16Products::widened ? ProductPaths{{own, own, own, own}} : ProductPaths{{own, unit, unit, unit}};
 }
 
 ProductPaths rule_of_machine() { return rule_of(bf16_products()); }
 
 std::vector<ProductPath> candidates(ProductClass c, Bf16Products unit) {
-  std::vector<ProductPath> out;
-  if (c != ProductClass::gradients) out.push_back(ProductPath::own);
+  std::vector<ProductPath> out{ProductPath::own};
   if (unit != Bf16Products::widened) out.push_back(ProductPath::unit);
   if (c != ProductClass::few_rows) out.push_back(ProductPath::wide);  // widening costs more than the product there
   return out;

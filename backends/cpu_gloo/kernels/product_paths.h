@@ -42,7 +42,8 @@ ProductClass class_of_rows(std::int64_t T);
 
 /// Who forms products of bf16. Sums are fp32 on each.
 enum class ProductPath : std::uint8_t {
-  own,   // our kernels (row_gemm.h, packed_gemm.h): weights widened in registers or block by block; row-invariant
+  own,  // our kernels: weights widened in registers or block by block, forward (row_gemm.h, packed_gemm.h)
+        // row-invariant; of gradients both operands, strip by strip (gradient_gemm.h)
   unit,  // oneDNN on bf16_unit(), from rows or from packed pairs (prepack.h); not row-invariant
   wide,  // oneDNN in fp32, both operands widened before; not row-invariant. Of packed weights, which it cannot read,
          // ours
@@ -58,8 +59,7 @@ struct ProductPaths {
   bool operator==(const ProductPaths&) const = default;
 };
 
-/// Of few rows ours, where a rule multiplies; of others the unit, or where bf16 is widened ours forward and oneDNN in
-/// fp32 for gradients.
+/// Of few rows ours; of others and of gradients the unit, or where bf16 is widened ours.
 ProductPaths rule_of(Bf16Products);
 /// rule_of(bf16_products()): what every kernel takes that was told nothing else.
 ProductPaths rule_of_machine();

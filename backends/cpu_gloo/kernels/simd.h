@@ -32,8 +32,10 @@ using Vh = std::uint16_t __attribute__((vector_size(2 * kLanes)));
 HB_INLINE Vf splat(float x) { return x - Vf{}; }
 
 HB_INLINE Vf widen(Vh bits) {
-#if defined(__AVX512F__)  // GCC 12 makes two halves of it
+#if defined(__AVX512F__)  // GCC 12 makes two halves of it, and puts them together
   return std::bit_cast<Vf>(std::bit_cast<Vu>(_mm512_maskz_cvtepu16_epi32(0xffff, std::bit_cast<__m256i>(bits))) << 16);
+#elif defined(__AVX2__)
+  return std::bit_cast<Vf>(std::bit_cast<Vu>(_mm256_cvtepu16_epi32(std::bit_cast<__m128i>(bits))) << 16);
 #else
   return std::bit_cast<Vf>(__builtin_convertvector(bits, Vu) << 16);
 #endif
@@ -195,55 +197,46 @@ HB_INLINE void transpose_quads(Vf (&rows)[kQuads]) {
 #endif
 }
 
+/// 4 × 4 in the quads of four rows: quad q of row c becomes column 4·q + c of all of them. Shuffles that move lanes
+/// anywhere cost more.
+HB_INLINE void transpose_inside_quads(Vf& r0, Vf& r1, Vf& r2, Vf& r3) {
+#if defined(__AVX512F__)
+  const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+  };
+  const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  };
+  const auto firsts = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+  };
+  const auto seconds = [](Vf a, Vf b) HB_FORCE_INLINE {
+    return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  };
+#else
+  const auto low = [](Vf a, Vf b) HB_FORCE_INLINE { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); };
+  const auto high = [](Vf a, Vf b)
+                        HB_FORCE_INLINE { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); };
+  const auto firsts = [](Vf a, Vf b)
+                          HB_FORCE_INLINE { return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13); };
+  const auto seconds = [](Vf a, Vf b)
+                           HB_FORCE_INLINE { return __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15); };
+#endif
+  const Vf a = low(r0, r1), b = low(r2, r3), c = high(r0, r1), d = high(r2, r3);
+  r0 = firsts(a, b), r1 = seconds(a, b), r2 = firsts(c, d), r3 = seconds(c, d);
+}
+
 /// Transposes kLanes × kLanes.
 HB_INLINE void transpose(Vf (&rows)[kLanes]) {
-#if defined(__AVX512F__)
-  // Inside quads of lanes first, then quads themselves: shuffles that move lanes anywhere cost more.
 #pragma GCC unroll 4
-  for (int r = 0; r < kLanes; r += 4) {
-    const auto low = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-    };
-    const auto high = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-    };
-    const auto firsts = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    };
-    const auto seconds = [](Vf a, Vf b) HB_FORCE_INLINE {
-      return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    };
-    const Vf a = low(rows[r], rows[r + 1]), b = low(rows[r + 2], rows[r + 3]);
-    const Vf c = high(rows[r], rows[r + 1]), d = high(rows[r + 2], rows[r + 3]);
-    rows[r] = firsts(a, b), rows[r + 1] = seconds(a, b), rows[r + 2] = firsts(c, d), rows[r + 3] = seconds(c, d);
-  }
+  for (int r = 0; r < kLanes; r += 4) transpose_inside_quads(rows[r], rows[r + 1], rows[r + 2], rows[r + 3]);
 #pragma GCC unroll 4
   for (int m = 0; m < 4; ++m) {  // quad i of rows[4·g + m] becomes quad g of rows[4·i + m]
-    Vf quads[kQuads] = {rows[m], rows[m + 4], rows[m + 8], rows[m + 12]};
+    Vf quads[kQuads];
+    for (int g = 0; g < kQuads; ++g) quads[g] = rows[4 * g + m];
     transpose_quads(quads);
     for (int g = 0; g < kQuads; ++g) rows[4 * g + m] = quads[g];
   }
-#else
-  Vf pairs[kLanes], quads[kLanes];  // inside halves of 4 lanes first: AVX2 shuffles across them cost twice
-#pragma GCC unroll 4
-  for (int i = 0; i < kLanes; i += 2) {
-    pairs[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-    pairs[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < kLanes; i += 4)
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
-      quads[i + 2 * j] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-      quads[i + 2 * j + 1] = __builtin_shufflevector(pairs[i + j], pairs[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    Vf pair[kQuads] = {quads[i], quads[i + 4]};
-    transpose_quads(pair);
-    rows[i] = pair[0], rows[i + 4] = pair[1];
-  }
-#endif
 }
 
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what
