@@ -65,14 +65,14 @@ std::int64_t panels_of_block(std::int64_t K) {
   return std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(bytes, 1), 1, kBlockRows / kPanelRows);
 }
 
-/// What lies so far behind the columns at hand, line by line as they are multiplied.
-class LinesAhead {
-  static constexpr std::int64_t kAheadBytes = 8192;
+constexpr std::int64_t kAheadBytes = 8192;
 
+/// What lies some way behind the columns at hand, line by line as they are multiplied.
+class LinesAhead {
  public:
   /// `bytes` from `begin`, asked for in `steps`.
   LinesAhead(const void* begin, std::int64_t bytes, std::int64_t steps)
-      : at_(static_cast<const std::byte*>(begin) + std::max(kAheadBytes, 2 * bytes)),
+      : at_(static_cast<const std::byte*>(begin)),
         end_(at_ + bytes),
         at_once_(((bytes + kLineBytes - 1) / kLineBytes + steps - 1) / steps) {}
   HB_INLINE void ask() {
@@ -106,9 +106,14 @@ void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* 
   if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
 }
 
-/// n elements as fp32: what several tiles pass over is widened once for all of them.
+/// n elements of a panel as fp32: what several tiles pass over is widened once for all of them.
 void widen_panel(const bf16* from, std::int64_t n, float* to) {
-  for_vectors(n, [&](std::int64_t i, auto ld, auto st) HB_FORCE_INLINE { st(to + i, ld(from + i)); });
+  for (std::int64_t i = 0; i < n; i += 4 * kPanelRows) {
+    Vf part[kVecs];
+    load_panel(from + i, part);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) store(to + i + v * kLanes, part[v]);
+  }
 }
 
 /// Whether a panel's elements lie behind each other, and are narrower than a tile has them.
@@ -120,7 +125,9 @@ template <class Panels, class W, class Y>
 void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
                    const Groups& groups, const float* x) {
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
-  const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
+  // One tile passes over a panel at once: nobody else wants its columns.
+  const bool alone = groups.count == 1 && Panels::most_together == 1;
+  const std::int64_t step = alone ? kRowChunk : groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
   [[maybe_unused]] alignas(kLineBytes) float wide[kLongStepColumns * kPanelRows];  // the columns of a panel
@@ -135,7 +142,9 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
       const std::int64_t n = std::min(step, o.K - k);
       const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
       const std::int64_t steps = count * (between ? groups.count : n / kTurnColumns);
-      LinesAhead ahead(panels.columns(p0, k), pitch * n * std::int64_t{sizeof(W)}, steps);
+      const std::int64_t bytes = pitch * n * std::int64_t{sizeof(W)};
+      const std::int64_t distance = alone ? kAheadBytes : std::max(kAheadBytes, 2 * bytes);
+      LinesAhead ahead(reinterpret_cast<const std::byte*>(panels.columns(p0, k)) + distance, bytes, steps);
       for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;

@@ -57,11 +57,12 @@ void reorder(KernelContext& ctx, void* w, DType dtype, std::int64_t N, std::int6
     return reorder_blocks<std::array<bf16, 2>>(ctx, w, N, rows, K / 2, back,
                                                [rows](std::int64_t r, std::int64_t u) { return u * rows + r; });
   }
-  const auto place = [](std::int64_t r, std::int64_t u) {
-    return (u * kVecs + r % kVecs) * kQuads + r / kVecs;  // quad r / kVecs of vector r % kVecs
-  };
-  if (dtype == DType::f32) reorder_blocks<std::array<float, 4>>(ctx, w, N, kPanelRows, K / 4, back, place);
-  else reorder_blocks<std::array<bf16, 4>>(ctx, w, N, kPanelRows, K / 4, back, place);
+  with_float_type(dtype, [&](auto tag) {
+    using W = decltype(tag);
+    reorder_blocks<std::array<W, 4>>(ctx, w, N, kPanelRows, K / 4, back, [](std::int64_t r, std::int64_t u) {
+      return u * kPanelRows + quad_of_panel<W>(r);
+    });
+  });
 }
 
 }  // namespace

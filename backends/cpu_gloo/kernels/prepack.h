@@ -9,7 +9,7 @@ namespace hotbunk::kernels {
 /// How a weight of N rows and K columns lies once it is packed.
 enum class PackedOrder : std::uint8_t {
   rows,     // as it was: no order serves it better, or none is known for its shape
-  quads,    // panels of kQuads² rows, [K/4][row][4] with the rows as row_gemm's vectors hold them; rows that make no
+  quads,    // panels of kQuads² rows, [K/4][row][4] with the rows as quad_of_panel() has them; rows that make no
             // whole panel stay behind them, as they were. What our own kernel reads for any number of rows of x
   pairs64,  // blocks of 64 rows, [K/2][64][2]: what oneDNN multiplies bf16 from (BA16a64b2a), and our own kernel
   pairs32,  // the same of 32 rows

@@ -331,14 +331,37 @@ class RowsAhead {
   std::int64_t pitch_ = 0, width_ = 0, left_ = 0, at_ = 0;
 };
 
-/// A panel of arranged weights, [K/4][kVecs] vectors: quad q of vector v is of row q·kVecs + v.
+/// Where the quad of a row of four columns of a panel lies, in quads. As fp32 the panel is [K/4][kVecs] vectors: quad q
+/// of vector v is of row q·kVecs + v. As bf16 the same, but with AVX2 row behind row, which load_panel() then has in
+/// these vectors.
+template <class W>
+constexpr std::int64_t quad_of_panel(std::int64_t row) {
+  if (sizeof(W) == sizeof(bf16) && kLanes == 8) return row;
+  return row % kVecs * kQuads + row / kVecs;
+}
+
+/// Four columns of a panel.
+template <class W>
+HB_INLINE void load_panel(const W* from, Vf (&to)[kVecs]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) to[v] = load(from + v * kLanes);
+}
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Zeros below a bf16 make an fp32 of it: half of what widening one vector after the other takes.
+HB_INLINE void load_panel(const bf16* from, Vf (&to)[kVecs]) {
+  const __m256i rows = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  to[0] = std::bit_cast<Vf>(_mm256_unpacklo_epi16(_mm256_setzero_si256(), rows));
+  to[1] = std::bit_cast<Vf>(_mm256_unpackhi_epi16(_mm256_setzero_si256(), rows));
+}
+#endif
+
+/// A panel of arranged weights.
 template <class W>
 struct ArrangedPanel {
   const W* at;
   /// The next four columns.
   HB_INLINE void take(Vf (&to)[kVecs]) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) to[v] = load(at + v * kLanes);
+    load_panel(at, to);
     at += 4 * kPanelRows;
   }
 };
