@@ -32,7 +32,7 @@ std::uint64_t fingerprint(const Body& body) {
     for (const auto* side : {&op.inputs, &op.outputs})
       for (const Tensor& t : *side) note(t.buffer), note(t.offset_bytes), note(t.capacity());
     for (const auto& [attr, value] : op.attrs)
-      note(std::visit([](auto v) { return std::bit_cast<std::int64_t>(v); }, value));
+      note(std::visit([](auto v) { return std::bit_cast<std::int64_t>(v + 0); }, value));  // -0.0 is 0.0
     for (const Move& move : op.moves) note_side(move.from), note_side(move.to);
   }
   return all;

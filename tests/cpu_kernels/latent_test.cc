@@ -75,6 +75,24 @@ TEST_CASE("attention over kept latents has the bits of training's: prefill, in c
   }
 }
 
+TEST_CASE("attention over kept latents is the same to rounding, whoever multiplies bf16") {
+  Random rng(43);
+  Latents l(DType::bf16, rng);
+  const std::int64_t out = l.shape.heads * l.shape.value;
+  std::vector<Tensor> results;
+  for (const ProductPath path : {ProductPath::own, ProductPath::wide}) {
+    ProductPaths paths;
+    paths.by_class.fill(path);
+    KernelContext ctx(2, paths);
+    latent_write(ctx, l.c.matrix(), latent_dim, l.rotated.matrix(), l.shape.rope, l.slots.data(), Latents::T, l.view());
+    Tensor& o = results.emplace_back(DType::bf16, Latents::T, out);
+    latent_paged_attention(ctx, l.q.matrix(), l.shape, l.view(), latent_dim, l.w.matrix(),
+                           {l.table.data(), Latents::max_blocks, std::vector<std::int32_t>{70, 9}.data()}, l.cu, 0.3f,
+                           o.matrix());
+  }
+  CHECK(error_of(results[1], [&](auto t, auto j) { return results[0].at(t, j); }) <= 0.01);
+}
+
 TEST_CASE("what all heads share gets the gradients of all of them, and a rotation of neighbours keeps their length") {
   KernelContext ctx(2);
   Random rng(42);

@@ -62,7 +62,7 @@ class KernelContext {
   struct Onednn;
   Onednn& onednn();
 
-  static constexpr int kNumSlots = 5;
+  static constexpr int kNumSlots = 6;
 
  private:
   struct Slot;

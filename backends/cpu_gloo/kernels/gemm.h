@@ -9,9 +9,10 @@
 //                     whichever other rows there are, and however many threads run; so rollout and training compute
 //                     the same.
 //   gradients, fp32   oneDNN: AVX-512 or AVX2. Not row-invariant.
-//   bf16              as the context's product_paths() say, by T and pass: the own kernel; oneDNN on the machine's own
-//                     bf16 unit, which is not row-invariant (its blocking depends on T and on the number of threads);
-//                     or oneDNN in fp32. By the machine's rule T ≤ kSkinnyRows is the own kernel's.
+//   bf16              as the context's product_paths() say, by T and pass: an own kernel, that of fp32 forward and
+//                     gradient_gemm.h; oneDNN on the machine's own bf16 unit, which is not row-invariant (its blocking
+//                     depends on T and on the number of threads); or oneDNN in fp32. By the machine's rule
+//                     T ≤ kSkinnyRows is the own kernel's.
 // Forward, weights that are read many times may lie in the order that these kernels read (prepack.h).
 #pragma once
 #include <cstdint>

@@ -13,9 +13,11 @@ constexpr int kTileVecs = 2;                               // vectors of b's col
 constexpr int kTileRows = kLanes == 16 ? 12 : 6;           // of a: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kStrip = kTileVecs * kLanes;        // columns
 constexpr std::int64_t kDepth = kLanes == 16 ? 192 : 256;  // of K: a strip is 24 (16) KiB of the first cache
-constexpr std::int64_t kRows = 360;                        // of a, half of a small second cache
+constexpr std::int64_t kRows = 360;                        // of a, two thirds of a small second cache
 constexpr std::int64_t kColumns = 48 * kStrip;             // that the same rows of a pass over
-constexpr std::int64_t kGroup = kDepth * kTileRows + 16;   // floats: groups begin in different sets of a cache
+// Floats from a group of rows to the next: behind it is room for what a last vector stores too much, and groups begin
+// in different sets of a cache.
+constexpr std::int64_t kGroup = kDepth * kTileRows + 16;
 static_assert(kRows % kTileRows == 0);
 
 /// Columns [0, width) of `depth` rows of b as [depth][kStrip], zeros behind them.
@@ -88,21 +90,21 @@ void write(const float* sums, std::int64_t rows, std::int64_t width, C* c, std::
                            HB_FORCE_INLINE { st(c + j, accumulate ? ld(c + j) + ld(sums + j) : ld(sums + j)); });
 }
 
-/// Room of a thread, in floats: the groups, a strip and, strip by strip, sums.
+/// Room of a thread, in floats: a strip, the groups and, strip by strip, sums.
 struct Room {
   std::int64_t groups, strips, rows;
   explicit Room(const MatmulShape& s)
-      : groups((std::min(s.M, kRows) + kTileRows - 1) / kTileRows + 1),
+      : groups((std::min(s.M, kRows) + kTileRows - 1) / kTileRows),
         strips((std::min(s.N, kColumns) + kStrip - 1) / kStrip),
         rows(std::min(s.M, kRows)) {}
-  std::int64_t floats() const { return groups * kGroup + kDepth * kStrip + strips * rows * kStrip; }
+  std::int64_t floats() const { return kDepth * kStrip + groups * kGroup + strips * rows * kStrip; }
 };
 
 /// Rows [m, m + groups.tokens) of c, its columns [n, n + columns).
 template <class W, class C>
 void multiply(const MatmulShape& s, const W* a, const W* b, C* c, std::int64_t m, const Groups& groups, std::int64_t n,
               std::int64_t columns, float* room) {
-  float *strip = room, *packed = strip + kDepth * kStrip, *all_sums = packed + (groups.count + 1) * kGroup;
+  float *strip = room, *packed = strip + kDepth * kStrip, *all_sums = packed + groups.count * kGroup;
   for (std::int64_t k = 0; k < s.K; k += kDepth) {
     const std::int64_t depth = std::min(kDepth, s.K - k);
     const W* from = a + m * s.a_strides[0] + k * s.a_strides[1];

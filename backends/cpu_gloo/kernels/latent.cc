@@ -13,8 +13,7 @@
 namespace hotbunk::kernels {
 namespace {
 
-// onednn.cc's for widened operands of gradients, which no forward product has; attention has another.
-constexpr int kLatentScratch = 1;
+constexpr int kLatentScratch = 5;  // of its own: products and attention, which read it, have others
 
 template <class E>
 E* copied(const E* from, E* to, std::int64_t n) {

@@ -12,7 +12,7 @@ namespace hotbunk::kernels {
 namespace {
 
 // Scratch slots 0..2 are matmul's (0: oneDNN's own, 1 and 2: widened operands); slot 3 is the other kernels', slot 4
-// fused_linear's.
+// fused_linear's, slot 5 latent attention's.
 constexpr int kScratchpadSlot = 0;
 constexpr int kWideASlot = 1;
 constexpr int kWideBSlot = 2;

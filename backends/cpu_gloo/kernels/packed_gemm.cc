@@ -54,8 +54,8 @@ struct PairPanels {
 };
 #endif
 
-constexpr std::int64_t kStepColumns = 64;  // of a block that all rows of x pass over while they are in the first cache
-constexpr std::int64_t kLongStepColumns = 128;  // where several tiles pass over it
+constexpr std::int64_t kStepColumns = 64;       // of a block that two tiles pass over while they are in the first cache
+constexpr std::int64_t kLongStepColumns = 128;  // that more of them do
 static_assert(kRowChunk % kStepColumns == 0 && kRowChunk % kLongStepColumns == 0, "a chunk ends with a step");
 constexpr std::int64_t kLineBytes = 64;
 

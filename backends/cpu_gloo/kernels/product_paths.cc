@@ -64,7 +64,7 @@ constexpr Shape shape_of(ProductClass c) {
     case ProductClass::gradients:
       break;
   }
-  return {256, 512, 512};
+  return {256, 768, 512};
 }
 
 struct alignas(64) Line {

@@ -336,7 +336,9 @@ class RowsAhead {
 /// these vectors.
 template <class W>
 constexpr std::int64_t quad_of_panel(std::int64_t row) {
-  if (sizeof(W) == sizeof(bf16) && kLanes == 8) return row;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (sizeof(W) == sizeof(bf16)) return row;
+#endif
   return row % kVecs * kQuads + row / kVecs;
 }
 
