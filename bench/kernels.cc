@@ -220,13 +220,13 @@ BENCHMARK(attention)
     ->ArgNames({"S", "L", "a", "k", "d", "bf16", "bwd"})
     ->UseRealTime();
 
-/// Args: sequences, context. bf16 pool, 14 heads over 2, d 64; bytes of keys and values read.
+/// Args: sequences, context, heads, kv heads. bf16 pool, d 64; bytes of keys and values read.
 void paged_decode(benchmark::State& state) {
   const std::int64_t S = state.range(0), context = state.range(1), block = 16, blocks = context / block;
-  const HeadShape shape{14, 2, 64};
+  const HeadShape shape{state.range(2), state.range(3), 64};
   KernelContext ctx(num_threads());
-  Array qkv(DType::bf16, S, shape.width()), o(DType::bf16, S, 14 * 64);
-  Array pool(DType::bf16, S * blocks, 2 * block * 2 * 64);
+  Array qkv(DType::bf16, S, shape.width()), o(DType::bf16, S, shape.num_heads * 64);
+  Array pool(DType::bf16, S * blocks, 2 * block * shape.num_kv_heads * 64);
   std::vector<std::int32_t> table, length(static_cast<std::size_t>(S), static_cast<std::int32_t>(context));
   for (std::int64_t i = 0; i < S * blocks; ++i) table.push_back(static_cast<std::int32_t>(i));
   for ([[maybe_unused]] auto _ : state)
@@ -234,7 +234,11 @@ void paged_decode(benchmark::State& state) {
                            {table.data(), blocks, length.data()}, S, 0.125f, o.matrix());
   report_bytes(state, static_cast<double>(pool.size()));
 }
-BENCHMARK(paged_decode)->ArgsProduct({{1, 16}, {512, 4096}})->ArgNames({"S", "context"})->UseRealTime();
+BENCHMARK(paged_decode)
+    ->ArgsProduct({{1, 16}, {512, 4096}, {14}, {2}})
+    ->ArgsProduct({{1, 32}, {256}, {8}, {8}})
+    ->ArgNames({"S", "context", "a", "k"})
+    ->UseRealTime();
 
 /// The streaming kernels of the 46M training step, 4096 tokens. Arg: bf16?.
 template <class Run>

@@ -421,22 +421,24 @@ TEST_CASE("decode has prefill's bits, whether a group's heads read keys in place
 
 TEST_CASE("kv_write skips slot -1, touches nothing else, and refuses slots outside the pool") {
   KernelContext ctx(2);
-  const HeadShape shape{1, 1, 2};
+  const HeadShape shape{2, 2, 2};
   Random rng(32);
   const Tensor qkv = Tensor::random(DType::f32, 3, shape.width(), 0, rng);
-  Tensor pool = Tensor::filled(DType::f32, 1, 2 * 2 * 4 * 2, 0, 9.0);  // 2 blocks × (k, v) × 4 tokens × 2
+  Tensor pool = Tensor::filled(DType::f32, 1, 2 * 2 * 2 * 4 * 2, 0, 9.0);  // 2 blocks × (k, v) × 2 heads × 4 tokens × 2
   const KvPool view{pool.data(), DType::f32, 2, 4};
   const std::int32_t slots[] = {5, -1, 2};
   kv_write(ctx, qkv.matrix(), slots, 3, shape, view);
-  // Slot 5 = block 1, offset 1: key at (1·2·4 + 1)·2 = 18, value 4·2 = 8 later. Slot 2: key at 4, value at 12.
+  // Slot 5 = block 1, offset 1: first head's key at 1·2·2·4·2 + 1·2 = 34, the other's 4·2 = 8 later, values 2·8 later.
+  // Slot 2: from 4.
   check_close(
       pool,
       [&](auto, auto i) {
-        for (const auto& [token, at] : {std::pair{0, 18}, {2, 4}})
-          for (int j = 0; j < 2; ++j) {
-            if (i == at + j) return qkv.at(token, 2 + j);
-            if (i == at + 8 + j) return qkv.at(token, 4 + j);
-          }
+        for (const auto& [token, at] : {std::pair{0, 34}, {2, 4}})
+          for (int head = 0; head < 2; ++head)
+            for (int j = 0; j < 2; ++j) {
+              if (i == at + head * 8 + j) return qkv.at(token, 4 + head * 2 + j);
+              if (i == at + 16 + head * 8 + j) return qkv.at(token, 8 + head * 2 + j);
+            }
         return 9.0;
       },
       0.0);

@@ -21,12 +21,13 @@ E* copied(const E* from, E* to, std::int64_t n) {
   return to + n;
 }
 
-/// Keys of all heads, then their values, of one token.
+/// Keys and values of all heads of one token, each head's so many elements behind the one's before it.
 template <class E>
-void expand_token(const LatentShape& shape, const E* kv, const E* rotated, E* keys, E* values) {
-  for (std::int64_t h = 0; h < shape.heads; ++h) {
-    keys = copied(rotated, copied(kv, keys, shape.nope), shape.rope);
-    values = copied(kv + shape.nope, values, shape.value);
+void expand_token(const LatentShape& shape, const E* kv, const E* rotated, E* keys, std::int64_t key_pitch, E* values,
+                  std::int64_t value_pitch) {
+  for (std::int64_t h = 0; h < shape.heads; ++h, keys += key_pitch, values += value_pitch) {
+    copied(rotated, copied(kv, keys, shape.nope), shape.rope);
+    copied(kv + shape.nope, values, shape.value);
     kv += shape.nope + shape.value;
   }
 }
@@ -68,10 +69,10 @@ void attend_sequence(KernelContext& ctx, const LatentCall& call, const std::int3
   linear_forward(ctx, {c, dtype, kept}, call.w, {}, {kv, dtype, wide}, context, wide, call.r);
   parallel_for(ctx, context, rows_grain(2 * of_keys), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p)
-      expand_token(shape, kv + p * wide, c + p * kept + call.r, keys + p * of_keys,
-                   values + p * shape.heads * shape.value);
+      expand_token(shape, kv + p * wide, c + p * kept + call.r, keys + p * shape.key(), context * shape.key(),
+                   values + p * shape.value, context * shape.value);
   });
-  // One block that has all of it.
+  // One block of a pool that has all of it.
   const std::int32_t first = 0;
   const std::array<std::int32_t, 2> rows = {0, static_cast<std::int32_t>(n)};
   paged_prefill_attention(ctx, q, shape.packed(), {keys, dtype, 1, context}, {&first, 1, &length, call.share}, rows,
@@ -90,7 +91,8 @@ void latent_heads(KernelContext& ctx, ConstMatrix q, ConstMatrix kv, ConstMatrix
       for (std::int64_t t = begin; t < end; ++t) {
         E* out = row<E>(qkv, t);
         copied(row<E>(q, t), out, packed.k_offset());
-        expand_token(shape, row<E>(kv, t), row<E>(rotated, t), out + packed.k_offset(), out + packed.v_offset());
+        expand_token(shape, row<E>(kv, t), row<E>(rotated, t), out + packed.k_offset(), shape.key(),
+                     out + packed.v_offset(), shape.value);
       }
     });
   });

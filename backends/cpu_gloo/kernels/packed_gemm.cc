@@ -78,10 +78,25 @@ class LinesAhead {
   HB_INLINE void ask() {
     for (std::int64_t i = 0; i < at_once_ && at_ < end_; ++i, at_ += kLineBytes) __builtin_prefetch(at_);
   }
+  template <class Panel>
+  HB_INLINE void ask(const Panel&) {
+    ask();
+  }
 
  private:
   const std::byte *at_, *end_;
   std::int64_t at_once_;
+};
+
+/// What lies kAheadBytes behind the columns at hand, where all that follows is read in the order of the memory.
+struct NextAhead {
+  template <class W>
+  HB_INLINE void ask(const ArrangedPanel<W>& panel) {
+    const auto* from = reinterpret_cast<const std::byte*>(panel.at) + kAheadBytes;
+#pragma GCC unroll 8
+    for (std::int64_t i = 0; i < kTurnColumns * kPanelRows * std::int64_t{sizeof(W)}; i += kLineBytes)
+      __builtin_prefetch(from + i);  // of what is no memory, too
+  }
 };
 
 /// n columns of a panel times `tokens` interleaved rows of x. Between two sums, the accumulators of a tile lie in
@@ -120,14 +135,33 @@ void widen_panel(const bf16* from, std::int64_t n, float* to) {
 template <class Panels, class W>
 constexpr bool widens_panels = std::is_same_v<Panels, QuadPanels<W>> && sizeof(W) < sizeof(float);
 
+/// Panels [begin, end), whose columns y begins with, times rows of x that are one tile: nobody else wants a panel's
+/// columns, so each is passed over at once. y is written by whole vectors.
+template <class W, class Y>
+void multiply_tile(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t begin, std::int64_t end,
+                   std::int64_t tokens, const float* x) {
+  constexpr std::int64_t panels_of_vector = kLanes / kPanelRows;
+  float sums[kPanelTokens * kLanes];
+  NextAhead ahead;
+  for (std::int64_t p0 = begin; p0 < end; p0 += panels_of_vector) {
+    const std::int64_t count = std::min(panels_of_vector, end - p0);
+    for (std::int64_t s = 0; s < count; ++s)
+      for (std::int64_t k = 0; k < o.K; k += kRowChunk)
+        tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + k * tokens, std::min(kRowChunk, o.K - k), nullptr, true,
+                           true, sums + s * kPanelRows, kLanes, k == 0, ahead);
+    for (std::int64_t t = 0; t < tokens; ++t)
+      o.write(t, (p0 - begin) * kPanelRows, sums + t * kLanes, count * kPanelRows);
+  }
+}
+
 /// Panels [begin, end), whose columns y begins with, times all rows of x, interleaved, block after block.
 template <class Panels, class W, class Y>
 void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t begin, std::int64_t end,
                    const Groups& groups, const float* x) {
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
-  // One tile passes over a panel at once: nobody else wants its columns.
-  const bool alone = groups.count == 1 && Panels::most_together == 1;
-  const std::int64_t step = alone ? kRowChunk : groups.count > 2 ? kLongStepColumns : kStepColumns;
+  if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
+    if (groups.count == 1) return multiply_tile(o, panels, begin, end, groups.tokens, x);
+  const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
   [[maybe_unused]] alignas(kLineBytes) float wide[kLongStepColumns * kPanelRows];  // the columns of a panel
@@ -143,8 +177,8 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
       const bool starts = k % kRowChunk == 0, ends = (k + n) % kRowChunk == 0 || k + n == o.K;
       const std::int64_t steps = count * (between ? groups.count : n / kTurnColumns);
       const std::int64_t bytes = pitch * n * std::int64_t{sizeof(W)};
-      const std::int64_t distance = alone ? kAheadBytes : std::max(kAheadBytes, 2 * bytes);
-      LinesAhead ahead(reinterpret_cast<const std::byte*>(panels.columns(p0, k)) + distance, bytes, steps);
+      LinesAhead ahead(reinterpret_cast<const std::byte*>(panels.columns(p0, k)) + std::max(kAheadBytes, 2 * bytes),
+                       bytes, steps);
       for (std::int64_t s = 0; s < count; ++s)
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;

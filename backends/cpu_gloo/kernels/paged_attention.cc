@@ -18,18 +18,22 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 
-/// One layer's pool as rows: block b holds block_size·kv_heads key rows of d elements, then as many value rows of dv.
+/// One layer's pool as rows: block b holds each kv head's block_size key rows of d elements, then their value rows of
+/// dv.
 template <class P>
 struct PoolView {
   const P* data;
   std::int64_t block_size, kv_heads, d, dv;
-  const P* block(std::int64_t number) const { return data + number * block_size * kv_heads * (d + dv); }
+  /// From one kv head's rows in a block to the next head's.
+  std::int64_t key_pitch() const { return block_size * d; }
+  std::int64_t value_pitch() const { return block_size * dv; }
+  const P* block(std::int64_t number) const { return data + number * kv_heads * (key_pitch() + value_pitch()); }
   /// Token p that it holds of the sequence whose blocks these are.
   const P* key_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
-    return block(blocks[p / block_size]) + (p % block_size * kv_heads + head) * d;
+    return block(blocks[p / block_size]) + head * key_pitch() + p % block_size * d;
   }
   const P* value_at(const std::int32_t* blocks, std::int64_t p, std::int64_t head) const {
-    return block(blocks[p / block_size]) + block_size * kv_heads * d + (p % block_size * kv_heads + head) * dv;
+    return block(blocks[p / block_size]) + kv_heads * key_pitch() + head * value_pitch() + p % block_size * dv;
   }
 };
 
@@ -51,80 +55,112 @@ struct Tokens {
 /// Up to here so many query heads of a kv head read keys and values where they lie; more have them packed once.
 constexpr std::int64_t kHeadsInPlace = 4;
 
+constexpr std::int64_t kRowsAtOnce =
+    16;  // that are read and, meanwhile, asked for: twice as many stay in the first cache
+constexpr int kKeyVectors = kRowsAtOnce / kLanes;
+static_assert(kBlock % kRowsAtOnce == 0);
+
 /// Where a block's rows of one kv head begin, for each of its positions.
 template <class P>
 struct Rows {
   const P *keys[kBlock], *values[kBlock];
   Rows() = default;
   Rows(const PoolView<P>& pool, const std::int32_t* blocks, std::int64_t p0, std::int64_t n, std::int64_t kv_head) {
-    for (std::int64_t p = 0; p < n; ++p) {
-      keys[p] = pool.key_at(blocks, p0 + p, kv_head);
-      values[p] = pool.value_at(blocks, p0 + p, kv_head);
+    for (std::int64_t p = 0; p < n;) {  // those in one block of the pool lie behind each other
+      const P *key = pool.key_at(blocks, p0 + p, kv_head), *value = pool.value_at(blocks, p0 + p, kv_head);
+      const std::int64_t end = std::min(n, p + pool.block_size - (p0 + p) % pool.block_size);
+      for (; p < end; ++p, key += pool.d, value += pool.dv) keys[p] = key, values[p] = value;
     }
-    for (std::int64_t p = n; p < kBlock; ++p) keys[p] = keys[n - 1];
+    std::fill(keys + n, keys + kBlock, keys[n - 1]);
   }
 };
 
-/// Rows of kv heads that lie side by side, asked for in the order of the memory, a few lines at a time: a processor
-/// that waits for many at once waits with its loads too. What one head reads of them are pieces a row apart. Few rows
-/// at a time, so that they are still in the first cache when they are read.
+/// `count` rows of `heads` kv heads: row r of head h has `width` elements from rows[r] + at + h·pitch.
+template <class P>
+struct HeadRows {
+  const P* const* rows;
+  std::int64_t count, at, heads, pitch, width;
+  HB_INLINE const P* row(std::int64_t r, std::int64_t head) const { return rows[r] + at + head * pitch; }
+};
+
+/// Rows that are read next, asked for a few lines at a time: a processor that waits for many at once waits with its
+/// loads too.
 template <class P>
 class RowsAhead {
  public:
-  /// n rows of `width` elements, in `steps` steps.
-  RowsAhead(const P* const* rows, std::int64_t n, std::int64_t width, std::int64_t steps)
-      : rows_(rows), end_(rows + n), width_(width), step_(round_up((n * width + steps - 1) / steps, kLine)) {}
+  /// All of them in `steps` steps.
+  RowsAhead(const HeadRows<P>& of, std::int64_t steps)
+      : of_(of), lines_((of.count * of.heads * ((of.width + kLine - 1) / kLine) + steps - 1) / steps) {
+    if (of.count > 0) at_ = of.row(0, 0);
+  }
   HB_INLINE void ask() {
-    if (rows_ == end_) return;
-    const std::int64_t last = std::min(at_ + step_, width_);
-    for (; at_ < last; at_ += kLine) __builtin_prefetch(*rows_ + at_, 0, 3);
-    if (at_ >= width_) at_ = 0, ++rows_;
+    for (std::int64_t i = 0; i < lines_ && head_ < of_.heads; ++i) {
+      __builtin_prefetch(at_ + column_, 0, 3);
+      if ((column_ += kLine) >= of_.width) next_row();
+    }
   }
 
  private:
+  HB_INLINE void next_row() {
+    column_ = 0;
+    if (++row_ == of_.count) row_ = 0, ++head_;
+    at_ = of_.row(row_, head_);
+  }
   static constexpr std::int64_t kLine = 64 / sizeof(P);
-  const P *const *rows_, *const *end_;
-  std::int64_t width_, step_, at_ = 0;
+  const HeadRows<P> of_;
+  const std::int64_t lines_;
+  const P* at_ = nullptr;
+  std::int64_t row_ = 0, head_ = 0, column_ = 0;
 };
 
-/// s[H][kBlock] = q[H][d] · kLanes keys, each `at` elements into its row: turned in registers.
-template <int H, class P>
-HB_INLINE void score_keys(const P* const* keys, std::int64_t at, std::int64_t d, const float* q, float* s,
-                          RowsAhead<P>& ahead) {
-  Vf acc[H] = {};
-  for (std::int64_t c = 0; c < d; c += kLanes) {
-    ahead.ask();
-    Vf k_t[kLanes];
+/// G kv heads of H query heads each: s[G·H][kBlock] = q[G·H][d] · kRowsAtOnce keys, turned in registers.
+template <int G, int H, class P>
+HB_INLINE void score_keys(const HeadRows<P>& keys, const float* q, float* s, RowsAhead<P>& ahead) {
+  Vf acc[G][kKeyVectors][H] = {};
+  for (std::int64_t c = 0; c < keys.width; c += kLanes)
+#pragma GCC unroll 2
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+      for (int v = 0; v < kKeyVectors; ++v) {
+        ahead.ask();
+        Vf k_t[kLanes];
+        load_columns(keys.rows + v * kLanes, keys.at + g * keys.pitch + c, k_t);
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) k_t[i] = load(keys[i] + at + c);
-    transpose(k_t);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i)
+        for (int i = 0; i < kLanes; ++i)
 #pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) acc[h] += splat(q[h * d + c + i]) * k_t[i];
-  }
-  for (int h = 0; h < H; ++h) store(s + h * kBlock, acc[h]);
-}
-
-/// G kv heads of H query heads each: o[G·H][dv] (+)= s[G·H][kBlock] · NV vectors of n values, each `at` elements into
-/// its row; the kv heads' lie dv apart.
-template <int G, int H, int NV, class P>
-HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
-                           float* o, bool accumulate, RowsAhead<P>& ahead) {
-  Vf acc[G][H][NV];
+          for (int h = 0; h < H; ++h) acc[g][v][h] += splat(q[(g * H + h) * keys.width + c + i]) * k_t[i];
+      }
 #pragma GCC unroll 2
   for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+    for (int v = 0; v < kKeyVectors; ++v)
 #pragma GCC unroll 4
-    for (int h = 0; h < H; ++h)
+      for (int h = 0; h < H; ++h) store(s + (g * H + h) * kBlock + v * kLanes, acc[g][v][h]);
+}
+
+/// G kv heads of H query heads each: o[G·H][dv] (+)= s[G·H][kBlock] · the values, NV vectors of each from column c.
+template <int G, int H, int NV, class P>
+HB_INLINE void sum_vectors(const HeadRows<P>& values, std::int64_t c, const float* s, float* o, bool accumulate,
+                           RowsAhead<P>& ahead) {
+  Vf acc[G][H][NV];
+  const auto each = [&](auto&& body) HB_FORCE_INLINE {
+#pragma GCC unroll 2
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[g][h][v] = accumulate ? load(o + (g * H + h) * dv + v * kLanes) : Vf{};
-  for (std::int64_t p = 0; p < n; ++p) {
+        for (int v = 0; v < NV; ++v) body(acc[g][h][v], o + (g * H + h) * values.width + c + v * kLanes);
+  };
+  each([&](Vf& sum, const float* from) HB_FORCE_INLINE { sum = accumulate ? load(from) : Vf{}; });
+  for (std::int64_t p = 0; p < values.count; ++p) {
     ahead.ask();
 #pragma GCC unroll 2
     for (int g = 0; g < G; ++g) {
+      const P* from = values.row(p, g) + c;
+      asm("" : "+r"(from));  // one register, not one for each of its vectors
       Vf value[NV];
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) value[v] = load(values[p] + at + g * dv + v * kLanes);
+      for (int v = 0; v < NV; ++v) value[v] = load(from + v * kLanes);
 #pragma GCC unroll 4
       for (int h = 0; h < H; ++h) {
         const Vf weight = splat(s[(g * H + h) * kBlock + p]);
@@ -133,23 +169,17 @@ HB_INLINE void sum_vectors(const P* const* values, std::int64_t n, std::int64_t 
       }
     }
   }
-#pragma GCC unroll 2
-  for (int g = 0; g < G; ++g)
-#pragma GCC unroll 4
-    for (int h = 0; h < H; ++h)
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) store(o + (g * H + h) * dv + v * kLanes, acc[g][h][v]);
+  each([&](const Vf& sum, float* to) HB_FORCE_INLINE { store(to, sum); });
 }
 
-/// The same of whole values. G: 2 where two kv heads' chains fit beside each other.
+/// The same of whole values.
 template <int G, int H, class P>
-HB_INLINE void sum_in_place(const P* const* values, std::int64_t n, std::int64_t at, std::int64_t dv, const float* s,
-                            float* o, bool accumulate, RowsAhead<P>& ahead) {
+HB_INLINE void sum_in_place(const HeadRows<P>& values, const float* s, float* o, bool accumulate, RowsAhead<P>& ahead) {
   constexpr int kVectors = kLanes == 16 ? 4 : H == 1 ? 8 / G : 2;  // of a value, per pass
   std::int64_t c = 0;
-  for (; c + kVectors * kLanes <= dv; c += kVectors * kLanes)
-    sum_vectors<G, H, kVectors>(values, n, at + c, dv, s, o + c, accumulate, ahead);
-  for (; c < dv; c += kLanes) sum_vectors<G, H, 1>(values, n, at + c, dv, s, o + c, accumulate, ahead);
+  for (; c + kVectors * kLanes <= values.width; c += kVectors * kLanes)
+    sum_vectors<G, H, kVectors>(values, c, s, o, accumulate, ahead);
+  for (; c < values.width; c += kLanes) sum_vectors<G, H, 1>(values, c, s, o, accumulate, ahead);
 }
 
 struct Call {
@@ -243,14 +273,15 @@ struct SomeHeads {
 };
 
 /// `kv_heads` kv heads with groups of H at the last position of a sequence, block by block for all of them:
-/// attend_block without tiles of keys and values, a tile's queries the heads. Rows are read kLanes at a time, keys and
-/// then values, and meanwhile as many that come next are asked for: behind a block's values the next block's keys,
+/// attend_block without tiles of keys and values, a tile's queries the heads. Rows are read kRowsAtOnce at a time, keys
+/// and then values, and meanwhile as many that come next are asked for: behind a block's values the next block's keys,
 /// behind the last block those of `next`, which this thread will probably take.
 template <int H, class E, class P>
 void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, std::optional<SomeHeads> next,
                      std::int64_t kv_heads, const AttentionTile& t) {
+  constexpr std::int64_t kTogether = H == 1 ? 2 : 1;  // kv heads whose chains fit beside each other
   const auto [s, kv_head] = own;
-  const std::int64_t d = pool.d, dv = pool.dv;
+  const std::int64_t d = pool.d;
   const Tokens seen = call.seen_last(s);
   if (seen.begin >= seen.end) return put_nothing<E>(call, s, kv_head * H, kv_heads * H);
   pack_rows(row<E>(call.qkv, s) + kv_head * H * d, d, kv_heads * H, d, call.scores.scale, t.q, d);
@@ -258,19 +289,34 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
   const auto rows_from = [&](SomeHeads of, std::int64_t p0, std::int64_t end) {
     return Rows<P>(pool, call.blocks(of.sequence), p0, std::min(kBlock, end - p0), of.kv_head);
   };
+  // Of n rows those from `first` on, of the kv heads from i on.
+  const auto some = [&](const P* const* rows, std::int64_t n, std::int64_t first, std::int64_t i, std::int64_t pitch,
+                        std::int64_t width) {
+    return HeadRows<P>{
+        rows + first, std::min(kRowsAtOnce, n - first), i * pitch, std::min(kTogether, kv_heads - i), pitch, width};
+  };
+  const auto keys = [&](const Rows<P>& of, std::int64_t n, std::int64_t first, std::int64_t i) {
+    return some(of.keys, n, first, i, pool.key_pitch(), d);
+  };
+  const auto values = [&](const Rows<P>& of, std::int64_t n, std::int64_t first, std::int64_t i) {
+    return some(of.values, n, first, i, pool.value_pitch(), pool.dv);
+  };
   const std::int64_t start = seen.begin / kBlock * kBlock;
   Rows<P> rows = rows_from(own, start, seen.end), following;
   for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
     const std::int64_t n = std::min(kBlock, seen.end - p0);
-    const auto ahead_of = [&](const P* const* from, std::int64_t count, std::int64_t width, std::int64_t steps) {
-      return RowsAhead<P>(from, std::min<std::int64_t>(kLanes, count), kv_heads * width, steps);
-    };
-    for (std::int64_t first = 0, after = kLanes; first < n; first = after, after += kLanes) {
-      const std::int64_t steps = kv_heads * d / kLanes;
-      auto ahead = after < n ? ahead_of(rows.keys + after, n - after, d, steps) : ahead_of(rows.values, n, dv, steps);
-      for (std::int64_t i = 0; i < kv_heads; ++i)
-        score_keys<H>(rows.keys + first, i * d, d, t.q + i * H * d, t.s + i * H * kBlock + first, ahead);
-    }
+    for (std::int64_t i = 0; i < kv_heads; i += kTogether)
+      for (std::int64_t first = 0, after = kRowsAtOnce; first < n; first = after, after += kRowsAtOnce) {
+        const HeadRows<P> part = keys(rows, n, first, i);
+        RowsAhead<P> ahead(after < n                  ? keys(rows, n, after, i)
+                           : i + kTogether < kv_heads ? keys(rows, n, 0, i + kTogether)
+                                                      : values(rows, n, 0, 0),
+                           part.heads * kKeyVectors * d / kLanes);
+        const float* q = t.q + i * H * d;
+        float* scores = t.s + i * H * kBlock + first;
+        if (part.heads == kTogether) score_keys<kTogether, H>(part, q, scores, ahead);
+        else score_keys<1, H>(part, q, scores, ahead);
+      }
     weigh_scores(t, 0, kv_heads * H, round_up(n, kLanes), {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap,
                  p0 == start);
     std::int64_t then = 0;  // rows that come behind these
@@ -281,21 +327,19 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
     if (p0 + n < seen.end) follow(own, p0 + n, seen.end);
     else if (const Tokens others = next ? call.seen_last(next->sequence) : Tokens{}; others.begin < others.end)
       follow(*next, others.begin / kBlock * kBlock, others.end);
-    constexpr int kTogether = H == 1 ? 2 : 1;
-    for (std::int64_t first = 0, after = kLanes; first < n; first = after, after += kLanes) {
-      const std::int64_t count = std::min<std::int64_t>(kLanes, n - first);
-      const std::int64_t steps = count * ((kv_heads + kTogether - 1) / kTogether);
-      auto ahead =
-          after < n ? ahead_of(rows.values + after, n - after, dv, steps) : ahead_of(following.keys, then, d, steps);
-      for (std::int64_t i = 0; i < kv_heads; i += kTogether) {
+    for (std::int64_t i = 0; i < kv_heads; i += kTogether)
+      for (std::int64_t first = 0, after = kRowsAtOnce; first < n; first = after, after += kRowsAtOnce) {
+        const HeadRows<P> part = values(rows, n, first, i);
+        RowsAhead<P> ahead(after < n                  ? values(rows, n, after, i)
+                           : i + kTogether < kv_heads ? values(rows, n, 0, i + kTogether)
+                                                      : keys(following, then, 0, 0),
+                           part.count);
         const float* weights = t.s + i * H * kBlock + first;
         float* o = t.o + i * H * t.dp;
         const bool more = p0 != start || first > 0;
-        if (i + kTogether <= kv_heads)
-          sum_in_place<kTogether, H>(rows.values + first, count, i * dv, dv, weights, o, more, ahead);
-        else sum_in_place<1, H>(rows.values + first, count, i * dv, dv, weights, o, more, ahead);
+        if (part.heads == kTogether) sum_in_place<kTogether, H>(part, weights, o, more, ahead);
+        else sum_in_place<1, H>(part, weights, o, more, ahead);
       }
-    }
     if (then > 0) rows = following;
   }
   put_outputs<E>(call, s, kv_head * H, kv_heads * H, t, 0);
@@ -352,7 +396,7 @@ void run_tasks(KernelContext& ctx, const Call& call, const KvPool& pool, std::in
     with_float_type(pool.dtype, [&](auto p_tag) {
       using P = decltype(p_tag);
       const PoolView<P> view{static_cast<const P*>(pool.data), pool.block_size, call.shape.num_kv_heads, d, dv};
-      parallel_tasks(ctx, tasks, worth_team, [&](std::int64_t i, int thread) {
+      parallel_shares(ctx, tasks, worth_team, [&](std::int64_t i, int thread) {
         task(q_tag, view, i, AttentionTile(scratch + thread * share, longest, d, dp));
       });
     });
@@ -371,7 +415,7 @@ std::vector<std::int32_t> held_slots(const std::int32_t* slots, std::int64_t T, 
 
 void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, std::int64_t T, HeadShape shape,
               const KvPool& pool) {
-  const std::int64_t width = shape.num_kv_heads * shape.head_dim;
+  const std::int64_t d = shape.head_dim, width = shape.num_kv_heads * d;
   for (std::int64_t t = 0; t < T; ++t)
     HB_CHECK(slots[t] >= -1 && slots[t] < pool.num_blocks * pool.block_size, "slot {} of {}", slots[t],
              pool.num_blocks * pool.block_size);
@@ -384,12 +428,13 @@ void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, st
           const std::int64_t block = slots[t] / pool.block_size, offset = slots[t] % pool.block_size;
           const auto* k = row<decltype(in_tag)>(qkv, t) + shape.k_offset();
           const auto* v = row<decltype(in_tag)>(qkv, t) + shape.v_offset();
-          auto* k_out = data + (block * 2 * pool.block_size + offset) * width;
+          auto* k_out = data + block * 2 * pool.block_size * width + offset * d;
           auto* v_out = k_out + pool.block_size * width;
-          for_vectors(width, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-            st(k_out + j, ld(k + j));
-            st(v_out + j, ld(v + j));
-          });
+          for (std::int64_t h = 0; h < shape.num_kv_heads; ++h)
+            for_vectors(d, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
+              st(k_out + h * pool.block_size * d + j, ld(k + h * d + j));
+              st(v_out + h * pool.block_size * d + j, ld(v + h * d + j));
+            });
         }
       });
     });
@@ -412,8 +457,7 @@ void paged_decode_attention(KernelContext& ctx, ConstMatrix qkv, HeadShape shape
                   const auto heads_of = [&](std::int64_t task) {
                     return SomeHeads{task / tasks, task % tasks * together};
                   };
-                  const std::int64_t then = i + ctx.num_threads();  // where all take turns
-                  const auto next = then < S * tasks ? std::optional(heads_of(then)) : std::nullopt;
+                  const auto next = i + 1 < S * tasks ? std::optional(heads_of(i + 1)) : std::nullopt;
                   decode_in_place<H, E>(call, view, heads_of(i), next, together, t);
                 });
     };

@@ -9,7 +9,8 @@
 
 namespace hotbunk::kernels {
 
-/// One layer's KV pool [num_blocks][2][block_size][kv_heads][d]: in a block first all keys, then all values.
+/// One layer's KV pool [num_blocks][2][kv_heads][block_size][d]: in a block first all keys, then all values, and of
+/// these a kv head's behind each other, as decoding reads them.
 /// Slot s of the pool = position s % block_size of block s / block_size.
 struct KvPool {
   void* data = nullptr;

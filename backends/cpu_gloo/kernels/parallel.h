@@ -5,6 +5,9 @@
 #include <omp.h>
 
 #include <atomic>
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -59,6 +62,55 @@ void parallel_tasks(const KernelContext& ctx, std::int64_t n, bool worth_team, T
   std::atomic<std::int64_t> next{0};
   on_team(ctx.num_threads(), [&](int thread, int) {
     for (std::int64_t i = next++; i < n; i = next++) task(i, thread);
+  });
+}
+
+/// What is left of n tasks, of which each of several threads has a part of its own, the same in every call: what they
+/// read may still be in its cache. Who has finished takes those of others, from behind.
+class Shares {
+ public:
+  Shares(std::int64_t n, int threads) : parts_(static_cast<std::size_t>(threads)) {
+    HB_CHECK(n <= std::numeric_limits<std::uint32_t>::max(), "{} tasks", n);
+    for (std::int64_t t = 0; t < threads; ++t) left_of(t) = pack(n * t / threads, n * (t + 1) / threads);
+  }
+  /// This thread's next task; none when none is left.
+  std::optional<std::int64_t> take(std::int64_t thread) {
+    const std::int64_t threads = std::ssize(parts_);
+    for (std::int64_t i = 0; i < threads; ++i) {
+      std::atomic<std::uint64_t>& left = left_of((thread + i) % threads);
+      for (std::uint64_t old = left; begin_of(old) < end_of(old);) {
+        const std::int64_t begin = begin_of(old), end = end_of(old);
+        if (left.compare_exchange_weak(old, i == 0 ? pack(begin + 1, end) : pack(begin, end - 1)))
+          return i == 0 ? begin : end - 1;
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct alignas(64) Part {  // of a cache line of its own
+    std::atomic<std::uint64_t> left;
+  };
+  static std::uint64_t pack(std::int64_t begin, std::int64_t end) {
+    return static_cast<std::uint64_t>(begin) << 32 | static_cast<std::uint64_t>(end);
+  }
+  static std::int64_t begin_of(std::uint64_t left) { return static_cast<std::int64_t>(left >> 32); }
+  static std::int64_t end_of(std::uint64_t left) { return static_cast<std::int64_t>(left & 0xffffffffu); }
+  std::atomic<std::uint64_t>& left_of(std::int64_t thread) { return parts_[static_cast<std::size_t>(thread)].left; }
+  std::vector<Part> parts_;
+};
+
+/// The same for tasks whose memory a thread may still have from the call before, or whose neighbours read what lies
+/// beside theirs.
+template <class Task>
+void parallel_shares(const KernelContext& ctx, std::int64_t n, bool worth_team, Task&& task) {
+  if (ctx.num_threads() == 1 || n <= 1 || !worth_team) {
+    for (std::int64_t i = 0; i < n; ++i) task(i, 0);
+    return;
+  }
+  Shares shares(n, ctx.num_threads());
+  on_team(ctx.num_threads(), [&](int thread, int) {
+    while (const std::optional<std::int64_t> i = shares.take(thread)) task(*i, thread);
   });
 }
 

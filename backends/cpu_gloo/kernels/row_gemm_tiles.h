@@ -386,7 +386,8 @@ HB_INLINE void panel_quad(Panel& panel, const float* x, Vf (&acc)[TB][kVecs]) {
 
 /// Asks for nothing.
 struct NothingAhead {
-  void ask() {}
+  template <class Panel>
+  void ask(const Panel&) {}
 };
 
 constexpr std::int64_t kTurnColumns = 8;  // of a panel between two questions of what is ahead
@@ -396,7 +397,7 @@ static_assert(kLanes % kTurnColumns == 0);
 template <int TB, class Panel, class Ahead>
 HB_INLINE void panel_columns(Panel panel, const float* x, std::int64_t n, Vf (&acc)[TB][kVecs], Ahead& ahead) {
   for (std::int64_t k = 0; k < n; k += kTurnColumns, x += kTurnColumns * TB) {
-    ahead.ask();
+    ahead.ask(panel);
     panel_quad(panel, x, acc);
     panel_quad(panel, x + 4 * TB, acc);
   }

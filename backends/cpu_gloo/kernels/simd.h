@@ -239,6 +239,32 @@ HB_INLINE void transpose(Vf (&rows)[kLanes]) {
   }
 }
 
+/// kLanes elements from rows[r] + at, of kLanes rows: to[c] has element c of each.
+template <class T>
+HB_INLINE void load_columns(const T* const* rows, std::int64_t at, Vf (&to)[kLanes]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r) to[r] = load(rows[r] + at);
+  transpose(to);
+}
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/// Half as many shuffles: elements are moved while they are narrow, and the last move puts the zeros below them.
+HB_INLINE void load_columns(const bf16* const* rows, std::int64_t at, Vf (&to)[kLanes]) {
+  const auto half = [&](int r)
+                        HB_FORCE_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + at)); };
+  const auto both = [&](int r) HB_FORCE_INLINE { return _mm256_set_m128i(half(r + 4), half(r)); };
+  const __m256i r0 = both(0), r1 = both(1), r2 = both(2), r3 = both(3), zeros = _mm256_setzero_si256();
+  const __m256i a = _mm256_unpacklo_epi16(r0, r1), b = _mm256_unpacklo_epi16(r2, r3), c = _mm256_unpackhi_epi16(r0, r1),
+                d = _mm256_unpackhi_epi16(r2, r3);
+  const __m256i columns[] = {_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b), _mm256_unpacklo_epi32(c, d),
+                             _mm256_unpackhi_epi32(c, d)};
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    to[2 * i] = std::bit_cast<Vf>(_mm256_unpacklo_epi16(zeros, columns[i]));
+    to[2 * i + 1] = std::bit_cast<Vf>(_mm256_unpackhi_epi16(zeros, columns[i]));
+  }
+}
+#endif
+
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what
 /// overflows, NaN for NaN. Cody-Waite reduction by ln 2 in two parts, then a degree-7 polynomial on [−ln2/2, ln2/2]
 /// (the minimax coefficients of Cephes' expf, Moshier 1989), then 2^n in two factors so that neither leaves the range
