@@ -55,8 +55,7 @@ struct Tokens {
 /// Up to here so many query heads of a kv head read keys and values where they lie; more have them packed once.
 constexpr std::int64_t kHeadsInPlace = 4;
 
-constexpr std::int64_t kRowsAtOnce =
-    16;  // that are read and, meanwhile, asked for: twice as many stay in the first cache
+constexpr std::int64_t kRowsAtOnce = 16;  // read, while the next ones are asked for: both stay in the first cache
 constexpr int kKeyVectors = kRowsAtOnce / kLanes;
 static_assert(kBlock % kRowsAtOnce == 0);
 
