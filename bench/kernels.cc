@@ -236,7 +236,7 @@ void paged_decode(benchmark::State& state) {
 }
 BENCHMARK(paged_decode)
     ->ArgsProduct({{1, 16}, {512, 4096}, {14}, {2}})
-    ->ArgsProduct({{1, 32}, {256}, {8}, {8}})
+    ->ArgsProduct({{1, 32}, {256}, {8}, {8, 2}})
     ->ArgNames({"S", "context", "a", "k"})
     ->UseRealTime();
 

@@ -47,7 +47,7 @@
 //                                                window: a query sees that many tokens, itself the last; scale: of
 //                                                scores, in the place of 1/sqrt(d); softcap: c tanh(score / c)
 //   attention_backward do[T,ad], x[T,Q], o, lse, cu_seqlens -> dx[T,Q]
-//   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 block_tokens, k d]           block_tokens, heads, …
+//   kv_write           x[T,Q], kv_slots[T] -> pool[blocks, 2 k, block_tokens d]           block_tokens, heads, …
 //                                                ranks: of op.group hold a sequence in parts, as do latent_write and what attends;
 //                                                token p lies at the place p mod ranks, and slots and tables are of blocks of
 //                                                ranks block_tokens

@@ -95,8 +95,9 @@ bool RolloutState::is_prepacked(const Tensor& of_weight) const {
 }
 
 Tensor RolloutState::kv_layer(const ProgramBuilder& b, std::int64_t layer) const {
-  const std::int64_t apart = scenario_.model.mla ? 1 : 2;  // keys and values
-  const std::int64_t rows = apart * scenario_.rollout.block_tokens, cols = kv_row_elements(scenario_) / apart;
+  const std::int64_t tokens = scenario_.rollout.block_tokens, of_token = kv_row_elements(scenario_);
+  const std::int64_t rows = scenario_.model.mla ? tokens : of_token / scenario_.model.head_dim;
+  const std::int64_t cols = tokens * of_token / rows;
   return b.view(kv_, scenario_.rollout.kv_dtype(), {fixed(kv_blocks_), fixed(rows), fixed(cols)},
                 (layer - layers_.begin) * kv_blocks_ * rows * cols);
 }

@@ -73,7 +73,7 @@ class RolloutState {
   bool is_prepacked(std::size_t weight) const { return prepacked_[weight]; }
   bool is_prepacked(const Tensor& of_weight) const;
   BufferId kv() const { return kv_; }
-  /// [blocks, 2 block_tokens, kv heads * head dim] of one layer; of latents [blocks, block_tokens, what is kept].
+  /// [blocks, 2 kv heads, block_tokens * head dim] of one layer; of latents [blocks, block_tokens, what is kept].
   Tensor kv_layer(const ProgramBuilder&, std::int64_t layer) const;
 
  private:

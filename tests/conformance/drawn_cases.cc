@@ -311,12 +311,12 @@ class Drawn {
         return i == first ? -1.0 : static_cast<double>(all - 1 - i);
       });
     };
-    add(OpKind::kv_write, {in({T, Q}), slots()}, {in({blocks, 2 * block, k * d})}, heads(pool));
-    add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
+    add(OpKind::kv_write, {in({T, Q}), slots()}, {in({blocks, 2 * k, block * d})}, heads(pool));
+    add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * k, block * d}), cu_seqlens(), tables(), lengths()},
         {made({T, a * d}), made(f32, {T, a})}, heads(pool));
     seeing.insert(seeing.end(), pool.begin(), pool.end());
     if (ranks > 1 || seed_ % 2 != 0)
-      add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * block, k * d}), cu_seqlens(), tables(), lengths()},
+      add(OpKind::paged_attention, {in({T, Q}), in({blocks, 2 * k, block * d}), cu_seqlens(), tables(), lengths()},
           {made({T, a * d}), made(f32, {T, a})}, heads(seeing));
     const std::int64_t r = between(2, 40), t = 2 * between(1, d / 4), v = between(1, 24);
     Attrs latent = {

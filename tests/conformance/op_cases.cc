@@ -505,7 +505,7 @@ void add_attention(std::vector<OpCase>& out, DType x) {
                  {6, 7},
                  alone,
                  {}});
-  const std::vector<std::int64_t> pool = {blocks, 2 * block_tokens, k * d};
+  const std::vector<std::int64_t> pool = {blocks, 2 * k, block_tokens * d};
   out.push_back({OpKind::kv_write,
                  {qkv, {"kv_slots", DType::i32, {T}, itself}, {"pool", x, pool, none}},
                  {0, 1},
@@ -539,8 +539,8 @@ void add_attention(std::vector<OpCase>& out, DType x) {
        [](const Values& v, std::int64_t i) {
          const std::int64_t t = i / (a * d), head = i % (a * d) / d / (a / k);
          const std::int64_t position = t < 3 ? t : t - 3, block = t < 3 ? 0 : max_blocks;
-         const std::int64_t row = (2 * block + 1) * block_tokens + position;
-         return v[1][static_cast<std::size_t>(row * k * d + head * d + i % d)];
+         const std::int64_t row = ((2 * block + 1) * k + head) * block_tokens + position;
+         return v[1][static_cast<std::size_t>(row * d + i % d)];
        }});
   // The same where sequences have two rows each, and the last row is nobody's.
   out.push_back(
@@ -557,8 +557,8 @@ void add_attention(std::vector<OpCase>& out, DType x) {
        [](const Values& v, std::int64_t i) {
          const std::int64_t t = i / (a * d), head = i % (a * d) / d / (a / k);
          if (t >= 2 * S) return 0.0;
-         const std::int64_t row = (2 * (t / 2 * max_blocks) + 1) * block_tokens + t % 2;
-         return v[1][static_cast<std::size_t>(row * k * d + head * d + i % d)];
+         const std::int64_t row = ((2 * (t / 2 * max_blocks) + 1) * k + head) * block_tokens + t % 2;
+         return v[1][static_cast<std::size_t>(row * d + i % d)];
        }});
 }
 

@@ -255,14 +255,16 @@ std::int64_t own_slot(const OracleCall& c, std::int64_t slot) {
 void kv_write_formula(OracleCall& c) {
   const Heads n = heads_of(c);
   const Numbers& x = c.inputs[0];
-  const std::int64_t wide = n.k * n.d, block = pool_of(c).block;
+  const std::int64_t block = pool_of(c).block;
   for (std::int64_t t = 0; t < x.rows(); ++t) {
     const std::int64_t slot = own_slot(c, c.inputs[1].whole(t));
     if (slot < 0) continue;
-    const std::int64_t row = slot / block * 2 * block + slot % block;  // keys of a block, then its values
-    for (std::int64_t j = 0; j < wide; ++j) {
-      c.outputs[0](row, j) = x(t, n.key(0) + j);
-      c.outputs[0](row + block, j) = x(t, n.value(0) + j);
+    for (std::int64_t h = 0; h < n.k; ++h) {
+      const std::int64_t row = slot / block * 2 * n.k + h, at = slot % block * n.d;  // a block's keys, then its values
+      for (std::int64_t j = 0; j < n.d; ++j) {
+        c.outputs[0](row, at + j) = x(t, n.key(h) + j);
+        c.outputs[0](row + n.k, at + j) = x(t, n.value(h) + j);
+      }
     }
   }
 }
@@ -307,9 +309,9 @@ void paged_attention_formula(OracleCall& c) {
     for (std::int64_t h = 0; h < n.a; ++h) {
       std::vector<Vector> keys, values;
       for (const std::int64_t slot : rows) {
-        const std::int64_t row = slot / block * 2 * block + slot % block;
-        keys.push_back(vector_of(pool, row, n.kv_of(h) * n.d, n.d));
-        values.push_back(vector_of(pool, row + block, n.kv_of(h) * n.d, n.d));
+        const std::int64_t row = slot / block * 2 * n.k + n.kv_of(h), at = slot % block * n.d;
+        keys.push_back(vector_of(pool, row, at, n.d));
+        values.push_back(vector_of(pool, row + n.k, at, n.d));
       }
       put_attended(c, t, h, attend(c, vector_of(x, t, h * n.d, n.d), keys, values, n.d, x.dtype()));
     }

@@ -392,17 +392,19 @@ TEST_CASE("decode has prefill's bits, whether a group's heads read keys in place
                                     {DType::f32, DType::bf16}})
     for (const HeadShape& shape : shapes)
       for (const Scores scale : {Scores{0.16f}, Scores{0.16f, 1.5f, 70}})
-        for (int threads : {1, 2}) {
+        for (const auto& [threads, block] : {std::pair(1, 8), {2, 24}, {2, 5}, {1, 1}}) {
           CAPTURE(name_of(dtype), name_of(kept), shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dv(),
-                  scale.window, threads);
+                  scale.window, threads, block);
           KernelContext ctx(threads);
           Random rng(33);
-          const std::int64_t length = 137, blocks = 18, out = shape.num_heads * shape.dv(), sequences = 4;
+          const std::int64_t length = 137, out = shape.num_heads * shape.dv(), sequences = 4;
+          const std::int32_t blocks = (137 + block - 1) / block;
           const Tensor qkv = Tensor::random(dtype, length, shape.width(), 0, rng);
-          Tensor pool = Tensor::random(kept, blocks, 8 * shape.num_kv_heads * (shape.head_dim + shape.dv()), 0, rng);
+          Tensor pool =
+              Tensor::random(kept, blocks, block * shape.num_kv_heads * (shape.head_dim + shape.dv()), 0, rng);
           std::vector<std::int32_t> table;  // of sequences that are one's beginnings, and one of none
-          for (std::int32_t b = 0; b < sequences * blocks; ++b) table.push_back((b % blocks * 7 + 3) % blocks);
-          const KvPool view{pool.data(), kept, blocks, 8};
+          for (std::int32_t b = 0; b < sequences * blocks; ++b) table.push_back((b % blocks * 11 + 3) % blocks);
+          const KvPool view{pool.data(), kept, blocks, block};
           const std::vector<std::int32_t> contexts{137, 0, 9, 65};
           const PagedContext paged{table.data(), blocks, contexts.data()};
           Tensor prefilled(dtype, length, out), q(dtype, sequences, shape.width()), decoded(dtype, sequences, out);

@@ -183,7 +183,7 @@ void add_attention(std::vector<Hot>& all, DType x) {
   const Operand qkv{x, {T, Q}}, o{x, {T, a * d}}, lse{f32, {T, a}},
       cu = i32({2}, [](std::int64_t i) { return i * T; }), table = i32({1, blocks}, place),
       length = i32({1}, [](std::int64_t) { return T; }), positions = i32({T}, place);
-  const Operand kv{x, {1, T, 2 * k * d}}, pool{x, {blocks, 2 * block_tokens, k * d}};
+  const Operand kv{x, {1, T, 2 * k * d}}, pool{x, {blocks, 2 * k, block_tokens * d}};
   const Operand wide_q{f32, {T, a * d}}, wide_kv{f32, {1, T, 2 * k * d}}, stat{f32, {T, a + k}}, head{x, {d}};
   const Attrs rotary = with(heads, {{Attr::rope_theta, 1e4}}), norm = with(heads, {{Attr::eps, 1e-5}});
   all.push_back({"rope", OpKind::rope, {qkv, positions}, {qkv}, rotary, true});
@@ -197,7 +197,7 @@ void add_attention(std::vector<Hot>& all, DType x) {
       {"kv_write", OpKind::kv_write, {qkv, positions}, {pool}, with(heads, {{Attr::block_tokens, block_tokens}})});
   // Of a rank that holds every other token.
   const Attrs part = with(heads, {{Attr::block_tokens, block_tokens}, {Attr::ranks, std::int64_t{2}}});
-  const Operand part_of_pool{x, {blocks / 2, 2 * block_tokens, k * d}};
+  const Operand part_of_pool{x, {blocks / 2, 2 * k, block_tokens * d}};
   all.push_back({"kv_write, of a part", OpKind::kv_write, {qkv, positions}, {part_of_pool}, part});
   all.push_back({"attention_sinks, of a part",
                  OpKind::attention_sinks,

@@ -218,7 +218,7 @@ TEST_CASE("Context-parallel ranks count each pair once, all ranks and steps of a
 
 TEST_CASE("Paged attention reads every sequence's context once") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
-               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(4), fixed(24)}), cu = tensor(2, int32_type, {fixed(5)}),
                tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
                o = tensor(5, bf16_type, {tokens(8), fixed(24)});
   const Op paged = with_heads(op(OpKind::paged_attention, {x, pool, cu, tables, lengths}, {o}));
@@ -237,7 +237,7 @@ TEST_CASE("Paged attention reads every sequence's context once") {
 
 TEST_CASE("Of a sequence that ranks hold in parts each reads its own, and weighs what it found among all") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
-               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(4), fixed(24)}), cu = tensor(2, int32_type, {fixed(5)}),
                tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
                o = tensor(5, bf16_type, {tokens(8), fixed(24)}), lse = tensor(6, fp32_type, {tokens(8), fixed(4)}),
                all = tensor(7, fp32_type, {fixed(3), tokens(8), fixed(4)});
@@ -269,7 +269,7 @@ TEST_CASE("Of a sequence that ranks hold in parts each reads its own, and weighs
 
 TEST_CASE("With a window attention counts at most as many pairs as fit there") {
   const Tensor x = tensor(0, bf16_type, {tokens(8), fixed(48)}),
-               pool = tensor(1, bf16_type, {fixed(6), fixed(8), fixed(12)}), cu = tensor(2, int32_type, {fixed(5)}),
+               pool = tensor(1, bf16_type, {fixed(6), fixed(4), fixed(24)}), cu = tensor(2, int32_type, {fixed(5)}),
                tables = tensor(3, int32_type, {seqs(4), fixed(3)}), lengths = tensor(4, int32_type, {seqs(4)}),
                o = tensor(5, bf16_type, {tokens(8), fixed(24)}), lse = tensor(6, fp32_type, {tokens(8), fixed(4)});
   const auto windowed = [](Op op, std::int64_t window) { return with(op, Attr::window, window); };

@@ -21,7 +21,7 @@ E* copied(const E* from, E* to, std::int64_t n) {
   return to + n;
 }
 
-/// Keys and values of all heads of one token, each head's so many elements behind the one's before it.
+/// One token's keys and values of all heads; from a head's key to the next head's are key_pitch elements.
 template <class E>
 void expand_token(const LatentShape& shape, const E* kv, const E* rotated, E* keys, std::int64_t key_pitch, E* values,
                   std::int64_t value_pitch) {

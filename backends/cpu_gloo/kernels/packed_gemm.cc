@@ -187,13 +187,10 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
                                sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
           };
           if (between) ahead.ask();
-          if constexpr (widens_panels<Panels, W>)
-            if (between) {
-              if (g == 0) widen_panel(panels.columns(p0 + s, k), n * kPanelRows, wide);
-              multiply(ArrangedPanel<float>{wide}, nothing);
-              continue;
-            }
-          if (between) multiply(panels.panel(p0 + s, k), nothing);
+          if constexpr (widens_panels<Panels, W>) {
+            if (g == 0) widen_panel(panels.columns(p0 + s, k), n * kPanelRows, wide);
+            multiply(ArrangedPanel<float>{wide}, nothing);
+          } else if (between) multiply(panels.panel(p0 + s, k), nothing);
           else multiply(panels.panel(p0 + s, k), ahead);
         }
     }

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kScratchSlot = 3;
 
-/// One layer's pool as rows: block b holds each kv head's block_size key rows of d elements, then their value rows of
-/// dv.
+/// One layer's pool as rows: block b holds block_size key rows of d elements for each kv head, behind the last head's
+/// keys as many value rows of dv.
 template <class P>
 struct PoolView {
   const P* data;
@@ -112,35 +112,44 @@ class RowsAhead {
   std::int64_t row_ = 0, head_ = 0, column_ = 0;
 };
 
-/// G kv heads of H query heads each: s[G·H][kBlock] = q[G·H][d] · kRowsAtOnce keys, turned in registers.
+/// Where a second pass over rows asks for nothing more.
+struct NoRowsAhead {
+  void ask() {}
+};
+
+/// G kv heads of H query heads each: s[G·H][kBlock] = q[G·H][d] · kRowsAtOnce keys, turned in registers. Four chains
+/// beside each other do not wait for themselves, and leave room for the keys.
 template <int G, int H, class P>
 HB_INLINE void score_keys(const HeadRows<P>& keys, const float* q, float* s, RowsAhead<P>& ahead) {
-  Vf acc[G][kKeyVectors][H] = {};
-  for (std::int64_t c = 0; c < keys.width; c += kLanes)
+  constexpr int kVectors = G * H * kKeyVectors <= 4 ? kKeyVectors : 1;  // of keys
+  for (int first = 0; first < kKeyVectors; first += kVectors) {
+    Vf acc[G][kVectors][H] = {};
+    for (std::int64_t c = 0; c < keys.width; c += kLanes)
+#pragma GCC unroll 2
+      for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          ahead.ask();
+          Vf k_t[kLanes];
+          load_columns(keys.rows + (first + v) * kLanes, keys.at + g * keys.pitch + c, k_t);
+#pragma GCC unroll 16
+          for (int i = 0; i < kLanes; ++i)
+#pragma GCC unroll 4
+            for (int h = 0; h < H; ++h) acc[g][v][h] += splat(q[(g * H + h) * keys.width + c + i]) * k_t[i];
+        }
 #pragma GCC unroll 2
     for (int g = 0; g < G; ++g)
 #pragma GCC unroll 2
-      for (int v = 0; v < kKeyVectors; ++v) {
-        ahead.ask();
-        Vf k_t[kLanes];
-        load_columns(keys.rows + v * kLanes, keys.at + g * keys.pitch + c, k_t);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i)
+      for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 4
-          for (int h = 0; h < H; ++h) acc[g][v][h] += splat(q[(g * H + h) * keys.width + c + i]) * k_t[i];
-      }
-#pragma GCC unroll 2
-  for (int g = 0; g < G; ++g)
-#pragma GCC unroll 2
-    for (int v = 0; v < kKeyVectors; ++v)
-#pragma GCC unroll 4
-      for (int h = 0; h < H; ++h) store(s + (g * H + h) * kBlock + v * kLanes, acc[g][v][h]);
+        for (int h = 0; h < H; ++h) store(s + (g * H + h) * kBlock + (first + v) * kLanes, acc[g][v][h]);
+  }
 }
 
 /// G kv heads of H query heads each: o[G·H][dv] (+)= s[G·H][kBlock] · the values, NV vectors of each from column c.
-template <int G, int H, int NV, class P>
+template <int G, int H, int NV, class P, class Ahead>
 HB_INLINE void sum_vectors(const HeadRows<P>& values, std::int64_t c, const float* s, float* o, bool accumulate,
-                           RowsAhead<P>& ahead) {
+                           Ahead& ahead) {
   Vf acc[G][H][NV];
   const auto each = [&](auto&& body) HB_FORCE_INLINE {
 #pragma GCC unroll 2
@@ -175,10 +184,12 @@ HB_INLINE void sum_vectors(const HeadRows<P>& values, std::int64_t c, const floa
 template <int G, int H, class P>
 HB_INLINE void sum_in_place(const HeadRows<P>& values, const float* s, float* o, bool accumulate, RowsAhead<P>& ahead) {
   constexpr int kVectors = kLanes == 16 ? 4 : H == 1 ? 8 / G : 2;  // of a value, per pass
-  std::int64_t c = 0;
-  for (; c + kVectors * kLanes <= values.width; c += kVectors * kLanes)
-    sum_vectors<G, H, kVectors>(values, c, s, o, accumulate, ahead);
-  for (; c < values.width; c += kLanes) sum_vectors<G, H, 1>(values, c, s, o, accumulate, ahead);
+  const auto pass = [&](std::int64_t c, auto& asks) HB_FORCE_INLINE {
+    if (c + kVectors * kLanes > values.width) return sum_vectors<G, H, 1>(values, c, s, o, accumulate, asks), kLanes;
+    return sum_vectors<G, H, kVectors>(values, c, s, o, accumulate, asks), kVectors * kLanes;
+  };
+  NoRowsAhead nothing;
+  for (std::int64_t c = pass(0, ahead); c < values.width;) c += pass(c, nothing);
 }
 
 struct Call {
@@ -274,7 +285,7 @@ struct SomeHeads {
 /// `kv_heads` kv heads with groups of H at the last position of a sequence, block by block for all of them:
 /// attend_block without tiles of keys and values, a tile's queries the heads. Rows are read kRowsAtOnce at a time, keys
 /// and then values, and meanwhile as many that come next are asked for: behind a block's values the next block's keys,
-/// behind the last block those of `next`, which this thread will probably take.
+/// behind the last block those of `next`, the next task's, mostly this thread's.
 template <int H, class E, class P>
 void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, std::optional<SomeHeads> next,
                      std::int64_t kv_heads, const AttentionTile& t) {
@@ -415,6 +426,7 @@ std::vector<std::int32_t> held_slots(const std::int32_t* slots, std::int64_t T, 
 void kv_write(KernelContext& ctx, ConstMatrix qkv, const std::int32_t* slots, std::int64_t T, HeadShape shape,
               const KvPool& pool) {
   const std::int64_t d = shape.head_dim, width = shape.num_kv_heads * d;
+  HB_CHECK(shape.dv() == d, "values of {} beside keys of {}", shape.dv(), d);
   for (std::int64_t t = 0; t < T; ++t)
     HB_CHECK(slots[t] >= -1 && slots[t] < pool.num_blocks * pool.block_size, "slot {} of {}", slots[t],
              pool.num_blocks * pool.block_size);

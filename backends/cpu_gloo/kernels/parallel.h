@@ -100,8 +100,7 @@ class Shares {
   std::vector<Part> parts_;
 };
 
-/// The same for tasks whose memory a thread may still have from the call before, or whose neighbours read what lies
-/// beside theirs.
+/// As parallel_tasks, for tasks whose memory a thread may still have in its cache from the call before.
 template <class Task>
 void parallel_shares(const KernelContext& ctx, std::int64_t n, bool worth_team, Task&& task) {
   if (ctx.num_threads() == 1 || n <= 1 || !worth_team) {

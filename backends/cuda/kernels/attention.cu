@@ -75,8 +75,8 @@ HB_DEVICE void key_backward(const E* d_o, const E* x, const float* lse, const fl
   give(dx + size_t(it.row) * w + h.value(it.head), dv, h.v);
 }
 
-/// The KV pool of one layer, a block after another: first a block's keys, [block_tokens][k d], then its values,
-/// [block_tokens][k v].
+/// The KV pool of one layer, a block after another: first a block's keys, [k][block_tokens][d], then its values,
+/// [k][block_tokens][v].
 template <class E>
 HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& h, int block_tokens,
                         const HeldKeys& here) {
@@ -84,10 +84,10 @@ HB_DEVICE void kv_write(const E* x, const int32_t* slots, E* pool, const Heads& 
   if (slot < 0) return;
   const E* from = x + size_t(t) * h.width() + h.key(0);
   E* block = pool + size_t(slot / block_tokens) * block_tokens * h.of_keys();
-  E* keys = block + size_t(slot % block_tokens) * of_keys;
-  E* values = block + size_t(block_tokens) * of_keys + size_t(slot % block_tokens) * of_values;
-  for (int j = threadIdx.x; j < of_keys; j += blockDim.x) keys[j] = from[j];
-  for (int j = threadIdx.x; j < of_values; j += blockDim.x) values[j] = from[of_keys + j];
+  E* values = block + size_t(block_tokens) * of_keys;
+  const auto row = [&](int head) { return size_t(head) * block_tokens + slot % block_tokens; };
+  for (int j = threadIdx.x; j < of_keys; j += blockDim.x) block[row(j / h.d) * h.d + j % h.d] = from[j];
+  for (int j = threadIdx.x; j < of_values; j += blockDim.x) values[row(j / h.v) * h.v + j % h.v] = from[of_keys + j];
 }
 
 /// Row t is one of the last cu_seqlens[s + 1] - cu_seqlens[s] of sequence s, of whose lengths[s] keys the pool holds
@@ -108,9 +108,9 @@ HB_DEVICE void paged_attention(const E* x, int width, const E* pool, const int32
   Attended found;
   found.add(
       q, here.of(first_seen(scores, n - 1)), here.of(n), h.d, h.v, scores,
-      [&](int i) { return block(i) + size_t(i % block_tokens) * h.k * h.d + kv * h.d; },
+      [&](int i) { return block(i) + (size_t(kv) * block_tokens + i % block_tokens) * h.d; },
       [&](int i) {
-        return block(i) + size_t(block_tokens) * h.k * h.d + size_t(i % block_tokens) * h.k * h.v + kv * h.v;
+        return block(i) + size_t(block_tokens) * h.k * h.d + (size_t(kv) * block_tokens + i % block_tokens) * h.v;
       });
   const float log_sum = found.finish();
   const size_t at = size_t(it.row) * h.a + it.head;

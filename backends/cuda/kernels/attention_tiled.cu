@@ -237,7 +237,7 @@ HB_DEVICE void attention(const bf16* x, const int32_t* cu_seqlens, bf16* o, floa
 }
 
 /// Rows of sequence s are the last of its lengths[s] keys, of which the pool holds `held`, a block after another: keys
-/// [block_tokens][k d], then values [block_tokens][k v]. width: from a row of x, which begins with its queries, to the
+/// [k][block_tokens][d], then values [k][block_tokens][v]. width: from a row of x, which begins with its queries, to the
 /// next. lse: null, or as attention's.
 template <int D>
 HB_DEVICE void paged_attention(const bf16* x, int width, const bf16* pool, const int32_t* cu_seqlens, const int32_t* tables,
@@ -254,9 +254,9 @@ HB_DEVICE void paged_attention(const bf16* x, int width, const bf16* pool, const
   attend<D>(
       here, h, scores, x,
       [&](int i) { return x + size_t(begin + i / group) * width + (kv * group + i % group) * h.d; },
-      [&](int i) { return block(i) + size_t(i % block_tokens) * of_keys + kv * h.d; },
+      [&](int i) { return block(i) + (size_t(kv) * block_tokens + i % block_tokens) * h.d; },
       [&](int i) {
-        return block(i) + size_t(block_tokens) * of_keys + size_t(i % block_tokens) * of_values + kv * h.v;
+        return block(i) + size_t(block_tokens) * of_keys + (size_t(kv) * block_tokens + i % block_tokens) * h.v;
       },
       [&](int i) { return o + at(i) * h.v; },
       [&](int i, float y) {

@@ -109,12 +109,14 @@ template <class E>
 struct Expanded {
   E* keys;
   E* values;
-  HB_DEVICE Expanded(E* all, int sequence, const AttentionHeads& h, int most)
-      : keys(all + size_t(sequence) * most * h.a * (h.d + h.v)), values(keys + size_t(most) * h.a * h.d) {}
+  int most;
+  HB_DEVICE Expanded(E* all, int sequence, const AttentionHeads& h, int most_)
+      : keys(all + size_t(sequence) * most_ * h.a * (h.d + h.v)), values(keys + size_t(most_) * h.a * h.d), most(most_) {}
   /// Of column `column` of w's product for position p.
   HB_DEVICE E* at(int p, int column, const AttentionHeads& h, int n) const {
     const int head = column / (n + h.v), j = column % (n + h.v);
-    return j < n ? keys + (size_t(p) * h.a + head) * h.d + j : values + (size_t(p) * h.a + head) * h.v + j - n;
+    const size_t row = size_t(head) * most + p;
+    return j < n ? keys + row * h.d + j : values + row * h.v + j - n;
   }
 };
 
@@ -154,7 +156,7 @@ HB_DEVICE void share(const Sequences<E>& in, E* expanded, int32_t* table, const 
   for (int p = blockIdx.x; p < tokens; p += gridDim.x) {
     const E* from = kept.row(p) + in.r;
     for (int j = threadIdx.x; j < h.a * in.t; j += blockDim.x)
-      out.keys[(size_t(p) * h.a + j / in.t) * h.d + n + j % in.t] = from[j % in.t];
+      out.keys[(size_t(j / in.t) * out.most + p) * h.d + n + j % in.t] = from[j % in.t];
   }
 }
 
