@@ -165,11 +165,12 @@ TEST_CASE("in tiles, too, prefill in chunks and decode give the bits of the whol
     const auto n = static_cast<std::size_t>(count);
     for (int t = from; t < from + count; ++t) {  // kv_write
       const int slot = table[static_cast<std::size_t>(t / block_tokens)] * block_tokens + t % block_tokens;
-      const int of_keys = s.k * s.d, of_values = s.k * s.of_value();
+      const int of_keys = s.k * s.d, v = s.of_value();
       const int block = slot / block_tokens * block_tokens * s.of_keys(), at = slot % block_tokens;
       for (int j = 0; j < s.of_keys(); ++j) {
-        const auto to = static_cast<std::size_t>(
-            j < of_keys ? block + at * of_keys + j : block + block_tokens * of_keys + at * of_values + j - of_keys);
+        const int key = (j / s.d * block_tokens + at) * s.d + j % s.d, i = j - of_keys,
+                  value = block_tokens * of_keys + (i / v * block_tokens + at) * v + i % v;
+        const auto to = static_cast<std::size_t>(block + (j < of_keys ? key : value));
         pool[to] = all[static_cast<std::size_t>(t * s.width() + s.a * s.d + j)];
         d.memory.mark_written(reinterpret_cast<std::uint64_t>(pool.begin() + to), sizeof(Bf16));
       }

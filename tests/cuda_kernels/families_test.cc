@@ -445,10 +445,10 @@ TEMPLATE_TEST_CASE("keys and values are made of what the pool keeps, where paged
       for (int p = 0; p < n; ++p)
         for (int h = 0; h < l.a; ++h) {
           for (int j = 0; j < l.n(); ++j)
-            CHECK(keys[(p * l.a + h) * l.d + j] == kv[size((p * l.a + h) * (l.n() + l.v) + j)]);
-          for (int j = 0; j < l.t; ++j) CHECK(keys[(p * l.a + h) * l.d + l.n() + j] == row(p)[l.r + j]);
+            CHECK(keys[(h * most + p) * l.d + j] == kv[size((p * l.a + h) * (l.n() + l.v) + j)]);
+          for (int j = 0; j < l.t; ++j) CHECK(keys[(h * most + p) * l.d + l.n() + j] == row(p)[l.r + j]);
           for (int j = 0; j < l.v; ++j)
-            CHECK(values[(p * l.a + h) * l.v + j] == kv[size((p * l.a + h) * (l.n() + l.v) + l.n() + j)]);
+            CHECK(values[(h * most + p) * l.v + j] == kv[size((p * l.a + h) * (l.n() + l.v) + l.n() + j)]);
         }
       for (std::size_t i = 0; i < kv.size(); ++i) {
         double sum = 0;
