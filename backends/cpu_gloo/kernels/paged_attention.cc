@@ -315,18 +315,24 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
   Rows<P> rows = rows_from(own, start, seen.end), following;
   for (std::int64_t p0 = start; p0 < seen.end; p0 += kBlock) {
     const std::int64_t n = std::min(kBlock, seen.end - p0);
-    for (std::int64_t i = 0; i < kv_heads; i += kTogether)
-      for (std::int64_t first = 0, after = kRowsAtOnce; first < n; first = after, after += kRowsAtOnce) {
-        const HeadRows<P> part = keys(rows, n, first, i);
-        RowsAhead<P> ahead(after < n                  ? keys(rows, n, after, i)
-                           : i + kTogether < kv_heads ? keys(rows, n, 0, i + kTogether)
-                                                      : values(rows, n, 0, 0),
-                           part.heads * kKeyVectors * d / kLanes);
-        const float* q = t.q + i * H * d;
-        float* scores = t.s + i * H * kBlock + first;
-        if (part.heads == kTogether) score_keys<kTogether, H>(part, q, scores, ahead);
-        else score_keys<1, H>(part, q, scores, ahead);
-      }
+    // use(the part, what comes behind it, its first kv head, its first row) of each part of the block.
+    const auto each = [&](const auto& part_of, const HeadRows<P>& behind, auto&& use) {
+      for (std::int64_t i = 0; i < kv_heads; i += kTogether)
+        for (std::int64_t first = 0, after = kRowsAtOnce; first < n; first = after, after += kRowsAtOnce)
+          use(part_of(rows, n, first, i),
+              after < n                  ? part_of(rows, n, after, i)
+              : i + kTogether < kv_heads ? part_of(rows, n, 0, i + kTogether)
+                                         : behind,
+              i, first);
+    };
+    each(keys, values(rows, n, 0, 0),
+         [&](const HeadRows<P>& part, const HeadRows<P>& behind, std::int64_t i, std::int64_t first) {
+           RowsAhead<P> ahead(behind, part.heads * kKeyVectors * d / kLanes);
+           const float* q = t.q + i * H * d;
+           float* scores = t.s + i * H * kBlock + first;
+           if (part.heads == kTogether) score_keys<kTogether, H>(part, q, scores, ahead);
+           else score_keys<1, H>(part, q, scores, ahead);
+         });
     weigh_scores(t, 0, kv_heads * H, round_up(n, kLanes), {seen.begin - p0, seen.end - p0, 0}, call.scores.softcap,
                  p0 == start);
     std::int64_t then = 0;  // rows that come behind these
@@ -337,19 +343,15 @@ void decode_in_place(const Call& call, const PoolView<P>& pool, SomeHeads own, s
     if (p0 + n < seen.end) follow(own, p0 + n, seen.end);
     else if (const Tokens others = next ? call.seen_last(next->sequence) : Tokens{}; others.begin < others.end)
       follow(*next, others.begin / kBlock * kBlock, others.end);
-    for (std::int64_t i = 0; i < kv_heads; i += kTogether)
-      for (std::int64_t first = 0, after = kRowsAtOnce; first < n; first = after, after += kRowsAtOnce) {
-        const HeadRows<P> part = values(rows, n, first, i);
-        RowsAhead<P> ahead(after < n                  ? values(rows, n, after, i)
-                           : i + kTogether < kv_heads ? values(rows, n, 0, i + kTogether)
-                                                      : keys(following, then, 0, 0),
-                           part.count);
-        const float* weights = t.s + i * H * kBlock + first;
-        float* o = t.o + i * H * t.dp;
-        const bool more = p0 != start || first > 0;
-        if (part.heads == kTogether) sum_in_place<kTogether, H>(part, weights, o, more, ahead);
-        else sum_in_place<1, H>(part, weights, o, more, ahead);
-      }
+    each(values, keys(following, then, 0, 0),
+         [&](const HeadRows<P>& part, const HeadRows<P>& behind, std::int64_t i, std::int64_t first) {
+           RowsAhead<P> ahead(behind, part.count);
+           const float* weights = t.s + i * H * kBlock + first;
+           float* o = t.o + i * H * t.dp;
+           const bool more = p0 != start || first > 0;
+           if (part.heads == kTogether) sum_in_place<kTogether, H>(part, weights, o, more, ahead);
+           else sum_in_place<1, H>(part, weights, o, more, ahead);
+         });
     if (then > 0) rows = following;
   }
   put_outputs<E>(call, s, kv_head * H, kv_heads * H, t, 0);
