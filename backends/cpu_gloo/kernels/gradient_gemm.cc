@@ -1,17 +1,12 @@
-// The usual loops of a product of large matrices (Goto, van de Geijn, ACM TOMS 2008): a strip of b, as wide as a tile,
-// stays in the first cache while the rows of a, which the second one holds, pass over it.
 #include "backends/cpu_gloo/kernels/gradient_gemm.h"
 
+#include "backends/cpu_gloo/kernels/gemm_tiles.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
-#include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 
 namespace hotbunk::kernels {
 namespace {
 
 constexpr int kGradientSlot = 3;                           // of scratch
-constexpr int kTileVecs = 2;                               // vectors of b's columns
-constexpr int kTileRows = kLanes == 16 ? 12 : 6;           // of a: 24 (12) accumulators of 32 (16) registers
-constexpr std::int64_t kStrip = kTileVecs * kLanes;        // columns
 constexpr std::int64_t kDepth = kLanes == 16 ? 192 : 256;  // of K: a strip is 24 (16) KiB of the first cache
 constexpr std::int64_t kRows = 360;                        // of a, two thirds of a small second cache
 constexpr std::int64_t kColumns = 48 * kStrip;             // that the same rows of a pass over
@@ -33,12 +28,11 @@ void pack_strip(const W* b, std::int64_t ldb, std::int64_t width, std::int64_t d
 /// vector is stored for each column, of which the next column overwrites what is too much.
 template <class W>
 void pack_rows(const W* a, std::int64_t lda, std::int64_t rows, std::int64_t depth, float* to) {
-  for_vectors(depth, [&](std::int64_t k, auto ld, auto) HB_FORCE_INLINE {
-    Vf part[kLanes] = {};
-    for (std::int64_t r = 0; r < rows; ++r) part[r] = ld(a + r * lda + k);
-    transpose(part);
+  for (std::int64_t k = 0; k < depth; k += kLanes) {
+    Vf part[kLanes];
+    load_corner(a + k, lda, rows, depth - k, part);
     for (std::int64_t j = 0; j < std::min<std::int64_t>(kLanes, depth - k); ++j) store(to + (k + j) * rows, part[j]);
-  });
+  }
 }
 
 /// The same of all groups from a's transpose, where it is its columns that lie behind each other.
@@ -49,36 +43,6 @@ void pack_columns(const W* a, std::int64_t lda, const Groups& groups, std::int64
       const std::int64_t t0 = groups.first(g), rows = groups.first(g + 1) - t0;
       const Vf v = t0 + kLanes <= groups.tokens ? load(a + t0) : load_n(a + t0, rows);
       store(to + g * kGroup + k * rows, v);
-    }
-}
-
-/// sums[row][kStrip] (+)= R rows of a times a strip.
-template <int R>
-void tile(std::int64_t rows, const float* a, const float* strip, std::int64_t depth, float* sums, bool first) {
-  if (rows != R) {
-    if constexpr (R > 1) tile<R - 1>(rows, a, strip, depth, sums, first);
-    return;
-  }
-  Vf acc[R][kTileVecs] = {};
-#pragma GCC unroll 4
-  for (std::int64_t k = 0; k < depth; ++k, a += R, strip += kStrip) {
-    Vf of_strip[kTileVecs];
-#pragma GCC unroll 2
-    for (int v = 0; v < kTileVecs; ++v) of_strip[v] = load(strip + v * kLanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-      Vf x = splat(a[r]);
-      asm("" : "+v"(x));  // one load for both vectors
-#pragma GCC unroll 2
-      for (int v = 0; v < kTileVecs; ++v) acc[r][v] += x * of_strip[v];
-    }
-  }
-#pragma GCC unroll 12
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int v = 0; v < kTileVecs; ++v) {
-      float* to = sums + r * kStrip + v * kLanes;
-      store(to, first ? acc[r][v] : load(to) + acc[r][v]);
     }
 }
 

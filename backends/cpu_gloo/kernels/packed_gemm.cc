@@ -1,5 +1,6 @@
 #include "backends/cpu_gloo/kernels/packed_gemm.h"
 
+#include "backends/cpu_gloo/kernels/many_rows_gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 
@@ -58,12 +59,6 @@ constexpr std::int64_t kStepColumns = 64;       // of a block that two tiles pas
 constexpr std::int64_t kLongStepColumns = 128;  // that more of them do
 static_assert(kRowChunk % kStepColumns == 0 && kRowChunk % kLongStepColumns == 0, "a chunk ends with a step");
 constexpr std::int64_t kLineBytes = 64;
-
-/// Panels of a block that stays in the cache as fp32.
-std::int64_t panels_of_block(std::int64_t K) {
-  const std::int64_t bytes = kPanelRows * K * std::int64_t{sizeof(float)};
-  return std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(bytes, 1), 1, kBlockRows / kPanelRows);
-}
 
 constexpr std::int64_t kAheadBytes = 8192;
 
@@ -199,51 +194,67 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
   }
 }
 
-/// The same of more rows of x than are kept: as many panels as stay in the cache, group after group. `wide`: room
-/// for a block as fp32, where it is not; `x`: for a group.
-template <class W, class Y>
-void multiply_many(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::int64_t begin, std::int64_t end,
-                   const Groups& groups, [[maybe_unused]] float* wide, float* x) {
-  const std::int64_t step = panels_of_block(o.K);
-  for (std::int64_t p = begin; p < end; p += step) {
-    const std::int64_t count = std::min(step, end - p);
-    const float* block;
-    if constexpr (sizeof(W) == sizeof(float)) block = panels.columns(p, 0);
-    else widen_panel(panels.columns(p, 0), count * kPanelRows * o.K, wide), block = wide;
-    const auto panel = [&](std::int64_t row, std::int64_t k) {
-      return ArrangedPanel<float>{block + row * o.K + k * kPanelRows};
-    };
-    multiply_block(o, (p - begin) * kPanelRows, count * kPanelRows, groups, panel, x, false, {});
+/// Four columns of kLanes weight rows from panel p, of which `count` panels are there: to[i] has column i of each.
+template <class W>
+HB_INLINE void load_columns(const QuadPanels<W>& panels, std::int64_t p, std::int64_t count, std::int64_t k,
+                            Vf (&to)[kChains]) {
+  constexpr std::int64_t panels_of_vector = kLanes / kPanelRows;
+#pragma GCC unroll 2
+  for (std::int64_t s = 0; s < panels_of_vector; ++s) {
+    Vf part[kVecs] = {};
+    if (s < count) load_panel(panels.columns(p + s, k), part);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) to[s * kVecs + v] = part[v];
   }
+  transpose_inside_quads(to[0], to[1], to[2], to[3]);
+#if !defined(__AVX512F__)
+#pragma GCC unroll 4
+  for (Vf& v : to) v = __builtin_shufflevector(v, v, 0, 1, 4, 5, 2, 3, 6, 7);
+#endif
 }
 
-/// All panels of N weight rows, shared by the team block by block, or panel by panel where half of them, a gate's, end
-/// inside a block.
+/// n columns from k of `rows` weight rows from panel p, as pack_weight_rows has them.
+template <class W>
+void pack_panels(const QuadPanels<W>& panels, std::int64_t p, std::int64_t rows, std::int64_t k, std::int64_t n,
+                 float* to) {
+  const std::int64_t chain = n / kChains * kStrip;
+  for (std::int64_t r = 0; r < kStrip; r += kLanes)
+    for (std::int64_t i = 0; i < n; i += kChains) {
+      Vf part[kChains];
+      load_columns(panels, p + r / kPanelRows, (rows - r) / kPanelRows, k + i, part);
+#pragma GCC unroll 4
+      for (int j = 0; j < kChains; ++j) store(to + j * chain + i / kChains * kStrip + r, part[j]);
+    }
+}
+
+/// All panels of N weight rows times at most kKeptTokens rows of x, shared by the team block by block, or panel by
+/// panel where half of them, a gate's, end inside a block.
 template <class Panels, class W, class Y>
-void multiply_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T,
-                     std::int64_t N) {
+void share_panels(KernelContext& ctx, const Operands<W, Y>& o, const Panels& panels, std::int64_t T, std::int64_t N) {
   const Groups groups(T, kPanelTokens);
   const std::int64_t of_block = panels.together * kPanelRows;
-  const std::int64_t wide = widens_panels<Panels, W> && !are_kept(T) ? panels_of_block(o.K) * kPanelRows * o.K : 0;
-  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, wide,
-             [&](const Operands<W, Y>& part, std::int64_t first, std::int64_t n, const float* x, float* room) {
-               const std::int64_t p0 = first / kPanelRows, p1 = (first + n) / kPanelRows;
-               if (are_kept(T)) return multiply_kept(part, panels, p0, p1, groups, x);
-               if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
-                 multiply_many(part, panels, p0, p1, groups, room, room + wide);
-               else HB_CHECK(false, "{} rows of x at a time", T);
+  share_rows(ctx, o, groups, N, N / (o.has_gate ? 2 : 1) % of_block == 0 ? of_block : kPanelRows, 0,
+             [&](const Operands<W, Y>& part, std::int64_t first, std::int64_t n, const float* x, float*) {
+               multiply_kept(part, panels, first / kPanelRows, (first + n) / kPanelRows, groups, x);
              });
 }
 
 template <class W, class Y>
 void multiply(KernelContext& ctx, Operands<W, Y> o, std::int64_t T, std::int64_t N, PackedOrder order) {
   const std::int64_t whole = N / kPanelRows * kPanelRows;
-  if (order == PackedOrder::quads) return multiply_panels(ctx, o, QuadPanels<W>{o.w, o.K}, T, whole);
+  if (order == PackedOrder::quads) {
+    const QuadPanels<W> panels{o.w, o.K};
+    if (are_kept(T)) return share_panels(ctx, o, panels, T, whole);
+    return share_many_rows(ctx, o, T, whole,
+                           [&](std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t n, float* to) {
+                             pack_panels(panels, row / kPanelRows, rows, k, n, to);
+                           });
+  }
 #if defined(__AVX512BW__)
   if constexpr (sizeof(W) == sizeof(bf16)) {
     const PairPanels blocks{o.w, o.K, rows_of_pairs(order) / kPanelRows};
     for (std::int64_t left = T; left > 0; left -= kKeptTokens) {  // of more, oneDNN's kernel is the one to take
-      multiply_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
+      share_panels(ctx, o, blocks, std::min(left, kKeptTokens), whole);
       o.skip_rows(kKeptTokens);
     }
     return;

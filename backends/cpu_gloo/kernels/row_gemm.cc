@@ -1,6 +1,7 @@
 #include "backends/cpu_gloo/kernels/row_gemm.h"
 
 #include "backends/cpu_gloo/kernels/gemm.h"
+#include "backends/cpu_gloo/kernels/many_rows_gemm.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 
@@ -147,7 +148,7 @@ void stream(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, const
   }
 }
 
-// --- many rows of x: blocks of arranged weights ---------------------------------------------------------------------
+// --- some rows of x: blocks of arranged weights ---------------------------------------------------------------------
 
 /// Panels of kPanelRows weight rows, one after the other, each [K/4][kVecs] vectors: quad q of vector v is of row
 /// q·kVecs + v of the panel. Rows that are not there are zero.
@@ -165,18 +166,17 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
-/// Weight rows of a block: as many as stay in the cache. For few rows of x a panel or so, which is still in the first
-/// cache when they pass over it, and so that fewer are a thread's first, which nobody asks for ahead.
-std::int64_t block_rows(std::int64_t K, bool kept) {
+/// Weight rows of a block: a panel or so, which is still in the first cache when all rows of x pass over it, and so
+/// that few are a thread's first, which nobody asks for ahead.
+std::int64_t block_rows(std::int64_t K) {
   const std::int64_t fitting = kCacheBytes / static_cast<std::int64_t>(sizeof(float)) / std::max<std::int64_t>(K, 1);
-  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kept ? kBlockRows / 8 : kBlockRows);
+  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kBlockRows);
 }
 
-/// N weight rows, block after block, times all rows of x. `block`: room for a block's, arranged; `x`, `kept`: as
-/// multiply_block has them.
+/// N weight rows, block after block, times all rows of x, interleaved. `block`: room for a block's, arranged.
 template <class W, class Y>
-void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, float* x, bool kept) {
-  const std::int64_t step = block_rows(o.K, kept);
+void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, const float* x) {
+  const std::int64_t step = block_rows(o.K);
   for (std::int64_t n = 0; n < N; n += step) {
     const std::int64_t then = n + step, more = std::min(step, N - then);
     const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
@@ -185,19 +185,24 @@ void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float
     const auto panel = [&](std::int64_t row, std::int64_t k) {
       return ArrangedPanel<float>{block + row * whole_vectors(o.K) + k * kPanelRows};
     };
-    multiply_block(o, n, rows, groups, panel, x, kept, ahead);
+    multiply_block(o, n, rows, groups, panel, x, ahead);
   }
 }
 
 template <class W, class Y>
 void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N) {
-  const bool few = T <= kSkinnyRows, kept = are_kept(T);
+  if (!are_kept(T))
+    return share_many_rows(ctx, o, T, N,
+                           [&](std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t n, float* to) {
+                             pack_weight_rows(o.w + row * o.ldw + k, o.ldw, rows, n, to);
+                           });
+  const bool few = T <= kSkinnyRows;
   const Groups groups(T, !few ? kPanelTokens : T <= kFewTokens ? kFewTokens : kSomeTokens);
-  const std::int64_t block = few ? 0 : block_rows(o.K, kept) * whole_vectors(o.K);
+  const std::int64_t block = few ? 0 : block_rows(o.K) * whole_vectors(o.K);
   share_rows(ctx, o, groups, N, few ? kStreamRows : kPanelRows, block,
              [&](const Operands<W, Y>& part, std::int64_t, std::int64_t n, const float* x, float* room) {
                if (few) stream(part, n, groups, x);
-               else blocks(part, n, groups, room, room + block, kept);
+               else blocks(part, n, groups, room, x);
              });
 }
 

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstring>
 
+#include "backends/cpu_gloo/kernels/gemm_tiles.h"
 #include "backends/cpu_gloo/kernels/norm_rows.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm.h"
@@ -27,7 +28,7 @@ constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
 constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
 constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are_kept(): interleaved once, not for every block
-constexpr std::int64_t kBlockRows = 128;          // weight rows of such a block, at most
+constexpr std::int64_t kBlockRows = 16;           // weight rows of such a block, at most
 
 /// Four floats in every quad of a vector.
 HB_INLINE Vf load_quad(const float* p) {
@@ -195,13 +196,6 @@ struct Operands {
   }
 };
 
-/// Rows of x in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
-struct Groups {
-  std::int64_t tokens, count;
-  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
-  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
-};
-
 /// v's quads, `pitch` floats apart.
 HB_INLINE void store_quads(float* to, std::int64_t pitch, Vf v) {
   const auto put = [&](int q, auto quad) HB_FORCE_INLINE { std::memcpy(to + q * pitch, &quad, sizeof quad); };
@@ -274,13 +268,13 @@ void gate_rows(Y* y, std::int64_t ldy, const Y* up, std::int64_t T, std::int64_t
 
 /// The team's shares of N weight rows, each of whole units of `unit` rows but the last: multiply(operands, first, n, x,
 /// room) is to multiply n rows from `first`, which the operands begin at. Of a gated product a thread does so for some
-/// gates and then for what these are multiplied with. `room` is the thread's own: `block` floats, and behind them rows
-/// of x, which are interleaved there at once where they are kept (x), or one group of them.
+/// gates and then for what these are multiplied with. `room` is the thread's own: `block` floats. x: all rows of it, at
+/// most kKeptTokens, interleaved.
 template <class W, class Y, class Multiply>
 void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& groups, std::int64_t N, std::int64_t unit,
                 std::int64_t block, Multiply&& multiply) {
   const std::int64_t T = groups.tokens, rows = o.has_gate ? N / 2 : N, units = (rows + unit - 1) / unit;
-  const std::int64_t of_x = (are_kept(T) ? T : kPanelTokens) * whole_vectors(o.K);
+  const std::int64_t of_x = T * whole_vectors(o.K);
   const std::int64_t of_sum = o.norm && o.norm->delta.data ? whole_vectors(o.K) : 0;
   const std::int64_t share = block + of_x + of_sum, shares = ctx.num_threads() * share;
   auto* scratch = static_cast<float*>(
@@ -291,7 +285,7 @@ void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& group
     const std::int64_t first = begin * unit, n = std::min(rows, end * unit) - first;
     float *room = scratch + thread * share, *all = room + block;
     const float* x = lies_interleaved(o, T);
-    if (are_kept(T) && !x) {
+    if (!x) {
       interleave(o, groups, {T * begin / units, T * end / units, reinterpret_cast<W*>(all + of_x)}, all);
       x = all;
     }
@@ -303,33 +297,6 @@ void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& group
     gate_rows(y, o.ldy, up, T, n);
   });
 }
-
-/// Rows that are read or written soon, asked for line by line while others are multiplied, which leaves memory idle.
-class RowsAhead {
- public:
-  RowsAhead() = default;
-  /// `rows` rows of `columns` elements from `first`, `pitch` elements apart.
-  template <class E>
-  RowsAhead(const E* first, std::int64_t pitch, std::int64_t rows, std::int64_t columns)
-      : row_(reinterpret_cast<const std::byte*>(first)),
-        pitch_(pitch * std::int64_t{sizeof(E)}),
-        width_(columns * std::int64_t{sizeof(E)}),
-        left_(rows) {}
-  std::int64_t lines() const { return left_ * ((width_ + kLine - 1) / kLine); }
-  /// For the next `lines`. Not between the multiplications of a tile, which these instructions would wait among.
-  void ask(std::int64_t lines) {
-    for (; lines > 0 && left_ > 0; --lines) {
-      __builtin_prefetch(row_ + at_, 0, 2);
-      if ((at_ += kLine) < width_) continue;
-      at_ = 0, row_ += pitch_, --left_;
-    }
-  }
-
- private:
-  static constexpr std::int64_t kLine = 64;
-  const std::byte* row_ = nullptr;
-  std::int64_t pitch_ = 0, width_ = 0, left_ = 0, at_ = 0;
-};
 
 /// Where the quad of a row of four columns of a panel lies, in quads. As fp32 the panel is [K/4][kVecs] vectors: quad q
 /// of vector v is of row q·kVecs + v. As bf16 the same, but with AVX2 row behind row, which load_panel() then has in
@@ -437,30 +404,24 @@ void panel_tokens(std::int64_t tokens, Panel panel, const float* x, std::int64_t
   if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first);
 }
 
-/// Weight rows [n0, n0 + rows), panels that stay in the cache, times all rows of x, group after group. panel(n, k): of
-/// the rows from n0 + n, columns from k. `all`: the groups interleaved, where they are `kept`; else room for one.
-/// `weights`: what is multiplied behind this.
+/// Weight rows [n0, n0 + rows), panels that stay in the cache, times all rows of x, group after group, which are
+/// interleaved. panel(n, k): of the rows from n0 + n, columns from k. `weights`: what is multiplied behind this.
 template <class W, class Y, class PanelAt>
 void multiply_block(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, PanelAt&& panel,
-                    float* all, bool kept, RowsAhead weights) {
+                    const float* x, RowsAhead weights) {
   const std::int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
   const std::int64_t weight_lines = weights.lines() / (panels * groups.count) + 1;
   for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t t0 = groups.first(g), t1 = groups.first(g + 1), tokens = t1 - t0;
-    float* x = kept ? all + t0 * whole_vectors(o.K) : all;
-    RowsAhead results(o.y + t0 * o.ldy + n0, o.ldy, tokens, rows), next_x;
-    if (!kept) {
-      interleave(o.x + t0 * o.ldx, o.ldx, tokens, o.K, x);
-      if (g + 1 < groups.count) next_x = RowsAhead(o.x + t1 * o.ldx, o.ldx, groups.first(g + 2) - t1, o.K);
-    }
-    const std::int64_t result_lines = results.lines() / panels + 1, x_lines = next_x.lines() / panels + 1;
+    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+    RowsAhead results(o.y + t0 * o.ldy + n0, o.ldy, tokens, rows);
+    const std::int64_t result_lines = results.lines() / panels + 1;
     float sums[kPanelTokens][kBlockRows];
     if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
     for (std::int64_t n = 0; n < rows; n += kPanelRows) {
-      results.ask(result_lines), next_x.ask(x_lines), weights.ask(weight_lines);
+      results.ask(result_lines), weights.ask(weight_lines);
       for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
-        panel_tokens<kPanelTokens>(tokens, panel(n, k0), x + k0 * tokens, whole_vectors(std::min(kRowChunk, o.K - k0)),
-                                   &sums[0][n], k0 == 0);
+        panel_tokens<kPanelTokens>(tokens, panel(n, k0), x + t0 * whole_vectors(o.K) + k0 * tokens,
+                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][n], k0 == 0);
     }
     for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
