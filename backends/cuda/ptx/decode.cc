@@ -334,30 +334,6 @@ std::string_view name_of(Type type) {
   return "none";
 }
 
-int bytes_of(Type type) {
-  switch (type) {
-    case Type::none:
-    case Type::pred:
-    case Type::b8:
-    case Type::u8:
-    case Type::s8:
-      return 1;
-    case Type::b16:
-    case Type::u16:
-    case Type::s16:
-    case Type::f16:
-    case Type::bf16:
-      return 2;
-    case Type::b64:
-    case Type::u64:
-    case Type::s64:
-    case Type::f64:
-      return 8;
-    default:
-      return 4;
-  }
-}
-
 Instruction decode(std::string_view mnemonic) {
   Words w(mnemonic);
   Instruction i;

@@ -40,16 +40,16 @@ template <class T>
 bool integer_pair(Warp& w, const Instruction& i, std::uint32_t mask) {
   switch (i.opcode) {
     case Opcode::add:
-      binary<T>(w, i, mask, wrapped_add<T>);
+      binary<T>(w, i, mask, [](T a, T b) { return wrapped_add<T>(a, b); });
       return true;
     case Opcode::sub:
-      binary<T>(w, i, mask, wrapped_sub<T>);
+      binary<T>(w, i, mask, [](T a, T b) { return wrapped_sub<T>(a, b); });
       return true;
     case Opcode::mul:
-      binary<T>(w, i, mask, wrapped_mul<T>);
+      binary<T>(w, i, mask, [](T a, T b) { return wrapped_mul<T>(a, b); });
       return true;
     case Opcode::mul_hi:
-      binary<T>(w, i, mask, high<T>);
+      binary<T>(w, i, mask, [](T a, T b) { return high<T>(a, b); });
       return true;
     case Opcode::div:  // by zero: unspecified on hardware; all ones here
       binary<T>(w, i, mask, [](T a, T b) {

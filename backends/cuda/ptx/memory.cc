@@ -138,11 +138,45 @@ class Accessor {
 /// A register is as wide as it is declared, or wider than what is loaded: the value is extended by its type's sign (PTX
 /// ISA, ld). What reads a narrow register takes its lower bits.
 std::uint64_t extended(Type type, const std::uint8_t* from) {
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, from, static_cast<std::size_t>(bytes_of(type)));
-  const bool is_signed = type == Type::s8 || type == Type::s16 || type == Type::s32;
-  const int unused = 64 - 8 * bytes_of(type);
-  return is_signed ? static_cast<std::uint64_t>(static_cast<std::int64_t>(bits << unused) >> unused) : bits;
+  const auto as = [&](auto value) {
+    std::memcpy(&value, from, sizeof value);
+    return static_cast<std::uint64_t>(value);
+  };
+  switch (type) {
+    case Type::s8:
+      return as(std::int8_t{});
+    case Type::s16:
+      return as(std::int16_t{});
+    case Type::s32:
+      return as(std::int32_t{});
+    default:
+      break;
+  }
+  switch (bytes_of(type)) {
+    case 1:
+      return as(std::uint8_t{});
+    case 2:
+      return as(std::uint16_t{});
+    case 4:
+      return as(std::uint32_t{});
+    default:
+      return as(std::uint64_t{});
+  }
+}
+
+/// The lower bytes of a register.
+void put_lower(std::uint8_t* to, std::uint64_t value, int bytes) {
+  const auto as = [&](auto lower) { std::memcpy(to, &lower, sizeof lower); };
+  switch (bytes) {
+    case 1:
+      return as(static_cast<std::uint8_t>(value));
+    case 2:
+      return as(static_cast<std::uint16_t>(value));
+    case 4:
+      return as(static_cast<std::uint32_t>(value));
+    default:
+      return as(value);
+  }
 }
 
 void load_parameter(Warp& w, const Instruction& i, std::uint32_t mask) {
@@ -183,8 +217,7 @@ void store(Warp& w, const Instruction& i, std::uint32_t mask) {
   each_lane(mask, [&](int l) {
     std::uint8_t* to = access.at(l, i.space, base[l] + static_cast<std::uint64_t>(i.offset), bytes * i.vector);
     for (int k = 0; k < i.vector; ++k)
-      std::memcpy(to + k * bytes, &w.slot(i.source[static_cast<std::size_t>(1 + k)])[l],
-                  static_cast<std::size_t>(bytes));
+      put_lower(to + k * bytes, w.slot(i.source[static_cast<std::size_t>(1 + k)])[l], bytes);
   });
   access.count(bytes * i.vector);
 }

@@ -38,7 +38,29 @@ enum class Type : std::uint8_t {
   f64
 };
 std::string_view name_of(Type);
-int bytes_of(Type);
+constexpr int bytes_of(Type type) {
+  switch (type) {
+    case Type::none:
+    case Type::pred:
+    case Type::b8:
+    case Type::u8:
+    case Type::s8:
+      return 1;
+    case Type::b16:
+    case Type::u16:
+    case Type::s16:
+    case Type::f16:
+    case Type::bf16:
+      return 2;
+    case Type::b64:
+    case Type::u64:
+    case Type::s64:
+    case Type::f64:
+      return 8;
+    default:
+      return 4;
+  }
+}
 
 /// Where an address points. generic: the address itself says it (windows in warp.h).
 enum class Space : std::uint8_t { generic, global, shared, local, param, constant };
