@@ -126,25 +126,25 @@ TEST_CASE("so is it where many rows pass over blocks of weights, few rows of the
   struct Shape {
     std::int64_t T, N, K;
   };
-  // More weights than strips are made of at once, with a ragged last strip; chunks behind the first; more rows of x
-  // than a block's and than weight rows, which threads share then.
-  for (const auto& [T, N, K] : {Shape{91, 2100, 512}, Shape{68, 1050, 1104}, Shape{331, 40, 2056}, Shape{400, 13, 64}})
+  // More weights than one thread makes strips of at once, with a ragged last strip; chunks behind the first; more rows
+  // of x than a block's and than weight rows, which threads share then.
+  for (const auto& [T, N, K] : {Shape{91, 2100, 512}, Shape{68, 1050, 1104}, Shape{331, 40, 2064}, Shape{400, 13, 64}})
     for (DType in : kFloatTypes) {
       if (in != DType::f32 && bf16_products() != Bf16Products::widened) continue;
       const Tensor x = Tensor::random(in, T, K, K + 3, rng), w = Tensor::random(in, N, K, K, rng);
-      const Tensor y0 = Tensor::random(DType::f32, T, N, N, rng);
+      const Tensor y0 = Tensor::random(DType::f32, T, N, N, rng), bias = Tensor::random(DType::f32, 1, N, N, rng);
       Tensor packed = w;
       prepack(threads[0], packed.data(), in, N, K);
       Tensor alone = y0;
       for (std::int64_t t = 0; t < T; ++t)
-        linear_forward(threads[0], {x.bytes().data() + t * (K + 3) * size_of(in), in, K + 3}, w.matrix(), {},
+        linear_forward(threads[0], {x.bytes().data() + t * (K + 3) * size_of(in), in, K + 3}, w.matrix(), bias.vector(),
                        {alone.f32() + t * N, DType::f32, N}, 1, N, K, Write::accumulate);
       for (KernelContext& ctx : threads)
         for (WeightOrder order : {WeightOrder::rows, WeightOrder::prepacked}) {
           CAPTURE(name_of(in), T, N, K, ctx.num_threads(), order == WeightOrder::prepacked);
           Tensor y = y0;
-          linear_forward(ctx, x.matrix(), (order == WeightOrder::rows ? w : packed).matrix(), {}, y.matrix(), T, N, K,
-                         Write::accumulate, order);
+          linear_forward(ctx, x.matrix(), (order == WeightOrder::rows ? w : packed).matrix(), bias.vector(), y.matrix(),
+                         T, N, K, Write::accumulate, order);
           CHECK(y.bytes() == alone.bytes());
         }
     }

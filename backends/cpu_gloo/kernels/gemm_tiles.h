@@ -2,10 +2,9 @@
 // of columns, as wide as a tile, stays in the first cache while groups of rows, which the second one holds, pass over
 // it (Goto, van de Geijn, ACM TOMS 2008). Internal to the kernels.
 #pragma once
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
-#include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/simd.h"
 
 namespace hotbunk::kernels {
@@ -16,9 +15,9 @@ inline constexpr std::int64_t kStrip = kTileVecs * kLanes;  // columns
 
 /// Rows in groups of at most `most` and as equal as they go: [first(g), first(g + 1)) is group g.
 struct Groups {
-  std::int64_t tokens, count;
-  Groups(std::int64_t all, std::int64_t most) : tokens(all), count((all + most - 1) / most) {}
-  std::int64_t first(std::int64_t g) const { return tokens * g / count; }
+  std::int64_t rows, count;
+  Groups(std::int64_t all, std::int64_t most) : rows(all), count((all + most - 1) / most) {}
+  std::int64_t first(std::int64_t g) const { return rows * g / count; }
 };
 
 /// kLanes elements from each of `count` ≤ kLanes rows, those from `left` on zero: to[c] has element c of each.

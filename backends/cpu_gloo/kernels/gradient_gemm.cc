@@ -1,5 +1,7 @@
 #include "backends/cpu_gloo/kernels/gradient_gemm.h"
 
+#include <algorithm>
+
 #include "backends/cpu_gloo/kernels/gemm_tiles.h"
 #include "backends/cpu_gloo/kernels/parallel.h"
 
@@ -41,7 +43,7 @@ void pack_columns(const W* a, std::int64_t lda, const Groups& groups, std::int64
   for (std::int64_t k = 0; k < depth; ++k, a += lda)
     for (std::int64_t g = 0; g < groups.count; ++g) {
       const std::int64_t t0 = groups.first(g), rows = groups.first(g + 1) - t0;
-      const Vf v = t0 + kLanes <= groups.tokens ? load(a + t0) : load_n(a + t0, rows);
+      const Vf v = t0 + kLanes <= groups.rows ? load(a + t0) : load_n(a + t0, rows);
       store(to + g * kGroup + k * rows, v);
     }
 }
@@ -64,7 +66,7 @@ struct Room {
   std::int64_t floats() const { return kDepth * kStrip + groups * kGroup + strips * rows * kStrip; }
 };
 
-/// Rows [m, m + groups.tokens) of c, its columns [n, n + columns).
+/// Rows [m, m + groups.rows) of c, its columns [n, n + columns).
 template <class W, class C>
 void multiply(const MatmulShape& s, const W* a, const W* b, C* c, std::int64_t m, const Groups& groups, std::int64_t n,
               std::int64_t columns, float* room) {
@@ -82,8 +84,8 @@ void multiply(const MatmulShape& s, const W* a, const W* b, C* c, std::int64_t m
     const bool last = k + depth == s.K;
     RowsAhead next_a;
     if (const std::int64_t then = std::min(kDepth, s.K - k - depth); !last)
-      next_a = transposed ? RowsAhead(from + depth * s.a_strides[1], s.a_strides[1], then, groups.tokens)
-                          : RowsAhead(from + depth, s.a_strides[0], groups.tokens, then);
+      next_a = transposed ? RowsAhead(from + depth * s.a_strides[1], s.a_strides[1], then, groups.rows)
+                          : RowsAhead(from + depth, s.a_strides[0], groups.rows, then);
     const std::int64_t lines_of_a = next_a.lines() / (groups.count * ((columns + kStrip - 1) / kStrip)) + 1;
     float* sums = all_sums;
     for (std::int64_t j = 0; j < columns; j += kStrip) {

@@ -2,17 +2,22 @@
 // A tile there has one chain per element, so chunks of K are put in order by chain: what the first column of every quad
 // adds to, then what the second one adds to, and so on. Internal to row_gemm.cc and packed_gemm.cc.
 #pragma once
+#include <algorithm>
+
 #include "backends/cpu_gloo/kernels/gemm_tiles.h"
+#include "backends/cpu_gloo/kernels/parallel.h"
 #include "backends/cpu_gloo/kernels/row_gemm_tiles.h"
 
 namespace hotbunk::kernels {
 
-constexpr std::int64_t kChains = 4;                    // of an element in a chunk, one per column of a quad
+constexpr std::int64_t kChains = 4;  // of an element in a chunk, one per column of a quad
+static_assert(kTileRows <= kLanes && kRowChunk % kLanes == 0 && kStrip % kPanelRows == 0);
+// Where these lie between what was slower on either side was measured on two cores of a Zen 3 (docs/benchmarks.md).
 constexpr std::int64_t kStripBytes = 4 * 1024 * 1024;  // of strips that are made once for all rows of x
-constexpr std::int64_t kWritten = 4;                   // strips whose sums are written together
-constexpr std::int64_t kStripsOfThread = 8;            // fewer are not shared
-constexpr std::int64_t kGroupBytes = 160 * 1024;  // of groups that pass over a strip: a third of a small second cache,
-                                                  // which another hyperthread may want half of
+constexpr std::int64_t kStripsWritten = 4;             // whose sums are written together, a row's behind each other
+constexpr std::int64_t kStripsOfThread = 8;            // where there are fewer, rows of x are shared instead
+// Of groups that pass over a strip: a third of a small second cache, which another hyperthread may want half of.
+constexpr std::int64_t kBlockBytes = 160 * 1024;
 
 /// How many of what fit into a thread's room.
 struct ManyRows {
@@ -22,7 +27,7 @@ struct ManyRows {
       : K(whole_vectors(K_)),
         depth(std::min(K, kRowChunk)),
         strips(std::clamp<std::int64_t>(kStripBytes / strip_bytes(), 1, (N + kStrip - 1) / kStrip)),
-        rows(std::min(T, std::clamp<std::int64_t>(kGroupBytes / row_bytes(), 4, 32) * kTileRows)) {}
+        rows(std::min(T, std::clamp<std::int64_t>(kBlockBytes / group_bytes(), 4, 32) * kTileRows)) {}
   std::int64_t strip_floats() const { return std::max<std::int64_t>(K * kStrip, 1); }
   /// From a chain to the next of `count` rows: behind it is room for what a last vector stores too much, and chains
   /// begin in different sets of a cache.
@@ -33,12 +38,14 @@ struct ManyRows {
   std::int64_t sum_floats() const { return rows * kStrip; }
   std::int64_t kept_floats() const { return K > kRowChunk ? strips * sum_floats() : 0; }
   std::int64_t floats() const {
-    return strips * strip_floats() + group_count() * group_floats() + 2 * kWritten * sum_floats() + kept_floats();
+    return strips * strip_floats() + group_count() * group_floats() + 2 * kStripsWritten * sum_floats() + kept_floats();
   }
 
  private:
   std::int64_t strip_bytes() const { return strip_floats() * std::int64_t{sizeof(float)}; }
-  std::int64_t row_bytes() const { return std::max<std::int64_t>(depth * kTileRows, 1) * std::int64_t{sizeof(float)}; }
+  std::int64_t group_bytes() const {
+    return std::max<std::int64_t>(depth * kTileRows, 1) * std::int64_t{sizeof(float)};
+  }
 };
 
 /// n columns of a group of `count` rows of x, chain by chain, [n/4][count] each. A whole vector is stored for each
@@ -78,13 +85,13 @@ inline void multiply_chains(const ManyRows& shape, const Groups& groups, const f
     }
 }
 
-/// A block's strips times rows [t0, t0 + groups.tokens) of x, for `columns` columns of y from n0.
+/// A block's strips times rows [t0, t0 + groups.rows) of x, for `columns` columns of y from n0.
 template <class W, class Y>
 void multiply_strips(const Operands<W, Y>& o, const ManyRows& shape, std::int64_t t0, const Groups& groups,
                      std::int64_t n0, std::int64_t columns, const float* strips, float* room) {
   const std::int64_t of_strip = shape.sum_floats();
-  float *packed = room, *even = packed + groups.count * shape.group_floats(), *odd = even + kWritten * of_strip,
-        *all_kept = odd + kWritten * of_strip;
+  float *packed = room, *even = packed + groups.count * shape.group_floats(), *odd = even + kStripsWritten * of_strip,
+        *all_kept = odd + kStripsWritten * of_strip;
   std::int64_t k0 = 0;
   do {
     const std::int64_t n = std::min(kRowChunk, o.K - k0), steps = whole_vectors(n) / kChains;
@@ -94,17 +101,17 @@ void multiply_strips(const Operands<W, Y>& o, const ManyRows& shape, std::int64_
                   shape.chain_floats(count));
     }
     const bool last = k0 + n == o.K;
-    for (std::int64_t j = 0; j < columns; j += kWritten * kStrip) {
-      const std::int64_t width = std::min(kWritten * kStrip, columns - j), count = (width + kStrip - 1) / kStrip;
+    for (std::int64_t j = 0; j < columns; j += kStripsWritten * kStrip) {
+      const std::int64_t width = std::min(kStripsWritten * kStrip, columns - j), count = (width + kStrip - 1) / kStrip;
       RowsAhead results;
-      if (last) results = RowsAhead(o.y + t0 * o.ldy + n0 + j, o.ldy, groups.tokens, width);
+      if (last) results = RowsAhead(o.y + t0 * o.ldy + n0 + j, o.ldy, groups.rows, width);
       const std::int64_t lines = results.lines() / (groups.count * kChains * count) + 1;
       for (std::int64_t s = 0; s < count; ++s)
         multiply_chains(shape, groups, packed, strips + (j / kStrip + s) * shape.strip_floats() + k0 * kStrip, steps,
                         even + s * of_strip, odd + s * of_strip, results, lines);
       float* kept = all_kept + j / kStrip * of_strip;
-      for (std::int64_t t = 0; t < groups.tokens; ++t) {
-        float sums[kWritten * kStrip];
+      for (std::int64_t t = 0; t < groups.rows; ++t) {
+        float sums[kStripsWritten * kStrip];
         for (std::int64_t s = 0; s < count; ++s)
 #pragma GCC unroll 2
           for (int v = 0; v < kTileVecs; ++v) {
@@ -143,27 +150,36 @@ void multiply_many_rows(const Operands<W, Y>& o, std::int64_t T, std::int64_t fi
 template <class W, class Y, class PackStrip>
 void share_many_rows(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64_t N,
                      PackStrip&& pack_strip) {
-  const std::int64_t columns = o.has_gate ? N / 2 : N, share = ManyRows(columns, T, o.K).floats(),
-                     shares = ctx.num_threads() * share;
+  const std::int64_t columns = o.has_gate ? N / 2 : N, threads = ctx.num_threads();
+  const auto units_of = [](std::int64_t all, std::int64_t unit) { return (all + unit - 1) / unit; };
+  const bool by_rows =
+      columns < threads * kStripsOfThread * kStrip && units_of(T, kTileRows) >= units_of(columns, kStrip);
+  const std::int64_t unit = by_rows ? kTileRows : kStrip, all = by_rows ? T : columns, units = units_of(all, unit);
+  const std::int64_t grain = rows_grain(o.K * (by_rows ? columns : T) * unit / kStrip);
+  const std::int64_t at_once = (units <= grain ? units : units_of(units, threads)) * unit;  // that there is room for
+  const std::int64_t share = ManyRows(by_rows ? columns : at_once, by_rows ? at_once : T, o.K).floats(),
+                     shares = threads * share;
   auto* scratch = static_cast<float*>(
       ctx.scratch(kRowGemmSlot, static_cast<std::size_t>(shares) * sizeof(float) +
                                     (o.has_gate ? static_cast<std::size_t>(T * columns) * sizeof(Y) : 0)));
-  const bool by_rows = T >= columns && columns < ctx.num_threads() * kStripsOfThread * kStrip;
-  const std::int64_t unit = by_rows ? kTileRows : kStrip, all = by_rows ? T : columns;
-  const std::int64_t grain = rows_grain(o.K * (by_rows ? columns : T) * unit / kStrip);
-  parallel_for(ctx, (all + unit - 1) / unit, grain, [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
-    const std::int64_t first = begin * unit, mine = std::min(all, end * unit) - first;
-    const std::int64_t t = by_rows ? first : 0, rows = by_rows ? mine : T;
-    const std::int64_t n = by_rows ? 0 : first, width = by_rows ? columns : mine;
-    float* room = scratch + thread * share;
+  Y* gated = reinterpret_cast<Y*>(scratch + shares);
+  const auto multiply = [&](std::int64_t t, std::int64_t rows, std::int64_t n, std::int64_t width, float* room) {
     Operands<W, Y> part = o;
     part.skip_rows(t);
     Y* y = part.y + n;
     multiply_many_rows(part.from(n, y, o.ldy), rows, n, width, pack_strip, room);
     if (!o.has_gate) return;
-    Y* up = reinterpret_cast<Y*>(scratch + shares) + (by_rows ? t * columns : T * n);
+    Y* up = gated + (by_rows ? t * columns : T * n);
     multiply_many_rows(part.from(columns + n, up, width), rows, columns + n, width, pack_strip, room);
     gate_rows(y, o.ldy, up, rows, width);
+  };
+  parallel_for(ctx, units, grain, [&](std::int64_t begin, std::int64_t end, std::int64_t thread) {
+    const std::int64_t behind = std::min(all, end * unit);  // a team smaller than asked for has more than fits at once
+    for (std::int64_t first = begin * unit; first < behind; first += at_once) {
+      const std::int64_t count = std::min(at_once, behind - first);
+      if (by_rows) multiply(first, count, 0, columns, scratch + thread * share);
+      else multiply(0, T, first, count, scratch + thread * share);
+    }
   });
 }
 

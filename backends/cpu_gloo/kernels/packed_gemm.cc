@@ -97,8 +97,8 @@ struct NextAhead {
 /// n columns of a panel times `tokens` interleaved rows of x. Between two sums, the accumulators of a tile lie in
 /// `held` while other tiles have the same columns: at `first` they are zero, at `last` they are added to sums.
 template <int TB, class Panel, class Ahead>
-void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* held, bool first, bool last,
-          float* sums, std::int64_t pitch, bool fresh, Ahead& ahead) {
+void panel_tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* held, bool first, bool last,
+                float* sums, std::int64_t pitch, bool fresh, Ahead& ahead) {
   if (tokens == TB) {
     Vf acc[TB][kVecs] = {};  // one by one: copied as a whole it would lie in memory, and every turn write it
     const auto each = [](auto&& body) HB_FORCE_INLINE {
@@ -113,7 +113,7 @@ void tile(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, Vf* 
     else each([&](int t, int v) HB_FORCE_INLINE { held[t * kVecs + v] = acc[t][v]; });
     return;
   }
-  if constexpr (TB > 1) tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
+  if constexpr (TB > 1) panel_tile<TB - 1>(tokens, panel, x, n, held, first, last, sums, pitch, fresh, ahead);
 }
 
 /// n elements of a panel as fp32: what several tiles pass over is widened once for all of them.
@@ -142,8 +142,8 @@ void multiply_tile(const Operands<W, Y>& o, const QuadPanels<W>& panels, std::in
     const std::int64_t count = std::min(panels_of_vector, end - p0);
     for (std::int64_t s = 0; s < count; ++s)
       for (std::int64_t k = 0; k < o.K; k += kRowChunk)
-        tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + k * tokens, std::min(kRowChunk, o.K - k), nullptr, true,
-                           true, sums + s * kPanelRows, kLanes, k == 0, ahead);
+        panel_tile<kPanelTokens>(tokens, panels.panel(p0 + s, k), x + k * tokens, std::min(kRowChunk, o.K - k), nullptr,
+                                 true, true, sums + s * kPanelRows, kLanes, k == 0, ahead);
     for (std::int64_t t = 0; t < tokens; ++t)
       o.write(t, (p0 - begin) * kPanelRows, sums + t * kLanes, count * kPanelRows);
   }
@@ -155,7 +155,7 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
                    const Groups& groups, const float* x) {
   constexpr std::int64_t most_groups = (kKeptTokens + kPanelTokens - 1) / kPanelTokens;
   if constexpr (std::is_same_v<Panels, QuadPanels<W>>)
-    if (groups.count == 1) return multiply_tile(o, panels, begin, end, groups.tokens, x);
+    if (groups.count == 1) return multiply_tile(o, panels, begin, end, groups.rows, x);
   const std::int64_t step = groups.count > 2 ? kLongStepColumns : kStepColumns;
   float sums[kKeptTokens * Panels::most_together * kPanelRows];
   Vf held[Panels::most_together * most_groups][kPanelTokens * kVecs];
@@ -178,8 +178,8 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
         for (std::int64_t g = 0; g < groups.count; ++g) {
           const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
           const auto multiply = [&](auto panel, auto& asks) {
-            tile<kPanelTokens>(tokens, panel, x + t0 * o.K + k * tokens, n, held[s * most_groups + g], starts, ends,
-                               sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
+            panel_tile<kPanelTokens>(tokens, panel, x + t0 * o.K + k * tokens, n, held[s * most_groups + g], starts,
+                                     ends, sums + t0 * pitch + s * kPanelRows, pitch, k < kRowChunk, asks);
           };
           if (between) ahead.ask();
           if constexpr (widens_panels<Panels, W>) {
@@ -189,15 +189,15 @@ void multiply_kept(const Operands<W, Y>& o, const Panels& panels, std::int64_t b
           else multiply(panels.panel(p0 + s, k), ahead);
         }
     }
-    for (std::int64_t t = 0; t < groups.tokens; ++t)
+    for (std::int64_t t = 0; t < groups.rows; ++t)
       o.write(t, (p0 - begin) * kPanelRows, sums + t * pitch, count * kPanelRows);
   }
 }
 
 /// Four columns of kLanes weight rows from panel p, of which `count` panels are there: to[i] has column i of each.
 template <class W>
-HB_INLINE void load_columns(const QuadPanels<W>& panels, std::int64_t p, std::int64_t count, std::int64_t k,
-                            Vf (&to)[kChains]) {
+HB_INLINE void load_panel_columns(const QuadPanels<W>& panels, std::int64_t p, std::int64_t count, std::int64_t k,
+                                  Vf (&to)[kChains]) {
   constexpr std::int64_t panels_of_vector = kLanes / kPanelRows;
 #pragma GCC unroll 2
   for (std::int64_t s = 0; s < panels_of_vector; ++s) {
@@ -217,11 +217,11 @@ HB_INLINE void load_columns(const QuadPanels<W>& panels, std::int64_t p, std::in
 template <class W>
 void pack_panels(const QuadPanels<W>& panels, std::int64_t p, std::int64_t rows, std::int64_t k, std::int64_t n,
                  float* to) {
-  const std::int64_t chain = n / kChains * kStrip;
+  const std::int64_t chain = n / kChains * kStrip;  // n is whole vectors: packed_order() says so of K
   for (std::int64_t r = 0; r < kStrip; r += kLanes)
     for (std::int64_t i = 0; i < n; i += kChains) {
       Vf part[kChains];
-      load_columns(panels, p + r / kPanelRows, (rows - r) / kPanelRows, k + i, part);
+      load_panel_columns(panels, p + r / kPanelRows, (rows - r) / kPanelRows, k + i, part);
 #pragma GCC unroll 4
       for (int j = 0; j < kChains; ++j) store(to + j * chain + i / kChains * kStrip + r, part[j]);
     }

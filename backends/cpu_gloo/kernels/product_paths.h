@@ -42,8 +42,8 @@ ProductClass class_of_rows(std::int64_t T);
 
 /// Who forms products of bf16. Sums are fp32 on each.
 enum class ProductPath : std::uint8_t {
-  own,   // our kernels: weights widened in registers or block by block, forward (row_gemm.h, packed_gemm.h)
-         // row-invariant; of gradients both operands, strip by strip (gradient_gemm.h)
+  own,   // our kernels: weights widened in registers, block by block or strip by strip, forward (row_gemm.h,
+         // packed_gemm.h) row-invariant; of gradients both operands, strip by strip (gradient_gemm.h)
   unit,  // oneDNN on bf16_unit(), from rows or from packed pairs (prepack.h); not row-invariant
   wide,  // oneDNN in fp32, both operands widened before; not row-invariant. Of packed weights, which it cannot read,
          // ours

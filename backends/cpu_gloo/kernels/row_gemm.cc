@@ -128,7 +128,7 @@ void stream_rows(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, co
         stream_tokens<NV, TB>(tokens, o.w + (n0 + r) * o.ldw + k0, o.ldw, x + t0 * whole_vectors(o.K) + k0 * tokens,
                               std::min(kRowChunk, o.K - k0), sums + t0 * pitch + r, pitch);
       }
-  for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n0, sums + t * pitch, rows);
+  for (std::int64_t t = 0; t < groups.rows; ++t) o.write(t, n0, sums + t * pitch, rows);
 }
 
 /// N weight rows times all rows of x, at most kSkinnyRows, interleaved.
@@ -137,14 +137,14 @@ void stream(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, const
   std::int64_t n = 0;
   for (std::int64_t rows; n + kStreamRows <= N; n += rows) {
     rows = strip_rows<W> == kStreamRows ? kStreamRows : std::min(strip_rows<W>, (N - n) / kStreamRows * kStreamRows);
-    if (groups.tokens <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, rows, groups, x);
+    if (groups.rows <= kFewTokens) stream_rows<kStreamRows / kQuads, kFewTokens>(o, n, rows, groups, x);
     else stream_rows<2, kSomeTokens>(o, n, rows, groups, x);
   }
   for (; n < N; ++n) {  // a row alone: beside copies of itself, whose results go nowhere
     float y[kSkinnyRows * kQuads];
     const Operands<W, float> alone(o.x, o.ldx, o.w + n * o.ldw, 0, nullptr, y, kQuads, o.K);
     stream_rows<1, kSomeTokens>(alone, 0, kQuads, groups, x);
-    for (std::int64_t t = 0; t < groups.tokens; ++t) o.write(t, n, y + t * kQuads, 1);
+    for (std::int64_t t = 0; t < groups.rows; ++t) o.write(t, n, y + t * kQuads, 1);
   }
 }
 
@@ -166,26 +166,55 @@ void arrange(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t K, fl
     });
 }
 
-/// Weight rows of a block: a panel or so, which is still in the first cache when all rows of x pass over it, and so
-/// that few are a thread's first, which nobody asks for ahead.
-std::int64_t block_rows(std::int64_t K) {
-  const std::int64_t fitting = kCacheBytes / static_cast<std::int64_t>(sizeof(float)) / std::max<std::int64_t>(K, 1);
-  return std::clamp<std::int64_t>(fitting / kPanelRows * kPanelRows, kPanelRows, kBlockRows);
+// Weight rows of a block: a panel or so, which is still in the first cache when all rows of x pass over it, and so that
+// few are a thread's first, which nobody asks for ahead.
+constexpr std::int64_t kBlockRows = 16;
+static_assert(kBlockRows % kPanelRows == 0);
+
+/// sums[t·kBlockRows + row] (+)= n columns of a panel, between two sums, times `tokens` interleaved rows of x.
+template <int TB>
+void panel_tokens(std::int64_t tokens, const float* panel, const float* x, std::int64_t n, float* sums, bool first) {
+  if (tokens == TB) {
+    Vf acc[TB][kVecs] = {};
+    NothingAhead nothing;
+    panel_columns(ArrangedPanel<float>{panel}, x, n, acc, nothing);
+    return add_panel(acc, sums, kBlockRows, first);
+  }
+  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first);
 }
 
-/// N weight rows, block after block, times all rows of x, interleaved. `block`: room for a block's, arranged.
+/// Weight rows [n0, n0 + rows) of a block, arranged, times all rows of x, interleaved, group after group. `weights`:
+/// what is multiplied behind this.
+template <class W, class Y>
+void multiply_block(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups,
+                    const float* block, const float* x, RowsAhead weights) {
+  const std::int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
+  const std::int64_t weight_lines = weights.lines() / (panels * groups.count) + 1;
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
+    RowsAhead results(o.y + t0 * o.ldy + n0, o.ldy, tokens, rows);
+    const std::int64_t result_lines = results.lines() / panels + 1;
+    float sums[kPanelTokens][kBlockRows];
+    if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
+    for (std::int64_t n = 0; n < rows; n += kPanelRows) {
+      results.ask(result_lines), weights.ask(weight_lines);
+      for (std::int64_t k = 0; k < o.K; k += kRowChunk)
+        panel_tokens<kPanelTokens>(tokens, block + n * whole_vectors(o.K) + k * kPanelRows,
+                                   x + t0 * whole_vectors(o.K) + k * tokens,
+                                   whole_vectors(std::min(kRowChunk, o.K - k)), &sums[0][n], k == 0);
+    }
+    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
+  }
+}
+
+/// N weight rows, block after block, times all rows of x. `block`: room for a block's, arranged.
 template <class W, class Y>
 void blocks(const Operands<W, Y>& o, std::int64_t N, const Groups& groups, float* block, const float* x) {
-  const std::int64_t step = block_rows(o.K);
-  for (std::int64_t n = 0; n < N; n += step) {
-    const std::int64_t then = n + step, more = std::min(step, N - then);
+  for (std::int64_t n = 0; n < N; n += kBlockRows) {
+    const std::int64_t rows = std::min(kBlockRows, N - n), then = n + kBlockRows, more = std::min(kBlockRows, N - then);
     const RowsAhead ahead = more > 0 ? RowsAhead(o.w + then * o.ldw, o.ldw, more, o.K) : RowsAhead();
-    const std::int64_t rows = std::min(step, N - n);
     arrange(o.w + n * o.ldw, o.ldw, rows, o.K, block);
-    const auto panel = [&](std::int64_t row, std::int64_t k) {
-      return ArrangedPanel<float>{block + row * whole_vectors(o.K) + k * kPanelRows};
-    };
-    multiply_block(o, n, rows, groups, panel, x, ahead);
+    multiply_block(o, n, rows, groups, block, x, ahead);
   }
 }
 
@@ -198,7 +227,7 @@ void run(KernelContext& ctx, const Operands<W, Y>& o, std::int64_t T, std::int64
                            });
   const bool few = T <= kSkinnyRows;
   const Groups groups(T, !few ? kPanelTokens : T <= kFewTokens ? kFewTokens : kSomeTokens);
-  const std::int64_t block = few ? 0 : block_rows(o.K) * whole_vectors(o.K);
+  const std::int64_t block = few ? 0 : kBlockRows * whole_vectors(o.K);
   share_rows(ctx, o, groups, N, few ? kStreamRows : kPanelRows, block,
              [&](const Operands<W, Y>& part, std::int64_t, std::int64_t n, const float* x, float* room) {
                if (few) stream(part, n, groups, x);

@@ -11,14 +11,14 @@ namespace hotbunk::kernels {
 inline constexpr std::int64_t kRowChunk = 1024;
 
 /// y[T,N] (+)= x[T,K] · w[N,K]ᵀ (+ bias[N], fp32 or nullptr). Every element has one order of sums, whatever T, N, the
-/// tile that it falls in and the number of threads: per chunk of kRowChunk columns one chain of fused multiply-adds per
-/// vector lane over ascending k, a tree over the lanes (sum_lanes), the chunks in order, then the bias. Its bits depend
-/// on its row of x and its row of w only (and on the vector width of the build). What is `beside` the product is
-/// computed in its region: behind it anything, with `overwrite`; a norm only of rows that are_kept().
+/// tile that it falls in and the number of threads: per chunk of kRowChunk columns four chains of fused multiply-adds
+/// over ascending k, one per column of a quad, a to d, then (a + c) + (b + d), the chunks in order, then the bias. Its
+/// bits depend on its row of x and its row of w only. What is `beside` the product is computed in its region: behind it
+/// anything, with `overwrite`; a norm only of rows that are_kept().
 void row_gemm(KernelContext&, ConstMatrix x, ConstMatrix w, const float* bias, Matrix y, std::int64_t T, std::int64_t N,
               std::int64_t K, Write, const BesideProduct& beside = {});
 
-/// Whether every thread arranges all T rows of x once, in memory of its own.
+/// Whether every thread arranges all T rows of x whole, in memory of its own: few enough for that.
 bool are_kept(std::int64_t T);
 
 /// Whether linear_forward of T rows of x is this kernel's, and not oneDNN's (gemm.h).

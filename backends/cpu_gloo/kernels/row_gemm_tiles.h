@@ -1,6 +1,5 @@
 // What the products whose rows know nothing of each other are made of, whatever order the weights are in: quads of x
-// side by side, a panel of weight rows times a few of x, what is asked for ahead. Internal to row_gemm.cc and
-// packed_gemm.cc.
+// side by side, a panel of weight rows times a few of x. Internal to row_gemm.cc and packed_gemm.cc.
 //
 // A vector holds a quad (four consecutive k) of each of several weight rows, and meets the same quad of one row of x in
 // all of them. So four chains make an element: few enough that a tile's last additions cost little beside many rows of
@@ -26,9 +25,7 @@ constexpr int kRowGemmSlot = 3;             // of scratch
 constexpr int kVecs = kQuads;               // vectors of a panel, each of so many weight rows
 constexpr int kPanelRows = kQuads * kVecs;  // weight rows per panel
 constexpr int kPanelTokens = 6;             // tokens per tile of a panel: 24 (12) accumulators of 32 (16) registers
-constexpr std::int64_t kCacheBytes = 512 * 1024;  // of arranged weights that all tokens pass over: half of a small L2
-constexpr std::int64_t kKeptTokens = 64;          // so many rows of x are_kept(): interleaved once, not for every block
-constexpr std::int64_t kBlockRows = 16;           // weight rows of such a block, at most
+constexpr std::int64_t kKeptTokens = 64;  // so many rows of x each thread interleaves whole; many_rows_gemm.h has more
 
 /// Four floats in every quad of a vector.
 HB_INLINE Vf load_quad(const float* p) {
@@ -273,7 +270,7 @@ void gate_rows(Y* y, std::int64_t ldy, const Y* up, std::int64_t T, std::int64_t
 template <class W, class Y, class Multiply>
 void share_rows(KernelContext& ctx, const Operands<W, Y>& o, const Groups& groups, std::int64_t N, std::int64_t unit,
                 std::int64_t block, Multiply&& multiply) {
-  const std::int64_t T = groups.tokens, rows = o.has_gate ? N / 2 : N, units = (rows + unit - 1) / unit;
+  const std::int64_t T = groups.rows, rows = o.has_gate ? N / 2 : N, units = (rows + unit - 1) / unit;
   const std::int64_t of_x = T * whole_vectors(o.K);
   const std::int64_t of_sum = o.norm && o.norm->delta.data ? whole_vectors(o.K) : 0;
   const std::int64_t share = block + of_x + of_sum, shares = ctx.num_threads() * share;
@@ -389,41 +386,6 @@ HB_INLINE void add_panel(const Vf (&acc)[TB][kVecs], float* sums, std::int64_t p
     add(t, __builtin_shufflevector(s, s, 0, 1, 2, 3));
     if (t + 1 < TB) add(t + 1, __builtin_shufflevector(s, s, 4, 5, 6, 7));
 #endif
-  }
-}
-
-/// Both, of all columns between two sums: sums[t·kBlockRows + row].
-template <int TB, class Panel>
-void panel_tokens(std::int64_t tokens, Panel panel, const float* x, std::int64_t n, float* sums, bool first) {
-  if (tokens == TB) {
-    Vf acc[TB][kVecs] = {};
-    NothingAhead nothing;
-    panel_columns(panel, x, n, acc, nothing);
-    return add_panel(acc, sums, kBlockRows, first);
-  }
-  if constexpr (TB > 1) panel_tokens<TB - 1>(tokens, panel, x, n, sums, first);
-}
-
-/// Weight rows [n0, n0 + rows), panels that stay in the cache, times all rows of x, group after group, which are
-/// interleaved. panel(n, k): of the rows from n0 + n, columns from k. `weights`: what is multiplied behind this.
-template <class W, class Y, class PanelAt>
-void multiply_block(const Operands<W, Y>& o, std::int64_t n0, std::int64_t rows, const Groups& groups, PanelAt&& panel,
-                    const float* x, RowsAhead weights) {
-  const std::int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
-  const std::int64_t weight_lines = weights.lines() / (panels * groups.count) + 1;
-  for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t t0 = groups.first(g), tokens = groups.first(g + 1) - t0;
-    RowsAhead results(o.y + t0 * o.ldy + n0, o.ldy, tokens, rows);
-    const std::int64_t result_lines = results.lines() / panels + 1;
-    float sums[kPanelTokens][kBlockRows];
-    if (o.K == 0) std::fill_n(&sums[0][0], kPanelTokens * kBlockRows, 0.0f);
-    for (std::int64_t n = 0; n < rows; n += kPanelRows) {
-      results.ask(result_lines), weights.ask(weight_lines);
-      for (std::int64_t k0 = 0; k0 < o.K; k0 += kRowChunk)
-        panel_tokens<kPanelTokens>(tokens, panel(n, k0), x + t0 * whole_vectors(o.K) + k0 * tokens,
-                                   whole_vectors(std::min(kRowChunk, o.K - k0)), &sums[0][n], k0 == 0);
-    }
-    for (std::int64_t t = 0; t < tokens; ++t) o.write(t0 + t, n0, sums[t], rows);
   }
 }
 
