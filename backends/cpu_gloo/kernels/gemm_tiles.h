@@ -22,7 +22,8 @@ struct Groups {
 
 /// kLanes elements from each of `count` ≤ kLanes rows, those from `left` on zero: to[c] has element c of each.
 template <class W>
-HB_INLINE void load_corner(const W* rows, std::int64_t pitch, std::int64_t count, std::int64_t left, Vf (&to)[kLanes]) {
+HB_INLINE void load_transposed(const W* rows, std::int64_t pitch, std::int64_t count, std::int64_t left,
+                               Vf (&to)[kLanes]) {
   if (count == kLanes && left >= kLanes) {
     const W* each[kLanes];
     for (int r = 0; r < kLanes; ++r) each[r] = rows + r * pitch;

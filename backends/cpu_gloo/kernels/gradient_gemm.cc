@@ -32,7 +32,7 @@ template <class W>
 void pack_rows(const W* a, std::int64_t lda, std::int64_t rows, std::int64_t depth, float* to) {
   for (std::int64_t k = 0; k < depth; k += kLanes) {
     Vf part[kLanes];
-    load_corner(a + k, lda, rows, depth - k, part);
+    load_transposed(a + k, lda, rows, depth - k, part);
     for (std::int64_t j = 0; j < std::min<std::int64_t>(kLanes, depth - k); ++j) store(to + (k + j) * rows, part[j]);
   }
 }

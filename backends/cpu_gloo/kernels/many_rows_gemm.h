@@ -12,7 +12,7 @@ namespace hotbunk::kernels {
 
 constexpr std::int64_t kChains = 4;  // of an element in a chunk, one per column of a quad
 static_assert(kTileRows <= kLanes && kRowChunk % kLanes == 0 && kStrip % kPanelRows == 0);
-// Where these lie between what was slower on either side was measured on two cores of a Zen 3 (docs/benchmarks.md).
+// Measured on two cores of a Zen 3 (docs/benchmarks.md).
 constexpr std::int64_t kStripBytes = 4 * 1024 * 1024;  // of strips that are made once for all rows of x
 constexpr std::int64_t kStripsWritten = 4;             // whose sums are written together, a row's behind each other
 constexpr std::int64_t kStripsOfThread = 8;            // where there are fewer, rows of x are shared instead
@@ -48,29 +48,27 @@ struct ManyRows {
   }
 };
 
-/// n columns of a group of `count` rows of x, chain by chain, [n/4][count] each. A whole vector is stored for each
-/// column, of which the chain's next one overwrites what is too much.
+/// n columns of `count` ≤ kLanes rows, chain by chain, `chain` floats apart: [n/4] steps, `step` floats apart, of a
+/// column each. A whole vector is stored for it, zeros for rows that are not there; where steps lie closer, the chain's
+/// next one overwrites what is too much.
 template <class W>
-void pack_chains(const W* x, std::int64_t ldx, std::int64_t count, std::int64_t n, float* to, std::int64_t chain) {
+void pack_chains(const W* rows, std::int64_t pitch, std::int64_t count, std::int64_t n, float* to, std::int64_t chain,
+                 std::int64_t step) {
   for (std::int64_t k = 0; k < n; k += kLanes) {
     Vf part[kLanes];
-    load_corner(x + k, ldx, count, n - k, part);
+    load_transposed(rows + k, pitch, count, n - k, part);
 #pragma GCC unroll 16
-    for (int j = 0; j < kLanes; ++j) store(to + j % kChains * chain + (k + j) / kChains * count, part[j]);
+    for (int j = 0; j < kLanes; ++j) store(to + j % kChains * chain + (k + j) / kChains * step, part[j]);
   }
 }
 
-/// n columns of up to kStrip weight rows, chain by chain, [n/4][kStrip] each, zeros for rows that are not there.
+/// n columns of up to kStrip weight rows, chain by chain, [n/4][kStrip] each.
 template <class W>
 void pack_weight_rows(const W* w, std::int64_t ldw, std::int64_t rows, std::int64_t n, float* to) {
   const std::int64_t chain = whole_vectors(n) / kChains * kStrip;
   for (std::int64_t r = 0; r < kStrip; r += kLanes)
-    for (std::int64_t k = 0; k < n; k += kLanes) {
-      Vf part[kLanes];
-      load_corner(w + (rows > r ? r : 0) * ldw + k, ldw, std::clamp<std::int64_t>(rows - r, 0, kLanes), n - k, part);
-#pragma GCC unroll 16
-      for (int j = 0; j < kLanes; ++j) store(to + j % kChains * chain + (k + j) / kChains * kStrip + r, part[j]);
-    }
+    pack_chains(w + (rows > r ? r : 0) * ldw, ldw, std::clamp<std::int64_t>(rows - r, 0, kLanes), n, to + r, chain,
+                kStrip);
 }
 
 /// A chunk's strip times rows of x: what the even chains of a quad sum to, and the odd ones, [row][kStrip] each.
@@ -98,7 +96,7 @@ void multiply_strips(const Operands<W, Y>& o, const ManyRows& shape, std::int64_
     for (std::int64_t g = 0; g < groups.count; ++g) {
       const std::int64_t first = groups.first(g), count = groups.first(g + 1) - first;
       pack_chains(o.x + (t0 + first) * o.ldx + k0, o.ldx, count, n, packed + g * shape.group_floats(),
-                  shape.chain_floats(count));
+                  shape.chain_floats(count), count);
     }
     const bool last = k0 + n == o.K;
     for (std::int64_t j = 0; j < columns; j += kStripsWritten * kStrip) {
