@@ -8,7 +8,6 @@
 #include "backends/cpu_gloo/cpu_device.h"
 #include "backends/cpu_gloo/op_kernels.h"
 #include "base/check.h"
-#include "base/limits.h"
 #include "runtime/plan_communicators.h"
 
 namespace hotbunk {
@@ -44,7 +43,7 @@ Result<std::vector<std::unique_ptr<Device>>> CpuBackend::open(const Plan& plan, 
                            .notes = {},
                            .help = "set sync.transport to collective, which works between hosts"});
   try {
-    check_threads(options_.compute_threads);  // OpenMP ends the process where it gets none
+    kernels::check_team(options_.compute_threads);
     auto device = std::make_unique<CpuDevice>(plan, local[0], world_, &driver_, options_);
     device_ = device.get();
     memory_ = device->arena();

@@ -7,7 +7,6 @@
 #include "backends/cpu_gloo/op_kernels.h"
 #include "backends/cuda/cuda_device.h"
 #include "base/check.h"
-#include "base/limits.h"
 #include "graph/catalogue.h"
 
 namespace hotbunk::cuda {
@@ -48,7 +47,7 @@ Result<std::vector<std::unique_ptr<Device>>> CudaBackend::open(const Plan& plan,
   const Result<bool> on_host = computes_on_host(plan.program(local[0]), *this);
   if (!on_host) return fail(on_host.error());
   try {
-    if (*on_host) check_threads(options_.host_threads);  // OpenMP ends the process where it gets none
+    if (*on_host) kernels::check_team(options_.host_threads);
     world_.context().make_current();
     auto device = std::make_unique<CudaDevice>(plan, local[0], world_, &driver_, options_,
                                                shares ? &world_.share_memory() : nullptr);

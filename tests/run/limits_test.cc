@@ -177,6 +177,26 @@ TEST_CASE("limits of threads and of open files are named") {
 }
 #endif
 
+TEST_CASE("OpenMP's variables change no bit of a run, or are refused") {
+  const std::string run = fmt::format("{} run {} --threads 3 --overwrite --out ", program_file,
+                                      scenario("teams", 1, 1, "steps: 2").string());
+  const auto weights = [](const fs::path& out) { return text_of(out / "checkpoints/final/model.safetensors"); };
+  const fs::path as_it_is = work_folder() / "teams", other = work_folder() / "teams_other";
+  REQUIRE(shell("exec " + run + as_it_is.string()).code == 0);
+  REQUIRE(weights(as_it_is).size() > 1000);
+  for (const char* variable :
+       {"OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=1", "OMP_THREAD_LIMIT=3"}) {
+    const Result2 r = shell(fmt::format("exec env {} {}{}", variable, run, other.string()));
+    INFO(variable << '\n' << r.err);
+    CHECK(r.code == 0);
+    CHECK(weights(other) == weights(as_it_is));
+  }
+  const Result2 limited = shell(fmt::format("exec env OMP_THREAD_LIMIT=2 {}{}", run, other.string()));
+  INFO(limited.err);
+  CHECK(limited.code == 3);
+  CHECK_THAT(limited.err, Catch::Contains("error[E602]: OMP_THREAD_LIMIT allows 2 of the 3 threads"));
+}
+
 TEST_CASE("a stopped rank ends the run after run.timeout_s, and is named by the ranks and by the launcher") {
   const fs::path file = scenario("stopped", 3, 1, "steps: 100000\nrun: {timeout_s: 4}");
   const fs::path err = work_folder() / "stopped.err";

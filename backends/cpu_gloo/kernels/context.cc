@@ -1,11 +1,28 @@
 #include "backends/cpu_gloo/kernels/context.h"
 
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <algorithm>
 #include <new>
 
 #include "backends/cpu_gloo/kernels/onednn.h"
 #include "base/check.h"
+#include "base/limits.h"
 
 namespace hotbunk::kernels {
+
+void check_team(int threads) {
+  if (const int most = omp_get_thread_limit(); most < threads)
+    throw RuntimeFailure(
+        fmt::format("OMP_THREAD_LIMIT allows {} of the {} threads that a rank computes on (--threads)", most, threads));
+  check_threads(threads);  // OpenMP ends the process where it gets none
+}
+
+void ask_for_whole_teams() {
+  omp_set_dynamic(0);
+  omp_set_max_active_levels(std::max(1, omp_get_max_active_levels()));
+}
 
 struct KernelContext::Slot {
   static constexpr std::align_val_t kAlign{64};

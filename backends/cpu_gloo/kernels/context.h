@@ -36,6 +36,14 @@ enum class Write : bool { overwrite, accumulate };
 /// How the elements of a product's weights lie: row behind row, or as prepack.h leaves them.
 enum class WeightOrder : bool { rows, prepacked };
 
+/// RuntimeFailure where the system, or OMP_THREAD_LIMIT, gives this process no team of so many threads.
+void check_team(int threads);
+
+/// Of the calling thread's next parallel regions: teams as large as asked for, which OMP_DYNAMIC=true and
+/// OMP_MAX_ACTIVE_LEVELS=0 would make smaller. Sums by thread would have other bits then, and oneDNN (2.6), which
+/// shares a product by how many threads it asked for, leaves what is missing threads' unwritten.
+void ask_for_whole_teams();
+
 /// Not thread-safe: two threads that run kernels at the same time need a context each.
 /// Determinism: for a fixed num_threads every kernel gives the same bits on every run; no kernel uses atomics on
 /// floats.

@@ -73,6 +73,7 @@ bool try_matmul(KernelContext& ctx, const MatmulShape& shape, const void* a, con
                 void* c) {
   using dnnl::memory;
   auto& dnn = ctx.onednn();
+  ask_for_whole_teams();
   omp_set_num_threads(ctx.num_threads());  // oneDNN sizes its blocking and its team by it; per calling thread
   auto it = dnn.matmuls.find(shape);
   if (it == dnn.matmuls.end()) {

@@ -25,6 +25,7 @@ void on_team(int threads, Body&& body) {
   for (int t = 1; t < threads; ++t) others.emplace_back([&body, t, threads] { body(t, threads); });
   body(0, threads);
 #else
+  ask_for_whole_teams();
 #pragma omp parallel num_threads(threads)
   body(omp_get_thread_num(), omp_get_num_threads());
 #endif
