@@ -1,15 +1,19 @@
 // The layouts that tests/numerics draws, played on the driver's double: ranks as threads over the local transport, held
 // to the same goldens of transformers and to the plan.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <exception>
+#include <set>
 #include <stdexcept>
+#include <string_view>
 
 #include "backends/cuda/cuda_backend.h"
 #include "base/check.h"
 #include "runtime/launch.h"
+#include "spec/expert_mesh.h"
 #include "tests/cuda_backend/processes.h"
 #include "tests/numerics/drawn_layout.h"
 #include "tests/numerics/golden_checks.h"
@@ -53,14 +57,25 @@ void start_on_double(int ranks, const PlayRank& play, std::int64_t memory_bytes,
 
 }  // namespace
 
-// As many as the suite on CPU ranks draws, the same ones; HOTBUNK_LAYOUT_ROUNDS and HOTBUNK_LAYOUT_SEED: others.
+// Of what the suite on CPU ranks draws the first third: two CPU seconds each. HOTBUNK_LAYOUT_ROUNDS and
+// HOTBUNK_LAYOUT_SEED: others. What is rare among them (interleaved stages, copies of tokens) layouts_test.cc names.
 TEST_CASE("layouts drawn at random compute on the double what transformers does") {
   std::vector<std::string> goldens = golden_models();
   std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));
   std::uint64_t seed = 0;
-  for_drawn_layouts(goldens, 60, 1'000'003, [&](const Golden& g, const Scenario& drawn) {
+  std::set<std::string_view> met;
+  for_drawn_layouts(goldens, 20, 1'000'003, [&](const Golden& g, const Scenario& drawn) {
     Scenario s = drawn;
     s.steps = 2, s.checkpoint_every = 0;
+    const TrainLayout& l = s.train.layout;
+    if (l.tp > 1) met.insert("tensor-parallel");
+    if (l.pp > 1) met.insert("stages");
+    if (l.ulysses > 1) met.insert("ulysses");
+    if (l.cp > 1) met.insert("context");
+    if (s.train.engine == TrainEngine::fsdp1) met.insert("flat units");
+    if (l.shard_ranks() > 1) met.insert("shards");
+    if (expert_mesh(s).spread > 1) met.insert("experts apart");
+    if (s.train.offload != Offload::none) met.insert("offload");
     const TrainingResult r = train(g, s, Against::reference_and_plan, [&, n = ++seed](int ranks, const PlayRank& play) {
       start_on_double(ranks, play, ranks * 2 * s.cluster.device_memory_bytes, n);
     });
@@ -72,6 +87,8 @@ TEST_CASE("layouts drawn at random compute on the double what transformers does"
     check_gradients(g, r);
     CHECK(r.unlike_plan == "");
   });
+  CAPTURE(fmt::format("{}", fmt::join(met, ", ")));
+  CHECK(met.size() == 8);
 }
 
 }  // namespace hotbunk::drawn_layouts_test
