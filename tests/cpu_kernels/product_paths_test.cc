@@ -70,6 +70,8 @@ TEST_CASE("a path other than the rule's is taken where it is a quarter faster, c
   CHECK(chosen({{own, 100}, {unit, 125}}, {}, {}, {}) == ProductPaths{{unit, unit, unit, unit}});
   CHECK(chosen({}, {{own, 125}, {unit, 100}, {wide, 90}}, {}, {}) == ProductPaths{{own, own, unit, unit}});
   CHECK(chosen({}, {}, {{own, 130}, {unit, 100}, {wide, 140}}, {}) == ProductPaths{{own, unit, wide, unit}});
+  CHECK(chosen({}, {}, {{own, 124.9}, {unit, 100}}, {{unit, 100}, {wide, 109.9}}) == rule);  // of gradients 110
+  CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 110.1}}) == ProductPaths{{own, unit, unit, wide}});
   CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 200}}) == ProductPaths{{own, unit, unit, wide}});
   CHECK(chosen({{own, 1}, {unit, 9}}, {{own, 3}, {unit, 1}, {wide, 2}}, {{own, 1}, {unit, 1}, {wide, 2}},
                {{unit, 1}, {wide, 2}}) == ProductPaths{{unit, own, wide, wide}});

@@ -177,15 +177,15 @@ TEST_CASE("limits of threads and of open files are named") {
 }
 #endif
 
-TEST_CASE("OpenMP's variables change no bit of a run, or are refused") {
+TEST_CASE("variables of OpenMP and oneDNN change no bit of a run, or are refused") {
   const std::string run = fmt::format("{} run {} --threads 3 --overwrite --out ", program_file,
                                       scenario("teams", 1, 1, "steps: 2").string());
   const auto weights = [](const fs::path& out) { return text_of(out / "checkpoints/final/model.safetensors"); };
   const fs::path as_it_is = work_folder() / "teams", other = work_folder() / "teams_other";
   REQUIRE(shell("exec " + run + as_it_is.string()).code == 0);
   REQUIRE(weights(as_it_is).size() > 1000);
-  for (const char* variable :
-       {"OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=1", "OMP_THREAD_LIMIT=3"}) {
+  for (const char* variable : {"OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_NUM_THREADS=1", "OMP_THREAD_LIMIT=3",
+                               "ONEDNN_DEFAULT_FPMATH_MODE=BF16"}) {  // the last on machines that multiply bf16
     const Result2 r = shell(fmt::format("exec env {} {}{}", variable, run, other.string()));
     INFO(variable << '\n' << r.err);
     CHECK(r.code == 0);

@@ -39,6 +39,7 @@ KernelContext::Onednn::Entry make_entry(const dnnl::engine& engine, const Matmul
   const memory::desc bias({1, s.N}, memory::data_type::f32, {s.N, 1});
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  attr.set_fpmath_mode(dnnl::fpmath_mode::strict);  // not ONEDNN_DEFAULT_FPMATH_MODE's, where it narrows fp32
   if (s.accumulate) {
     dnnl::post_ops ops;
     ops.append_sum(1.0f);

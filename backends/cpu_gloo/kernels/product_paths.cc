@@ -256,7 +256,7 @@ ProductPaths choose(const ProductPaths& rule, const ProductRates& rates) {
     const auto ruled = std::ranges::find(of_class, rule[c], &PathRate::path);
     if (ruled == of_class.end()) return rule[c];
     const auto best = std::ranges::max_element(of_class, {}, &PathRate::gflop_s);
-    return best->gflop_s >= kWorthLeavingRule * ruled->gflop_s ? best->path : rule[c];
+    return best->gflop_s >= worth_leaving_rule(c) * ruled->gflop_s ? best->path : rule[c];
   };
   ProductPaths out;
   for (const ProductClass c : kProductClasses) out[c] = chosen(c, rates[c]);

@@ -91,15 +91,16 @@ struct ProductRates {
 };
 
 /// How much faster than the rule's another path must be: noise of a start does not decide, so that two starts of a run
-/// agree. Ratios that matter are 2 and more (docs/benchmarks.md).
-inline constexpr double kWorthLeavingRule = 1.25;
+/// agree. Ratios that matter are 2 and more (docs/benchmarks.md). Gradients are more than half of a training step, no
+/// other path of theirs costs row-invariance, and bf16 is to be no slower than fp32: there it is just above the noise.
+constexpr double worth_leaving_rule(ProductClass c) { return c == ProductClass::gradients ? 1.1 : 1.25; }
 
 /// Of paths that took `seconds` of CPU time, each for `flops`. Empty where one took less than `least`: a clock that
 /// ticks as slowly tells nothing apart.
 std::vector<PathRate> rates_of(const std::vector<ProductPath>&, const std::vector<double>& seconds, double flops,
                                double least);
 
-/// Of each class the rule's path, or the fastest where it has at least kWorthLeavingRule times that rate. A class
+/// Of each class the rule's path, or the fastest where it has at least worth_leaving_rule times that rate. A class
 /// without rates keeps the rule. `wide` of some rows is not taken beside a forward class that is the unit's
 /// (measured_candidates).
 ProductPaths choose(const ProductPaths& rule, const ProductRates&);
