@@ -31,7 +31,7 @@
 #include "cli/run_outputs.h"
 #include "cli/stop_signals.h"
 #include "cli/streams.h"
-#include "cli/team_waits.h"
+#include "cli/teams.h"
 #include "exec/lengths.h"
 #include "graph/plan_json.h"
 #include "graph/print.h"
@@ -267,6 +267,11 @@ int run_rank(const RunArguments& o, const Job& job, Start& start, StopSignals& s
     world.leave();
     return report_errors(s.error());
   }
+  if (o.backend == "cpu")  // of a rank that another launcher started: its host may be the only one with a limit
+    if (auto s = check_thread_limit(threads, kernels::most_team_threads()); !s) {
+      world.leave();
+      return report_errors(s.error());
+    }
   DriverOptions driver_options;
   driver_options.checkpoints = std::filesystem::absolute(folder.checkpoints());
   driver_options.beside_first = world.size() == 1 || world.same_host(0);
@@ -510,6 +515,11 @@ int run(const RunArguments& o) {
                     .where = {},
                     .notes = {},
                     .help = fmt::format("launch {} processes, or change train.layout", job->plan.num_ranks())}});
+  if (on_cpu && !launched)  // its ranks will have the same limit
+    if (auto s = check_thread_limit(threads_of_rank(job->plan.num_ranks(), o.threads, local_cores()),
+                                    kernels::most_team_threads());
+        !s)
+      return report_errors(s.error());
   ClaimedFolder claimed;
   std::optional<Hardware> hardware;
   if (first) {  // say it once

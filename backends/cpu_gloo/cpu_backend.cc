@@ -6,6 +6,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_device.h"
+#include "backends/cpu_gloo/kernels/context.h"
 #include "backends/cpu_gloo/op_kernels.h"
 #include "base/check.h"
 #include "runtime/plan_communicators.h"

@@ -41,7 +41,7 @@ class CpuBackend final : public RankBackend {
 
   Capability supports(const Op&) const override;
   /// `local` is this process's rank. Creates arenas and communicators: every rank of the world calls it.
-  /// E602 when memory or a peer cannot be had.
+  /// E602 when memory, threads or a peer cannot be had.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;
   /// Of this rank; other ranks' parts are empty (merge_traces joins them).
   Result<Trace> take_trace() override;

@@ -51,8 +51,8 @@ class CudaBackend final : public RankBackend {
   Capability supports(const Op&) const override;
   /// By the CPU backend's kernels.
   Capability supports_on_host(const Op&) const override;
-  /// `local` is this thread's rank. Every rank of the world calls it. E602 when memory or a peer
-  /// cannot be had.
+  /// `local` is this thread's rank. Every rank of the world calls it. E602 when memory, threads
+  /// or a peer cannot be had.
   Result<std::vector<std::unique_ptr<Device>>> open(const Plan&, std::span<const Rank> local) override;
   /// Of this rank; other ranks' parts are empty (merge_traces joins them).
   Result<Trace> take_trace() override;

@@ -12,10 +12,13 @@
 
 namespace hotbunk::kernels {
 
+int most_team_threads() { return omp_get_thread_limit(); }
+
 void check_team(int threads) {
-  if (const int most = omp_get_thread_limit(); most < threads)
+  if (const int most = most_team_threads(); most < threads)
     throw RuntimeFailure(
-        fmt::format("OMP_THREAD_LIMIT allows {} of the {} threads that a rank computes on (--threads)", most, threads));
+        fmt::format("OMP_THREAD_LIMIT allows a team of {}, and {} threads are to compute: unset it, or ask for fewer",
+                    most, threads));
   check_threads(threads);  // OpenMP ends the process where it gets none
 }
 

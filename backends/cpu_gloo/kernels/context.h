@@ -36,7 +36,10 @@ enum class Write : bool { overwrite, accumulate };
 /// How the elements of a product's weights lie: row behind row, or as prepack.h leaves them.
 enum class WeightOrder : bool { rows, prepacked };
 
-/// RuntimeFailure where the system, or OMP_THREAD_LIMIT, gives this process no team of so many threads.
+/// Threads that OpenMP gives a team of this process at most (OMP_THREAD_LIMIT).
+int most_team_threads();
+
+/// RuntimeFailure where this process gets no team of so many threads: OMP_THREAD_LIMIT, and the system's limits.
 void check_team(int threads);
 
 /// Of the calling thread's next parallel regions: teams as large as asked for, which OMP_DYNAMIC=true and
