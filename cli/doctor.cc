@@ -10,6 +10,7 @@
 
 #include "backends/cpu_gloo/arena.h"
 #include "backends/cpu_gloo/cpu_world.h"
+#include "backends/cpu_gloo/kernels/context.h"
 #include "backends/cpu_gloo/kernels/gemm.h"
 #include "base/json.h"
 #include "runtime/launch.h"
@@ -213,11 +214,18 @@ MeasuredProducts measured_products() {
   return out;
 }
 
+/// `most`: threads of a team, by OpenMP.
+Checked check_cores(std::int64_t cores, std::int64_t most) {
+  if (most >= cores) return {"cores", fmt::format("{}", cores), cores >= 1, ""};
+  return {"cores", fmt::format("{}, and OMP_THREAD_LIMIT allows a team of {}", cores, most), false,
+          fmt::format("unset OMP_THREAD_LIMIT, or run with --threads {}", most)};
+}
+
 int run(bool json) {
   const LocalMachine machine = local_machine();
   std::vector<Checked> findings;
   findings.push_back(check_two_ranks());  // first: it forks
-  findings.push_back({"cores", fmt::format("{}", machine.cores), machine.cores >= 1, ""});
+  findings.push_back(check_cores(machine.cores, kernels::most_team_threads()));
   findings.push_back({"memory", format_bytes(static_cast<double>(machine.memory_bytes)), machine.memory_bytes > 0, ""});
   const MeasuredProducts products = measured_products();
   findings.push_back(products.chosen);

@@ -206,6 +206,11 @@ TEST_CASE("variables of OpenMP and oneDNN change no bit of a run, or are refused
                       threads - 1, threads, threads - 1));
     CHECK(weights(other) == weights(as_it_is));
   }
+  if (threads < 3) return;  // one core needs no team
+  const fs::path said = work_folder() / "teams.doctor";
+  CHECK(shell(fmt::format("exec env OMP_THREAD_LIMIT=1 {} doctor > {}", program_file, said.string())).code != 0);
+  CHECK_THAT(text_of(said),
+             Catch::Contains("OMP_THREAD_LIMIT allows a team of 1") && Catch::Contains("run with --threads 1"));
 }
 
 TEST_CASE("a stopped rank ends the run after run.timeout_s, and is named by the ranks and by the launcher") {
