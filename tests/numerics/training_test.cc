@@ -397,7 +397,7 @@ TEST_CASE("interleaved stages compute what one rank does") {
 
 TEST_CASE("dozens of drawn pipelines of eight ranks come to their end and compute what one rank does") {
   // Of 2, 4 and 8 stages, most of them in 1F1B, beside ranks that share the stages; of few micro-batches and many.
-  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 24),
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 36),
                       seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
   std::uint64_t one_forward_one_backward = 0, of_eight_stages = 0;
   for (std::uint64_t i = 0; i < rounds; ++i) {
@@ -740,7 +740,7 @@ TEST_CASE("layouts drawn at random compute what transformers does") {
 }
 
 TEST_CASE("and those with interleaved stages what one rank does") {
-  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 16),
+  const std::uint64_t rounds = number_of_environment("HOTBUNK_LAYOUT_ROUNDS", 24),
                       seed = number_of_environment("HOTBUNK_LAYOUT_SEED", 1);
   const std::array models = {"llama-gqa", "llama-tied", "mha-one-kv", "mixtral-tiny"};
   std::uint64_t drawn = 0;
