@@ -269,7 +269,7 @@ int run_rank(const RunArguments& o, const Job& job, Start& start, StopSignals& s
   }
   if (o.backend == "cpu")  // of a rank that another launcher started: its host may be the only one with a limit
     if (auto s = check_thread_limit(threads, kernels::most_team_threads()); !s) {
-      world.leave();
+      world.watch().announce_failure(fmt::format("rank {} failed: {}", world.rank(), s.error().front().message));
       return report_errors(s.error());
     }
   DriverOptions driver_options;

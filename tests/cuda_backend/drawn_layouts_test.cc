@@ -60,8 +60,8 @@ void start_on_double(int ranks, const PlayRank& play, std::int64_t memory_bytes,
 }  // namespace
 
 // Of what the suite on CPU ranks draws the first third: two CPU seconds each. HOTBUNK_LAYOUT_ROUNDS and
-// HOTBUNK_LAYOUT_SEED: others. layouts_test.cc names what is rare among
-// them (copies of tokens), or in no such model (interleaved stages).
+// HOTBUNK_LAYOUT_SEED: others. layouts_test.cc names what is rare among them (copies of tokens), or in no such model
+// (interleaved stages).
 TEST_CASE("layouts drawn at random compute on the double what transformers does") {
   std::vector<std::string> goldens = golden_models();
   std::ranges::copy(golden_router_losses(), std::back_inserter(goldens));

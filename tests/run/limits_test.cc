@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -211,6 +213,31 @@ TEST_CASE("variables of OpenMP and oneDNN change no bit of a run, or are refused
   CHECK(shell(fmt::format("exec env OMP_THREAD_LIMIT=1 {} doctor > {}", program_file, said.string())).code != 0);
   CHECK_THAT(text_of(said),
              Catch::Contains("OMP_THREAD_LIMIT allows a team of 1") && Catch::Contains("run with --threads 1"));
+}
+
+TEST_CASE("where one host's ranks get too small a team, they say so, the others name them, and no folder is touched") {
+  const fs::path file = scenario("teams_launched", 2, 1, "steps: 1"), out = work_folder() / "teams_launched";
+  REQUIRE(hotbunk_command(fmt::format("run {} --threads 2 --out {}", file.string(), out.string())).code == 0);
+  const std::string before = text_of(out / "run.json");
+  for (const std::size_t limited : {0u, 1u}) {
+    const ReservedPort port;
+    std::vector<std::unique_ptr<Running>> ranks;
+    const auto said = [](std::size_t rank) { return work_folder() / fmt::format("teams.{}.err", rank); };
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      auto variables = rank_variables(rank, 2, port);
+      if (rank == limited) variables["OMP_THREAD_LIMIT"] = "1";
+      ranks.push_back(std::make_unique<Running>(
+          fmt::format("run {} --threads 2 --overwrite --out {}", file.string(), out.string()), said(rank), variables));
+    }
+    const std::array codes = {ranks[0]->wait(), ranks[1]->wait()};
+    INFO("limited: rank " << limited << '\n' << text_of(said(0)) << text_of(said(1)));
+    CHECK(codes[limited] == 2);
+    CHECK(codes[1 - limited] == 3);
+    CHECK_THAT(text_of(said(limited)), Catch::Contains("error[E710]: OMP_THREAD_LIMIT allows a team of 1"));
+    CHECK_THAT(text_of(said(1 - limited)), Catch::Contains(fmt::format("rank {} ", limited)) &&
+                                               Catch::Contains("OMP_THREAD_LIMIT allows a team of 1"));
+    CHECK(text_of(out / "run.json") == before);
+  }
 }
 
 TEST_CASE("a stopped rank ends the run after run.timeout_s, and is named by the ranks and by the launcher") {
