@@ -132,6 +132,8 @@ HB_INLINE void for_vectors(std::int64_t n, Body&& body) {
 HB_INLINE Vf max(Vf a, Vf b) {
 #if defined(__AVX512F__)
   return std::bit_cast<Vf>(_mm512_maskz_max_ps(0xffff, std::bit_cast<__m512>(a), std::bit_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return std::bit_cast<Vf>(_mm256_max_ps(std::bit_cast<__m256>(a), std::bit_cast<__m256>(b)));
 #else
   return a > b ? a : b;
 #endif
@@ -139,6 +141,8 @@ HB_INLINE Vf max(Vf a, Vf b) {
 HB_INLINE Vf min(Vf a, Vf b) {
 #if defined(__AVX512F__)
   return std::bit_cast<Vf>(_mm512_maskz_min_ps(0xffff, std::bit_cast<__m512>(a), std::bit_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return std::bit_cast<Vf>(_mm256_min_ps(std::bit_cast<__m256>(a), std::bit_cast<__m256>(b)));
 #else
   return a < b ? a : b;
 #endif
