@@ -114,9 +114,9 @@ std::optional<SharedRegions::Location> SharedRegions::locate(const void* p, std:
   return std::nullopt;
 }
 
-const std::byte* SharedRegions::peer(int world_rank, int region, std::int64_t offset) const {
+std::byte* SharedRegions::peer(int world_rank, int region, std::int64_t offset) const {
   if (region < 0 || region >= static_cast<int>(regions_.size())) return nullptr;
-  const std::byte* base = regions_[region].peers.at(world_rank).base();
+  std::byte* base = regions_[region].peers.at(world_rank).base();
   return base == nullptr ? nullptr : base + offset;
 }
 

@@ -75,9 +75,10 @@ class SharedRegions {
   int add(const std::byte* own, std::int64_t own_bytes, std::vector<SharedMapping> peers);
   /// Where [p, p + bytes) of this rank lies, nullopt when in no region.
   std::optional<Location> locate(const void* p, std::int64_t bytes) const;
-  /// nullptr when that rank's memory is not here or the region does not exist.
-  const std::byte* peer(int world_rank, int region, std::int64_t offset) const;
-  /// Peers' pages that were read leave this process until they are read again.
+  /// nullptr when that rank's memory is not here or the region does not exist. Written only where that rank waits for
+  /// what is written.
+  std::byte* peer(int world_rank, int region, std::int64_t offset) const;
+  /// Peers' pages that were read or written leave this process until they are again; what they hold stays.
   void forget_peers() const;
 
  private:

@@ -61,7 +61,7 @@ int CpuWorld::share(const Arena& arena) {
     const auto handles =
         gather(fmt::format("region/{}", num_regions_), shared_handle(arena.fd(), bytes, arena.options().pieces));
     for (int r = 0; r < size(); ++r)
-      if (r != rank() && same_host(r)) peers[r] = open_shared(handles[r], false);
+      if (r != rank() && same_host(r)) peers[r] = open_shared(handles[r], true);
     barrier(fmt::format("region/{}/open", num_regions_));  // the descriptors may be closed from here on
   }
   ++num_regions_;

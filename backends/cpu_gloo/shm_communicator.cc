@@ -103,7 +103,8 @@ std::vector<int> ShmCommunicator::missing() const {
   return late;
 }
 
-ShmCommunicator::Mode ShmCommunicator::post(const Call& call, const std::byte* base, std::span<const Part> parts) {
+ShmCommunicator::Mode ShmCommunicator::post(const Call& call, const std::byte* base, std::span<const Part> parts,
+                                            SharedRegions::Location receive) {
   std::int64_t end = 0, longest = 0;
   for (const Part& p : parts) {
     end = std::max(end, p.offset + p.bytes);
@@ -117,7 +118,7 @@ ShmCommunicator::Mode ShmCommunicator::post(const Call& call, const std::byte* b
       mode = Mode::direct;
     }
   const Segment mine = segment(rank());
-  mine.posting(meetings_ + 1) = {call, mode, where.region, where.offset, longest};
+  mine.posting(meetings_ + 1) = {call, mode, where.region, where.offset, longest, receive};
   std::copy(parts.begin(), parts.end(), mine.parts(meetings_ + 1));
   return mode;
 }
@@ -146,9 +147,9 @@ void ShmCommunicator::check_agreement(const Call& call) const {
 }
 
 void ShmCommunicator::exchange(const Call& call, const std::byte* base, std::span<const Part> parts,
-                               const Consume& consume) {
+                               const Consume& consume, SharedRegions::Location receive) {
   const std::int64_t piece_bytes = staging_bytes / std::ssize(parts) / line * line;
-  const Mode mode = post(call, base, parts);
+  const Mode mode = post(call, base, parts, receive);
   if (mode == Mode::staged) stage(base, parts, 0, piece_bytes);
   meet(call);
   check_agreement(call);
@@ -244,11 +245,31 @@ void ShmCommunicator::do_all_reduce(const Call& call, const std::byte* send, std
   });
 }
 
+std::int64_t ShmCommunicator::written_by_root(const Call& call, std::int64_t bytes, int r) const {
+  const bool in_place = segment(call.root).posting(meetings_).mode == Mode::direct &&
+                        segment(r).posting(meetings_).receive.region >= 0;
+  return in_place ? bytes / size() / line * line : 0;  // of W - 1 copies each of W ranks makes as much
+}
+
 void ShmCommunicator::do_broadcast(const Call& call, std::byte* data, std::int64_t bytes) {
-  const Part part[] = {{0, rank() == call.root ? bytes : 0}};
-  exchange(call, data, part, [&](std::int64_t begin, const Pieces& pieces) {
-    if (rank() != call.root) copy(data + begin, pieces[call.root].data(), std::ssize(pieces[call.root]));
-  });
+  const bool root = rank() == call.root;
+  const Part part[] = {{0, root ? bytes : 0}};
+  const auto receive = root ? std::nullopt : regions_.locate(data, bytes);
+  const auto consume = [&](std::int64_t begin, const Pieces& pieces) {
+    if (!root)
+      return copy(data + begin, pieces[call.root].data(),
+                  std::ssize(pieces[call.root]) - written_by_root(call, bytes, rank()));
+    for (int i = 1; i < size(); ++i) {
+      const int r = (rank() + i) % size();
+      const std::int64_t share = written_by_root(call, bytes, r);
+      if (share == 0) continue;
+      const SharedRegions::Location to = segment(r).posting(meetings_).receive;
+      std::byte* buffer = regions_.peer(ranks()[r], to.region, to.offset);
+      HB_CHECK(buffer != nullptr, "{}: region {} of rank {} is not open here", describe(call), to.region, ranks()[r]);
+      std::memcpy(buffer + bytes - share, data + bytes - share, static_cast<std::size_t>(share));
+    }
+  };
+  exchange(call, data, part, consume, receive.value_or(SharedRegions::Location{}));
 }
 
 void ShmCommunicator::do_all_to_all(const Call& call, const std::byte* send, std::span<const CommPart> send_parts,

@@ -5,7 +5,8 @@
 //      else copied into my staging memory, in pieces;
 //   2. meet (a counter, a futex): now every posting is readable; compare them;
 //   3. read what I need from each peer, in rank order;
-//   4. meet again if anything was read in place, since its owner may overwrite it on return. Postings and staging
+//   4. meet again if anything was read in place, since its owner may overwrite it on return. The root of a broadcast,
+//      which has nothing to read, meanwhile writes a share of what others receive in shared arenas. Postings and staging
 //      exist twice, by parity of the meeting, so that staged pieces need no second meeting.
 // Ranks share cores, so waiting sleeps (shm_wait.h).
 #pragma once
@@ -46,6 +47,7 @@ class ShmCommunicator final : public Communicator {
     int region;
     std::int64_t region_offset;
     std::int64_t longest_part;
+    SharedRegions::Location receive;  // where the call's root may write, none: region -1
   };
   struct Segment;
   /// What a peer has for me in this exchange.
@@ -62,11 +64,14 @@ class ShmCommunicator final : public Communicator {
   void meet(const Call&);
   /// World ranks that have not come to this rank's current meeting.
   std::vector<int> missing() const;
-  Mode post(const Call&, const std::byte* base, std::span<const Part>);
+  Mode post(const Call&, const std::byte* base, std::span<const Part>, SharedRegions::Location receive);
   void stage(const std::byte* base, std::span<const Part>, std::int64_t begin, std::int64_t piece_bytes);
   void check_agreement(const Call&) const;
   /// Makes parts[r] of my buffer readable for rank r (parts[0] for everyone if it is the only one) and consumes theirs.
-  void exchange(const Call&, const std::byte* base, std::span<const Part> parts, const Consume&);
+  void exchange(const Call&, const std::byte* base, std::span<const Part> parts, const Consume&,
+                SharedRegions::Location receive = {});
+  /// Bytes of a broadcast's last, in rank r's buffer, that the root writes itself. Of the current meeting.
+  std::int64_t written_by_root(const Call&, std::int64_t bytes, int r) const;
   void reduce_pieces(std::byte* dst, const Pieces&, const Call&) const;
 
   void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) override;

@@ -267,6 +267,20 @@ TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]
     c->all_reduce(send, summed.data(), n, DType::f32);
     for (std::int64_t i = 0; i < n; ++i)
       RANK_REQUIRE(same_bits(summed[i], naive<float>(3, i, ReduceOp::sum)), "[{}]", i);
+
+    // A root with its buffer in an arena writes a part of what ranks 0 and 1 receive, and nothing beside it; of rank
+    // 2's buffer it cannot, and from rank 2's others read pieces.
+    std::vector<std::int32_t> ordinary(static_cast<std::size_t>(n + 2));
+    std::int32_t* received =
+        world.rank() == 2 ? ordinary.data() : reinterpret_cast<std::int32_t*>(arena.base() + (8 << 20));
+    for (int root = 0; root < 3; ++root) {
+      for (std::int64_t i = 0; i < n + 2; ++i) received[i] = -7 - world.rank();
+      if (world.rank() == root) std::iota(received + 1, received + 1 + n, root);
+      c->broadcast(received + 1, n * 4, root);
+      for (std::int64_t i = 0; i < n; ++i)
+        RANK_REQUIRE(received[1 + i] == root + i, "broadcast [{}] from {}", i, root);
+      RANK_REQUIRE(received[0] == -7 - world.rank() && received[n + 1] == -7 - world.rank(), "beside it, from {}", root);
+    }
   });
   INFO(result.message);
   CHECK(result.exit_code == 0);
