@@ -70,11 +70,16 @@ TEST_CASE("a path other than the rule's is taken where it is so much faster, cla
   CHECK(chosen({{own, 100}, {unit, 125}}, {}, {}, {}) == ProductPaths{{unit, unit, unit, unit}});
   CHECK(chosen({}, {{own, 125}, {unit, 100}, {wide, 90}}, {}, {}) == ProductPaths{{own, own, unit, unit}});
   CHECK(chosen({}, {}, {{own, 130}, {unit, 100}, {wide, 140}}, {}) == ProductPaths{{own, unit, wide, unit}});
-  CHECK(chosen({}, {}, {{own, 124.9}, {unit, 100}}, {{unit, 100}, {wide, 114.9}}) == rule);  // of gradients 115
-  CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 115.1}}) == ProductPaths{{own, unit, unit, wide}});
+  CHECK(chosen({}, {}, {{own, 124.9}, {unit, 100}}, {{unit, 100}, {wide, 104.9}}) == rule);  // of gradients 105
+  CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 105.1}}) == ProductPaths{{own, unit, unit, wide}});
   CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 200}}) == ProductPaths{{own, unit, unit, wide}});
   CHECK(chosen({{own, 1}, {unit, 9}}, {{own, 3}, {unit, 1}, {wide, 2}}, {{own, 1}, {unit, 1}, {wide, 2}},
                {{unit, 1}, {wide, 2}}) == ProductPaths{{unit, own, wide, wide}});
+  // Whoever leads by so little that more rounds are worth their time, on either side of that.
+  CHECK((near_leaving_rule(gradients, 0.96) && near_leaving_rule(gradients, 1.0) && near_leaving_rule(gradients, 1.15)));
+  CHECK_FALSE((near_leaving_rule(gradients, 0.94) || near_leaving_rule(gradients, 1.16)));
+  CHECK((near_leaving_rule(many_rows, 1.14) && near_leaving_rule(many_rows, 1.37)));
+  CHECK_FALSE((near_leaving_rule(many_rows, 1.0) || near_leaving_rule(many_rows, 1.38)));
   // The rule of other machines is where the comparison starts there.
   const ProductPaths widened = rule_of(Bf16Products::widened);
   REQUIRE(widened == ProductPaths{{own, own, own, own}});

@@ -131,15 +131,26 @@ class Candidate {
   std::vector<Line> x_, w_, dy_, out_;
 };
 
-constexpr int kLeastRounds = 2, kMostRounds = 5;
+constexpr int kLeastRounds = 2, kMostRounds = 5, kDoubtfulRounds = 12;  // the last where a choice hangs by little
 constexpr double kClassSeconds = 0.01;  // behind the first round, which makes oneDNN's kernels: then no more rounds
 
 std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& paths, const ProductPaths& rule) {
   std::vector<Candidate> candidates;
   for (const ProductPath path : paths) candidates.emplace_back(c, with(rule, c, path)).run();
   std::vector<double> best(paths.size(), std::numeric_limits<double>::infinity());
+  const auto doubtful = [&] {
+    double of_rule = 0.0, of_another = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < paths.size(); ++i)
+      if (paths[i] == rule[c]) of_rule = best[i];
+      else of_another = std::min(of_another, best[i]);
+    return near_leaving_rule(c, of_rule / of_another);
+  };
   const double begin = cpu_seconds();
-  for (int round = 0; round < kMostRounds && (round < kLeastRounds || cpu_seconds() - begin < kClassSeconds); ++round)
+  const auto go_on = [&](int round) {
+    if (round < kLeastRounds) return true;
+    return (round < kMostRounds && cpu_seconds() - begin < kClassSeconds) || (round < kDoubtfulRounds && doubtful());
+  };
+  for (int round = 0; go_on(round); ++round)
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       candidates[i].forget_weights();
       const double before = cpu_seconds();

@@ -92,9 +92,15 @@ struct ProductRates {
 
 /// How much faster than the rule's another path must be: noise of a start should not decide, so that two starts of a
 /// run agree. Ratios that matter are 2 and more (docs/benchmarks.md). Gradients are more than half of a training step,
-/// no path of theirs costs row-invariance, and bf16 is to be no slower than fp32: a tenth is what starts on M scatter
-/// by.
-constexpr double worth_leaving_rule(ProductClass c) { return c == ProductClass::gradients ? 1.15 : 1.25; }
+/// no path of theirs costs row-invariance, and bf16 is to be no slower than fp32, whose gradients are `wide` without
+/// the widening.
+constexpr double worth_leaving_rule(ProductClass c) { return c == ProductClass::gradients ? 1.05 : 1.25; }
+
+/// Whether a path that is `lead` times as fast as the rule's is so near to what it takes to leave the rule that more
+/// rounds should say which: a tenth is what starts on M scatter by.
+constexpr bool near_leaving_rule(ProductClass c, double lead) {
+  return lead > worth_leaving_rule(c) / 1.1 && lead < worth_leaving_rule(c) * 1.1;
+}
 
 /// Of paths that took `seconds` of CPU time, each for `flops`. Empty where one took less than `least`: a clock that
 /// ticks as slowly tells nothing apart.
