@@ -246,8 +246,8 @@ void ShmCommunicator::do_all_reduce(const Call& call, const std::byte* send, std
 }
 
 std::int64_t ShmCommunicator::written_by_root(const Call& call, std::int64_t bytes, int r) const {
-  const bool in_place = segment(call.root).posting(meetings_).mode == Mode::direct &&
-                        segment(r).posting(meetings_).receive.region >= 0;
+  const bool in_place =
+      segment(call.root).posting(meetings_).mode == Mode::direct && segment(r).posting(meetings_).receive.region >= 0;
   return in_place ? bytes / size() / line * line : 0;  // of W - 1 copies each of W ranks makes as much
 }
 

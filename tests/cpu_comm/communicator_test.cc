@@ -277,9 +277,9 @@ TEST_CASE("an arena buffer here, ordinary memory there: transports mix", "[comm]
       for (std::int64_t i = 0; i < n + 2; ++i) received[i] = -7 - world.rank();
       if (world.rank() == root) std::iota(received + 1, received + 1 + n, root);
       c->broadcast(received + 1, n * 4, root);
-      for (std::int64_t i = 0; i < n; ++i)
-        RANK_REQUIRE(received[1 + i] == root + i, "broadcast [{}] from {}", i, root);
-      RANK_REQUIRE(received[0] == -7 - world.rank() && received[n + 1] == -7 - world.rank(), "beside it, from {}", root);
+      for (std::int64_t i = 0; i < n; ++i) RANK_REQUIRE(received[1 + i] == root + i, "broadcast [{}] from {}", i, root);
+      RANK_REQUIRE(received[0] == -7 - world.rank() && received[n + 1] == -7 - world.rank(), "beside it, from {}",
+                   root);
     }
   });
   INFO(result.message);

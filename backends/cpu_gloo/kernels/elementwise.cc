@@ -86,23 +86,49 @@ namespace {
 struct Activated {
   Vf value, slope;
 };
-HB_INLINE Activated silu(Vf g) {
-  const Vf s = sigmoid(g), value = g * s;
-  return {value, s + value * (1.0f - s)};  // s + g·s·(1 − s)
-}
+/// Those here are made of a sigmoid: argument(g) is what it is of, at(g, s) the function once that sigmoid is known.
+struct Silu {
+  HB_INLINE Vf argument(Vf g) const { return g; }
+  HB_INLINE Activated at(Vf g, Vf s) const {
+    const Vf value = g * s;
+    return {value, s + value * (1.0f - s)};  // s + g·s·(1 − s)
+  }
+};
 /// 1/2 (1 + tanh u) is the sigmoid of 2u.
-HB_INLINE Activated gelu(Vf g) {
-  constexpr float kTwice = 1.5957691216057308f, kCubic = 0.044715f;  // 2·√(2/π)
-  const Vf square = g * g, s = sigmoid(kTwice * g * (1.0f + kCubic * square)), value = g * s;
-  return {value, s + value * (1.0f - s) * kTwice * (1.0f + 3.0f * kCubic * square)};
-}
+struct Gelu {
+  static constexpr float kTwice = 1.5957691216057308f, kCubic = 0.044715f;  // 2·√(2/π)
+  HB_INLINE Vf argument(Vf g) const { return kTwice * g * (1.0f + kCubic * (g * g)); }
+  HB_INLINE Activated at(Vf g, Vf s) const {
+    const Vf square = g * g, value = g * s;
+    return {value, s + value * (1.0f - s) * kTwice * (1.0f + 3.0f * kCubic * square)};
+  }
+};
+/// What a limit clamps has no slope.
+struct ClampedSilu {
+  ClampedGate by;
+  HB_INLINE Vf argument(Vf g) const { return by.alpha * min(g, splat(by.limit)); }
+  HB_INLINE Activated at(Vf g, Vf s) const {
+    const Vf limit = splat(by.limit), value = min(g, limit) * s;
+    return {value, g > limit ? Vf{} : s + by.alpha * value * (1.0f - s)};  // s + g·alpha·s·(1 − s)
+  }
+};
 
 /// What stands beside a gate, as it is.
 constexpr auto as_beside = [](Vf u) HB_FORCE_INLINE { return Activated{u, splat(1.0f)}; };
 
+constexpr int kInStep = 4;  // vectors of an activation; of one vector alone its steps wait for each other
+
+/// The sigmoids that `function` takes at `count` vectors from `gate` on.
+template <int count, class F, class E, class Load>
+HB_INLINE void load_gates(const F& function, const E* gate, const Load& ld, Vf (&g)[count], Vf (&s)[count]) {
+  for (int v = 0; v < count; ++v) g[v] = ld(gate + v * kLanes);
+  for (int v = 0; v < count; ++v) s[v] = function.argument(g[v]);
+  sigmoid_in_step(s);
+}
+
 template <class F, class G>
-void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i, F&& function,
-                   G&& beside) {
+void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i,
+                   const F& function, G&& beside) {
   HB_CHECK(gate_up.dtype == act.dtype, "gated: {} to {}", name_of(gate_up.dtype), name_of(act.dtype));
   with_float_type(act.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -111,8 +137,12 @@ void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int
         const E* gate = row<E>(gate_up, t);
         const E* up = gate + i;
         E* out = row<E>(act, t);
-        for_vectors(i, [&](std::int64_t j, auto ld, auto st)
-                           HB_FORCE_INLINE { st(out + j, function(ld(gate + j)).value * beside(ld(up + j)).value); });
+        for_groups_of_vectors<kInStep>(i, [&](std::int64_t j, auto count, auto ld, auto st) HB_FORCE_INLINE {
+          Vf g[count], s[count];
+          load_gates(function, gate + j, ld, g, s);
+          for (int v = 0; v < count; ++v)
+            st(out + j + v * kLanes, function.at(g[v], s[v]).value * beside(ld(up + j + v * kLanes)).value);
+        });
       }
     });
   });
@@ -120,7 +150,7 @@ void gated_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int
 
 template <class F, class G>
 void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
-                    std::int64_t i, F&& function, G&& beside) {
+                    std::int64_t i, const F& function, G&& beside) {
   HB_CHECK(gate_up.dtype == dact.dtype && gate_up.dtype == dgate_up.dtype, "gated backward: mixed dtypes");
   with_float_type(dact.dtype, [&](auto tag) {
     using E = decltype(tag);
@@ -129,11 +159,16 @@ void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
         const E* d = row<E>(dact, t);
         const E* gate = row<E>(gate_up, t);
         E* dgate = row<E>(dgate_up, t);
-        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE {
-          const Vf dy = ld(d + j);
-          const Activated u = beside(ld(gate + i + j)), a = function(ld(gate + j));
-          st(dgate + j, dy * u.value * a.slope);
-          st(dgate + i + j, dy * a.value * u.slope);
+        for_groups_of_vectors<kInStep>(i, [&](std::int64_t j, auto count, auto ld, auto st) HB_FORCE_INLINE {
+          Vf g[count], s[count];
+          load_gates(function, gate + j, ld, g, s);
+          for (int v = 0; v < count; ++v) {
+            const std::int64_t at = j + v * kLanes;
+            const Vf dy = ld(d + at);
+            const Activated u = beside(ld(gate + i + at)), a = function.at(g[v], s[v]);
+            st(dgate + at, dy * u.value * a.slope);
+            st(dgate + i + at, dy * a.value * u.slope);
+          }
         });
       }
     });
@@ -143,31 +178,23 @@ void gated_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
 }  // namespace
 
 void swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
-  gated_forward(
-      ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); }, as_beside);
+  gated_forward(ctx, gate_up, act, T, i, Silu{}, as_beside);
 }
 void swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                      std::int64_t i) {
-  gated_backward(
-      ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return silu(g); }, as_beside);
+  gated_backward(ctx, dact, gate_up, dgate_up, T, i, Silu{}, as_beside);
 }
 void geglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i) {
-  gated_forward(
-      ctx, gate_up, act, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); }, as_beside);
+  gated_forward(ctx, gate_up, act, T, i, Gelu{}, as_beside);
 }
 void geglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                     std::int64_t i) {
-  gated_backward(
-      ctx, dact, gate_up, dgate_up, T, i, [](Vf g) HB_FORCE_INLINE { return gelu(g); }, as_beside);
+  gated_backward(ctx, dact, gate_up, dgate_up, T, i, Gelu{}, as_beside);
 }
 
 namespace {
 
 /// What a limit clamps has no slope.
-HB_INLINE Activated clamped_gate(Vf g, ClampedGate by) {
-  const Vf limit = splat(by.limit), bent = min(g, limit), s = sigmoid(by.alpha * bent), value = bent * s;
-  return {value, g > limit ? Vf{} : s + by.alpha * value * (1.0f - s)};  // s + g·alpha·s·(1 − s)
-}
 HB_INLINE Activated clamped_up(Vf u, ClampedGate by) {
   const Vf limit = splat(by.limit), bent = max(min(u, limit), -limit);
   return {bent + 1.0f, u > limit ? Vf{} : u < -limit ? Vf{} : splat(1.0f)};
@@ -177,15 +204,12 @@ HB_INLINE Activated clamped_up(Vf u, ClampedGate by) {
 
 void clamped_swiglu_forward(KernelContext& ctx, ConstMatrix gate_up, Matrix act, std::int64_t T, std::int64_t i,
                             ClampedGate by) {
-  gated_forward(
-      ctx, gate_up, act, T, i, [by](Vf g) HB_FORCE_INLINE { return clamped_gate(g, by); },
-      [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
+  gated_forward(ctx, gate_up, act, T, i, ClampedSilu{by}, [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
 }
 void clamped_swiglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, Matrix dgate_up, std::int64_t T,
                              std::int64_t i, ClampedGate by) {
-  gated_backward(
-      ctx, dact, gate_up, dgate_up, T, i, [by](Vf g) HB_FORCE_INLINE { return clamped_gate(g, by); },
-      [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
+  gated_backward(ctx, dact, gate_up, dgate_up, T, i, ClampedSilu{by},
+                 [by](Vf u) HB_FORCE_INLINE { return clamped_up(u, by); });
 }
 
 void gelu_forward(KernelContext& ctx, ConstMatrix x, Matrix y, std::int64_t T, std::int64_t i) {
@@ -196,7 +220,11 @@ void gelu_forward(KernelContext& ctx, ConstMatrix x, Matrix y, std::int64_t T, s
       for (std::int64_t t = begin; t < end; ++t) {
         const E* from = row<E>(x, t);
         E* to = row<E>(y, t);
-        for_vectors(i, [&](std::int64_t j, auto ld, auto st) HB_FORCE_INLINE { st(to + j, gelu(ld(from + j)).value); });
+        for_groups_of_vectors<kInStep>(i, [&](std::int64_t j, auto count, auto ld, auto st) HB_FORCE_INLINE {
+          Vf g[count], s[count];
+          load_gates(Gelu{}, from + j, ld, g, s);
+          for (int v = 0; v < count; ++v) st(to + j + v * kLanes, Gelu{}.at(g[v], s[v]).value);
+        });
       }
     });
   });
@@ -209,8 +237,11 @@ void gelu_backward(KernelContext& ctx, ConstMatrix dy, ConstMatrix x, Matrix dx,
       for (std::int64_t t = begin; t < end; ++t) {
         const E *at = row<E>(x, t), *d = row<E>(dy, t);
         E* to = row<E>(dx, t);
-        for_vectors(i, [&](std::int64_t j, auto ld, auto st)
-                           HB_FORCE_INLINE { st(to + j, ld(d + j) * gelu(ld(at + j)).slope); });
+        for_groups_of_vectors<kInStep>(i, [&](std::int64_t j, auto count, auto ld, auto st) HB_FORCE_INLINE {
+          Vf g[count], s[count];
+          load_gates(Gelu{}, at + j, ld, g, s);
+          for (int v = 0; v < count; ++v) st(to + j + v * kLanes, ld(d + j + v * kLanes) * Gelu{}.at(g[v], s[v]).slope);
+        });
       }
     });
   });

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -126,6 +127,20 @@ HB_INLINE void for_vectors(std::int64_t n, Body&& body) {
         i, [rest](const auto* p) HB_FORCE_INLINE { return load_n(p, rest); },
         [rest](auto* p, Vf v) HB_FORCE_INLINE { store_n(p, v, rest); });
   }
+}
+
+/// The same body for `vectors` of them at once while there are as many: body(i, count, ld, st), where `count` is a
+/// std::integral_constant, handles vectors i, i + kLanes, …. For chains of operations that wait for each other
+/// (in_step).
+template <int vectors, class Body>
+HB_INLINE void for_groups_of_vectors(std::int64_t n, Body&& body) {
+  const std::int64_t whole = n / (vectors * kLanes) * (vectors * kLanes);
+  for (std::int64_t i = 0; i < whole; i += vectors * kLanes)
+    body(
+        i, std::integral_constant<int, vectors>{}, [](const auto* p) HB_FORCE_INLINE { return load(p); },
+        [](auto* p, Vf v) HB_FORCE_INLINE { store(p, v); });
+  for_vectors(n - whole, [&](std::int64_t i, auto ld, auto st)
+                             HB_FORCE_INLINE { body(whole + i, std::integral_constant<int, 1>{}, ld, st); });
 }
 
 /// Where either is NaN, b: what the x86 instruction does (which GCC 12 does not see in the comparison).
@@ -272,32 +287,48 @@ HB_INLINE void load_columns(const bf16* const* rows, std::int64_t at, Vf (&to)[k
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what
 /// overflows, NaN for NaN. Cody-Waite reduction by ln 2 in two parts, then a degree-7 polynomial on [−ln2/2, ln2/2]
 /// (the minimax coefficients of Cephes' expf, Moshier 1989), then 2^n in two factors so that neither leaves the range
-/// of fp32.
-HB_INLINE Vf exp(Vf x) {
+/// of fp32. Of several vectors step by step: in one, each step waits for the last.
+template <int n>
+HB_INLINE void exp_in_step(Vf (&x)[n]) {
   constexpr float kLog2e = 1.44269504088896341f;
-  constexpr float kLn2Hi = 0.693359375f;                         // 355/512: n·kLn2Hi is exact for |n| < 2^15
-  constexpr float kLn2Lo = -2.12194440e-4f;                      // ln 2 − kLn2Hi
-  constexpr float kRound = 12582912.0f;                          // 1.5·2^23: adding it rounds to an integer
-  const Vf clamped = min(splat(89.0f), max(splat(-104.0f), x));  // in this order NaN passes through
-  const Vf shifted = clamped * kLog2e + kRound;
-  const Vf n = shifted - kRound;
-  const Vf r = clamped - n * kLn2Hi - n * kLn2Lo;
-  Vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + (r + 1.0f);
+  constexpr float kLn2Hi = 0.693359375f;     // 355/512: m·kLn2Hi is exact for |m| < 2^15
+  constexpr float kLn2Lo = -2.12194440e-4f;  // ln 2 − kLn2Hi
+  constexpr float kRound = 12582912.0f;      // 1.5·2^23: adding it rounds to an integer
+  constexpr float kPolynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                   5.0000001201e-1f};
+  Vf clamped[n], m[n], r[n], p[n];
+  for (int i = 0; i < n; ++i) clamped[i] = min(splat(89.0f), max(splat(-104.0f), x[i]));  // in this order NaN passes
+  for (int i = 0; i < n; ++i) m[i] = clamped[i] * kLog2e + kRound;
+  for (int i = 0; i < n; ++i) m[i] = m[i] - kRound;
+  for (int i = 0; i < n; ++i) r[i] = clamped[i] - m[i] * kLn2Hi - m[i] * kLn2Lo;
+  for (int i = 0; i < n; ++i) p[i] = splat(1.9875691500e-4f);
+#pragma GCC unroll 5
+  for (const float coefficient : kPolynomial)
+    for (int i = 0; i < n; ++i) p[i] = p[i] * r[i] + coefficient;
+  for (int i = 0; i < n; ++i) p[i] = p[i] * r[i] * r[i] + (r[i] + 1.0f);
 #if defined(__AVX512F__)
-  return std::bit_cast<Vf>(_mm512_maskz_scalef_ps(0xffff, std::bit_cast<__m512>(p), std::bit_cast<__m512>(n)));
+  for (int i = 0; i < n; ++i)
+    x[i] = std::bit_cast<Vf>(_mm512_maskz_scalef_ps(0xffff, std::bit_cast<__m512>(p[i]), std::bit_cast<__m512>(m[i])));
 #else
-  const Vi ni = __builtin_convertvector(n, Vi);
-  const Vi half = ni >> 1;  // two factors, so that neither leaves the range of fp32
-  return p * std::bit_cast<Vf>((half + 127) << 23) * std::bit_cast<Vf>((ni - half + 127) << 23);
+  Vi power[n], half[n];
+  for (int i = 0; i < n; ++i) power[i] = __builtin_convertvector(m[i], Vi);
+  for (int i = 0; i < n; ++i) half[i] = power[i] >> 1;  // two factors, so that neither leaves the range of fp32
+  for (int i = 0; i < n; ++i)
+    x[i] = p[i] * std::bit_cast<Vf>((half[i] + 127) << 23) * std::bit_cast<Vf>((power[i] - half[i] + 127) << 23);
 #endif
 }
+HB_INLINE Vf exp(Vf x) {
+  Vf one[] = {x};
+  exp_in_step(one);
+  return one[0];
+}
 
+template <int n>
+HB_INLINE void sigmoid_in_step(Vf (&x)[n]) {
+  for (int i = 0; i < n; ++i) x[i] = -x[i];
+  exp_in_step(x);
+  for (int i = 0; i < n; ++i) x[i] = 1.0f / (1.0f + x[i]);
+}
 HB_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + exp(-x)); }
 
 /// tanh with at most 4 ulp (checked in tests/cpu_kernels/optimizer_test.cc): near 0, where 1 − 2/(e^2x + 1) cancels,
