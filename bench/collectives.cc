@@ -9,8 +9,9 @@
 // A time is the slowest rank's, the median over repetitions that follow one warm-up. Every call is checked elsewhere
 // (tests/cpu_comm).
 //
-//   bench_collectives [--ranks 4] [--max-mib 64] [--transport shm|gloo|both] [--heap]
+//   bench_collectives [--ranks 4] [--max-mib 64] [--transport shm|gloo|both] [--heap] [--cold]
 // --heap: buffers in ordinary memory, staged through shared memory, instead of in a shared arena.
+// --cold: peers' pages leave a process before each repetition, as they do where a section sleeps.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -39,7 +40,7 @@ struct Options {
   int ranks = 4;
   int max_mib = 64;
   std::string transport = "both";
-  bool heap = false;
+  bool heap = false, cold = false;
 };
 
 struct Bench {
@@ -63,12 +64,14 @@ struct Measured {
   double cpu_seconds;  // per rank and call
 };
 
-Measured measure(Communicator& c, const Bench& b, std::int64_t bytes) {
+template <class Prepare>
+Measured measure(Communicator& c, const Bench& b, std::int64_t bytes, Prepare&& prepare) {
   const int per_round = bytes <= (64 << 10) ? 20 : 1, rounds = bytes >= (64 << 20) ? 5 : 15;
   b.call(bytes);
   std::vector<double> times;
   double cpu = 0;
   for (int i = 0; i < rounds; ++i) {
+    prepare();
     c.barrier();
     const double cpu_before = cpu_seconds();
     const auto start = Clock::now();
@@ -100,7 +103,9 @@ void run_transport(CpuWorld& world, const Options& o, Transport transport, float
   };
   for (const Bench& b : benches)
     for (std::int64_t bytes = 4 << 10; bytes <= std::int64_t{o.max_mib} << 20; bytes *= 8) {
-      const Measured m = measure(*c, b, bytes);
+      const Measured m = measure(*c, b, bytes, [&] {
+        if (o.cold) world.forget_peers();
+      });
       const double algbw = static_cast<double>(bytes) / m.seconds / 1e9;
       if (c->rank() == 0)
         fmt::print("{:>9} {:>15} {:>12} {:>10.1f} {:>8.2f} {:>8.2f} {:>10.1f}\n", name_of(transport), b.name, bytes,
@@ -150,6 +155,7 @@ int main(int argc, char** argv) {
   app.add_option("--max-mib", o.max_mib, "largest tensor, MiB")->check(CLI::Range(1, 4096));
   app.add_option("--transport", o.transport)->check(CLI::IsMember({"shm", "gloo", "both"}));
   app.add_flag("--heap", o.heap, "buffers outside shared arenas");
+  app.add_flag("--cold", o.cold, "peers' pages leave a process before each repetition");
   CLI11_PARSE(app, argc, argv);
   const LaunchResult r = fork_ranks(o.ranks, [&](const LaunchEnv& env) { return run_rank(env, o); });
   if (r.exit_code != 0) fmt::print(stderr, "{}\n", r.message);

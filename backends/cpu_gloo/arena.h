@@ -23,7 +23,7 @@ struct ArenaOptions {
   std::string name = "device";      // for messages
   std::int64_t reserve_bytes = 0;   // size of the virtual range (rounded up to chunks); costs no memory
   std::int64_t capacity_bytes = 0;  // most bytes that may be mapped at once
-  // Memfd-backed, so that ranks of this host can read it (CpuWorld::share). What is unmapped leaves the process and
+  // Memfd-backed, so that ranks of this host can open it (CpuWorld::share). What is unmapped leaves the process and
   // stays in the file, for what is mapped there next.
   bool shared = false;
   // Of a shared arena: where its addresses lie in the file (none: offset by offset). Those of two pieces on the same

@@ -1,4 +1,4 @@
-// The world of CPU ranks: arenas that ranks of one host read, and communicators over shared memory or TCP.
+// The world of CPU ranks: arenas that ranks of one host share, and communicators over shared memory or TCP.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -24,14 +24,14 @@ class CpuWorld final : public World {
   explicit CpuWorld(const LaunchEnv&, const WorldOptions& = {});
   ~CpuWorld() override;
 
-  /// Makes a shared arena readable by the ranks of this host. Every rank of the world calls it, in the same order;
-  /// returns the region's index (0, 1, …, the same everywhere) for Communicator::peer_pointer. Pointers into it travel
-  /// without staging in the shm transport. The arena must outlive the world. Throws RuntimeFailure with the reason when
-  /// a peer's memory cannot be opened.
+  /// Opens a shared arena to the ranks of this host, which read it, and write what a broadcast brings there. Every rank
+  /// of the world calls it, in the same order; returns the region's index (0, 1, …, the same everywhere) for
+  /// Communicator::peer_pointer. Pointers into it travel without staging in the shm transport. The arena must outlive
+  /// the world. Throws RuntimeFailure with the reason when a peer's memory cannot be opened.
   int share(const Arena&);
   /// A region of shared index `region` of a rank of this host (nullptr for others).
   const std::byte* peer_pointer(int rank, int region, std::int64_t offset) const;
-  /// Peers' pages that were read leave this process until they are read again.
+  /// Peers' pages that were read or written leave this process until they are again.
   void forget_peers();
 
   /// Automatic choice: solo for one rank, shm where all are on one host, else gloo.

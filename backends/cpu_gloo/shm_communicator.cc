@@ -8,6 +8,7 @@
 #include "backends/cpu_gloo/communicator_reduce.h"
 #include "base/check.h"
 #include "base/cores.h"
+#include "base/pages.h"
 #include "base/rounding.h"
 
 namespace hotbunk {
@@ -21,6 +22,13 @@ constexpr std::int64_t line = 64, page = 4096;
 /// Copies unless source and target are the same memory (in-place calls).
 void copy(std::byte* to, const std::byte* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+/// The same into a peer's memory, whose pages its owner has: had many at once, for a fault to write has one.
+void write_for_peer(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  const auto into_page = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % page);
+  map_present_pages(to - into_page, bytes + into_page, 1);  // where that fails, faults do it
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 int spins_for(int size) { return size <= local_cores() ? 64 : 0; }
@@ -245,28 +253,28 @@ void ShmCommunicator::do_all_reduce(const Call& call, const std::byte* send, std
   });
 }
 
-std::int64_t ShmCommunicator::written_by_root(const Call& call, std::int64_t bytes, int r) const {
-  const bool in_place =
-      segment(call.root).posting(meetings_).mode == Mode::direct && segment(r).posting(meetings_).receive.region >= 0;
-  return in_place ? bytes / size() / line * line : 0;  // of W - 1 copies each of W ranks makes as much
-}
-
 void ShmCommunicator::do_broadcast(const Call& call, std::byte* data, std::int64_t bytes) {
   const bool root = rank() == call.root;
   const Part part[] = {{0, root ? bytes : 0}};
   const auto receive = root ? std::nullopt : regions_.locate(data, bytes);
   const auto consume = [&](std::int64_t begin, const Pieces& pieces) {
+    // How many of the last bytes in rank r's buffer the root writes. What it stages comes in pieces, and of those from
+    // the second on this meeting's postings are another exchange's.
+    const auto written_by_root = [&](int r) -> std::int64_t {
+      const bool in_place = begin == 0 && segment(call.root).posting(meetings_).mode == Mode::direct &&
+                            segment(r).posting(meetings_).receive.region >= 0;
+      return in_place ? bytes / size() / line * line : 0;  // of W - 1 copies each of W ranks makes as much
+    };
     if (!root)
-      return copy(data + begin, pieces[call.root].data(),
-                  std::ssize(pieces[call.root]) - written_by_root(call, bytes, rank()));
+      return copy(data + begin, pieces[call.root].data(), std::ssize(pieces[call.root]) - written_by_root(rank()));
     for (int i = 1; i < size(); ++i) {
       const int r = (rank() + i) % size();
-      const std::int64_t share = written_by_root(call, bytes, r);
+      const std::int64_t share = written_by_root(r);
       if (share == 0) continue;
       const SharedRegions::Location to = segment(r).posting(meetings_).receive;
       std::byte* buffer = regions_.peer(ranks()[r], to.region, to.offset);
       HB_CHECK(buffer != nullptr, "{}: region {} of rank {} is not open here", describe(call), to.region, ranks()[r]);
-      std::memcpy(buffer + bytes - share, data + bytes - share, static_cast<std::size_t>(share));
+      write_for_peer(buffer + bytes - share, data + bytes - share, share);
     }
   };
   exchange(call, data, part, consume, receive.value_or(SharedRegions::Location{}));

@@ -5,10 +5,10 @@
 //      else copied into my staging memory, in pieces;
 //   2. meet (a counter, a futex): now every posting is readable; compare them;
 //   3. read what I need from each peer, in rank order;
-//   4. meet again if anything was read in place, since its owner may overwrite it on return. The root of a broadcast,
-//      which has nothing to read, meanwhile writes a share of what others receive in shared arenas. Postings and staging
-//      exist twice, by parity of the meeting, so that staged pieces need no second meeting.
-// Ranks share cores, so waiting sleeps (shm_wait.h).
+//   4. meet again if anything was read or written in place: its owner may overwrite it on return, or read it.
+//      Postings and staging exist twice, by parity of the meeting, so that staged pieces need no second meeting.
+// The root of a broadcast has nothing to read. Where its data is read in place it writes a share of what each other
+// rank receives in a shared arena, so that all ranks copy as much. Ranks share cores, so waiting sleeps (shm_wait.h).
 #pragma once
 #include <functional>
 #include <memory>
@@ -68,10 +68,9 @@ class ShmCommunicator final : public Communicator {
   void stage(const std::byte* base, std::span<const Part>, std::int64_t begin, std::int64_t piece_bytes);
   void check_agreement(const Call&) const;
   /// Makes parts[r] of my buffer readable for rank r (parts[0] for everyone if it is the only one) and consumes theirs.
+  /// receive: where the call's root may write meanwhile.
   void exchange(const Call&, const std::byte* base, std::span<const Part> parts, const Consume&,
                 SharedRegions::Location receive = {});
-  /// Bytes of a broadcast's last, in rank r's buffer, that the root writes itself. Of the current meeting.
-  std::int64_t written_by_root(const Call&, std::int64_t bytes, int r) const;
   void reduce_pieces(std::byte* dst, const Pieces&, const Call&) const;
 
   void do_all_gather(const Call&, const std::byte* send, std::byte* recv, std::int64_t bytes) override;

@@ -315,3 +315,35 @@ TEST_CASE("find_nonfinite counts NaN and infinity and names the first") {
     CHECK(find_nonfinite(ctx, x.vector(), 0).count == 0);
   }
 }
+
+TEST_CASE(
+    "an activation has the same bits in whichever column it stands: among four vectors, in one, behind the last") {
+  KernelContext ctx(1);
+  constexpr std::int64_t i = 97;  // with 8 lanes 3 · 32 + 1, with 16 64 + 2 · 16 + 1
+  for (DType dtype : kFloatTypes)
+    for (const double gate : {0.7, -3.3, 5.9}) {
+      Tensor gate_up(dtype, 1, 2 * i), dact(dtype, 1, i);
+      for (std::int64_t j = 0; j < i; ++j) gate_up.set(0, j, gate), gate_up.set(0, i + j, 1.7), dact.set(0, j, -0.3);
+      Tensor act(dtype, 1, i), d(dtype, 1, 2 * i);
+      const auto same = [&](const char* what) {
+        CAPTURE(name_of(dtype), gate, what);
+        for (std::int64_t j = 1; j < i; ++j) {
+          CHECK(act.at(0, j) == act.at(0, 0));
+          CHECK((d.at(0, j) == d.at(0, 0) && d.at(0, i + j) == d.at(0, i)));
+        }
+      };
+      swiglu_forward(ctx, gate_up.matrix(), act.matrix(), 1, i);
+      swiglu_backward(ctx, dact.matrix(), gate_up.matrix(), d.matrix(), 1, i);
+      same("swiglu");
+      geglu_forward(ctx, gate_up.matrix(), act.matrix(), 1, i);
+      geglu_backward(ctx, dact.matrix(), gate_up.matrix(), d.matrix(), 1, i);
+      same("geglu");
+      clamped_swiglu_forward(ctx, gate_up.matrix(), act.matrix(), 1, i, {4.0f, 1.702f});
+      clamped_swiglu_backward(ctx, dact.matrix(), gate_up.matrix(), d.matrix(), 1, i, {4.0f, 1.702f});
+      same("clamped");
+      gelu_forward(ctx, gate_up.matrix(), act.matrix(), 1, i);
+      same("gelu");
+      gelu_backward(ctx, dact.matrix(), gate_up.matrix(), act.matrix(), 1, i);
+      same("gelu's gradient");
+    }
+}

@@ -194,7 +194,6 @@ void geglu_backward(KernelContext& ctx, ConstMatrix dact, ConstMatrix gate_up, M
 
 namespace {
 
-/// What a limit clamps has no slope.
 HB_INLINE Activated clamped_up(Vf u, ClampedGate by) {
   const Vf limit = splat(by.limit), bent = max(min(u, limit), -limit);
   return {bent + 1.0f, u > limit ? Vf{} : u < -limit ? Vf{} : splat(1.0f)};

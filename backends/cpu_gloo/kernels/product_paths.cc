@@ -132,7 +132,7 @@ class Candidate {
 };
 
 constexpr int kLeastRounds = 2, kMostRounds = 5, kDoubtfulRounds = 12;  // the last where a choice hangs by little
-constexpr double kClassSeconds = 0.01;  // behind the first round, which makes oneDNN's kernels: then no more rounds
+constexpr double kClassSeconds = 0.01;  // behind the first round, which makes oneDNN's kernels: then only doubt goes on
 
 std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& paths, const ProductPaths& rule) {
   std::vector<Candidate> candidates;

@@ -113,7 +113,8 @@ std::vector<PathRate> rates_of(const std::vector<ProductPath>&, const std::vecto
 ProductPaths choose(const ProductPaths& rule, const ProductRates&);
 
 /// The measured candidates of this machine on a shape of each class, weights packed as beside the rule's other paths:
-/// rounds in turn, the best of each. Some 55 ms of CPU time, oneDNN's first kernels included. On the calling thread
+/// rounds in turn, the best of each, and more of them where a choice hangs by little (near_leaving_rule). Some 55 ms of
+/// CPU time, oneDNN's first kernels included, or more then. On the calling thread
 /// alone, whatever OpenMP's number of threads is, and that stays as it was: a process that forks ranks may call it.
 ProductRates measure_product_paths();
 

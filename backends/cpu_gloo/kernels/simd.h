@@ -286,7 +286,7 @@ HB_INLINE void load_columns(const bf16* const* rows, std::int64_t at, Vf (&to)[k
 
 /// e^x with at most 2 ulp (checked in tests/cpu_kernels/optimizer_test.cc), 0 for −∞ and what underflows, ∞ for what
 /// overflows, NaN for NaN. Cody-Waite reduction by ln 2 in two parts, then a degree-7 polynomial on [−ln2/2, ln2/2]
-/// (the minimax coefficients of Cephes' expf, Moshier 1989), then 2^n in two factors so that neither leaves the range
+/// (the minimax coefficients of Cephes' expf, Moshier 1989), then 2^m in two factors so that neither leaves the range
 /// of fp32. Of several vectors step by step: in one, each step waits for the last.
 template <int n>
 HB_INLINE void exp_in_step(Vf (&x)[n]) {
@@ -329,7 +329,11 @@ HB_INLINE void sigmoid_in_step(Vf (&x)[n]) {
   exp_in_step(x);
   for (int i = 0; i < n; ++i) x[i] = 1.0f / (1.0f + x[i]);
 }
-HB_INLINE Vf sigmoid(Vf x) { return 1.0f / (1.0f + exp(-x)); }
+HB_INLINE Vf sigmoid(Vf x) {
+  Vf one[] = {x};
+  sigmoid_in_step(one);
+  return one[0];
+}
 
 /// tanh with at most 4 ulp (checked in tests/cpu_kernels/optimizer_test.cc): near 0, where 1 − 2/(e^2x + 1) cancels,
 /// the odd polynomial of Cephes' tanhf (Moshier 1989).
