@@ -34,32 +34,32 @@ HB_INLINE void load_transposed(const W* rows, std::int64_t pitch, std::int64_t c
   transpose(to);
 }
 
-/// sums[row][kStrip] (+)= R rows of a, [depth][R], times a strip, [depth][kStrip].
-template <int R>
+/// sums[row][pitch] (+)= R rows of a, [depth][R], times `vecs` vectors of a strip, [depth][pitch].
+template <int R, int vecs = kTileVecs, std::int64_t pitch = kStrip>
 void tile(std::int64_t rows, const float* a, const float* strip, std::int64_t depth, float* sums, bool first) {
   if (rows != R) {
-    if constexpr (R > 1) tile<R - 1>(rows, a, strip, depth, sums, first);
+    if constexpr (R > 1) tile<R - 1, vecs, pitch>(rows, a, strip, depth, sums, first);
     return;
   }
-  Vf acc[R][kTileVecs] = {};
+  Vf acc[R][vecs] = {};
 #pragma GCC unroll 4
-  for (std::int64_t k = 0; k < depth; ++k, a += R, strip += kStrip) {
-    Vf of_strip[kTileVecs];
-#pragma GCC unroll 2
-    for (int v = 0; v < kTileVecs; ++v) of_strip[v] = load(strip + v * kLanes);
+  for (std::int64_t k = 0; k < depth; ++k, a += R, strip += pitch) {
+    Vf of_strip[vecs];
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; ++v) of_strip[v] = load(strip + v * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       Vf x = splat(a[r]);
-      asm("" : "+v"(x));  // one load for both vectors
-#pragma GCC unroll 2
-      for (int v = 0; v < kTileVecs; ++v) acc[r][v] += x * of_strip[v];
+      asm("" : "+v"(x));  // one load for all vectors
+#pragma GCC unroll 3
+      for (int v = 0; v < vecs; ++v) acc[r][v] += x * of_strip[v];
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int v = 0; v < kTileVecs; ++v) {
-      float* to = sums + r * kStrip + v * kLanes;
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; ++v) {
+      float* to = sums + r * pitch + v * kLanes;
       store(to, first ? acc[r][v] : load(to) + acc[r][v]);
     }
 }
