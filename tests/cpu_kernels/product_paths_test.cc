@@ -75,11 +75,6 @@ TEST_CASE("a path other than the rule's is taken where it is so much faster, cla
   CHECK(chosen({}, {}, {}, {{unit, 100}, {wide, 200}}) == ProductPaths{{own, unit, unit, wide}});
   CHECK(chosen({{own, 1}, {unit, 9}}, {{own, 3}, {unit, 1}, {wide, 2}}, {{own, 1}, {unit, 1}, {wide, 2}},
                {{unit, 1}, {wide, 2}}) == ProductPaths{{unit, own, wide, wide}});
-  // Whoever leads by so little that more rounds are worth their time, on either side of that.
-  CHECK((near_leaving_rule(gradients, 0.96) && near_leaving_rule(gradients, 1.0) && near_leaving_rule(gradients, 1.15)));
-  CHECK_FALSE((near_leaving_rule(gradients, 0.94) || near_leaving_rule(gradients, 1.16)));
-  CHECK((near_leaving_rule(many_rows, 1.14) && near_leaving_rule(many_rows, 1.37)));
-  CHECK_FALSE((near_leaving_rule(many_rows, 1.0) || near_leaving_rule(many_rows, 1.38)));
   // The rule of other machines is where the comparison starts there.
   const ProductPaths widened = rule_of(Bf16Products::widened);
   REQUIRE(widened == ProductPaths{{own, own, own, own}});
@@ -90,6 +85,19 @@ TEST_CASE("a path other than the rule's is taken where it is so much faster, cla
   CHECK(choose(widened, rates) == ProductPaths{{own, own, wide, own}});
   rates[gradients] = {{own, 7}, {wide, 9}};
   CHECK(choose(widened, rates) == ProductPaths{{own, own, wide, wide}});
+}
+
+TEST_CASE("a choice hangs by little where another path is near what it takes to leave the rule, on either side") {
+  const auto hangs = [](ProductClass c, double other) { return hangs_by_little(c, {{own, 100}, {wide, other}}, own); };
+  CHECK((hangs(gradients, 96) && hangs(gradients, 100) && hangs(gradients, 115)));  // around 105
+  CHECK_FALSE((hangs(gradients, 94) || hangs(gradients, 116)));
+  CHECK((hangs(many_rows, 114) && hangs(many_rows, 137)));  // around 125
+  CHECK_FALSE((hangs(many_rows, 100) || hangs(many_rows, 138)));
+  // The fastest of the others counts, and the rule's own rate is no other's.
+  CHECK_FALSE(hangs_by_little(gradients, {{own, 100}, {unit, 200}, {wide, 104}}, own));
+  CHECK(hangs_by_little(gradients, {{wide, 50}, {unit, 100}, {own, 102}}, unit));
+  CHECK_FALSE((hangs_by_little(gradients, {{wide, 105}}, own) || hangs_by_little(gradients, {{own, 105}}, own)));
+  CHECK_FALSE(hangs_by_little(gradients, {}, own));
 }
 
 TEST_CASE("oneDNN in fp32 is not taken of some rows where weights are packed in pairs for the unit") {

@@ -139,11 +139,7 @@ std::vector<PathRate> measure(ProductClass c, const std::vector<ProductPath>& pa
   for (const ProductPath path : paths) candidates.emplace_back(c, with(rule, c, path)).run();
   std::vector<double> best(paths.size(), std::numeric_limits<double>::infinity());
   const auto doubtful = [&] {
-    double of_rule = 0.0, of_another = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < paths.size(); ++i)
-      if (paths[i] == rule[c]) of_rule = best[i];
-      else of_another = std::min(of_another, best[i]);
-    return near_leaving_rule(c, of_rule / of_another);
+    return hangs_by_little(c, rates_of(paths, best, candidates.front().flops(), 0.0), rule[c]);
   };
   const double begin = cpu_seconds();
   const auto go_on = [&](int round) {
@@ -259,6 +255,16 @@ std::optional<ProductPaths> paths_of(std::string_view text, Bf16Products unit) {
   };
   try_from(0);
   return found;
+}
+
+bool hangs_by_little(ProductClass c, const std::vector<PathRate>& rates, ProductPath rule) {
+  double of_rule = 0.0, of_another = 0.0;
+  for (const PathRate& rate : rates)
+    if (rate.path == rule) of_rule = rate.gflop_s;
+    else of_another = std::max(of_another, rate.gflop_s);
+  if (of_rule == 0.0 || of_another == 0.0) return false;
+  const double line = worth_leaving_rule(c) * of_rule;
+  return of_another > line / 1.1 && of_another < line * 1.1;
 }
 
 ProductPaths choose(const ProductPaths& rule, const ProductRates& rates) {

@@ -96,16 +96,14 @@ struct ProductRates {
 /// the widening.
 constexpr double worth_leaving_rule(ProductClass c) { return c == ProductClass::gradients ? 1.05 : 1.25; }
 
-/// Whether a path that is `lead` times as fast as the rule's is so near to what it takes to leave the rule that more
-/// rounds should say which: a tenth is what starts on M scatter by.
-constexpr bool near_leaving_rule(ProductClass c, double lead) {
-  return lead > worth_leaving_rule(c) / 1.1 && lead < worth_leaving_rule(c) * 1.1;
-}
-
 /// Of paths that took `seconds` of CPU time, each for `flops`. Empty where one took less than `least`: a clock that
 /// ticks as slowly tells nothing apart.
 std::vector<PathRate> rates_of(const std::vector<ProductPath>&, const std::vector<double>& seconds, double flops,
                                double least);
+
+/// Whether the fastest path but the rule's is within a tenth of what it takes to leave the rule, on either side: what
+/// starts on M scatter by (docs/benchmarks.md). Not where the rule's path or any other has no rate.
+bool hangs_by_little(ProductClass, const std::vector<PathRate>&, ProductPath rule);
 
 /// Of each class the rule's path, or the fastest where it has at least worth_leaving_rule times that rate. A class
 /// without rates keeps the rule. `wide` of some rows is not taken beside a forward class that is the unit's
@@ -113,9 +111,9 @@ std::vector<PathRate> rates_of(const std::vector<ProductPath>&, const std::vecto
 ProductPaths choose(const ProductPaths& rule, const ProductRates&);
 
 /// The measured candidates of this machine on a shape of each class, weights packed as beside the rule's other paths:
-/// rounds in turn, the best of each, and more of them where a choice hangs by little (near_leaving_rule). Some 55 ms of
-/// CPU time, oneDNN's first kernels included, or more then. On the calling thread
-/// alone, whatever OpenMP's number of threads is, and that stays as it was: a process that forks ranks may call it.
+/// rounds in turn, the best of each, and more of them where a choice hangs by little (hangs_by_little). Some 55 ms of
+/// CPU time, oneDNN's first kernels included, or more then. On the calling thread alone, whatever OpenMP's number of
+/// threads is, and that stays as it was: a process that forks ranks may call it.
 ProductRates measure_product_paths();
 
 }  // namespace hotbunk::kernels
