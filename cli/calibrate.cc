@@ -38,7 +38,7 @@
 #include "spec/loader.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 
 namespace hotbunk {
 namespace {
@@ -337,7 +337,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, const kernels::P
   for (const std::string& text : gather_strings(world, "seconds", json_text(nlohmann::json(programs.own()))))
     own += json_from<nlohmann::json>(text).get<double>();
   const double others = programs.cores(own);
-  const auto traces = gather_strings_at_first(world, "traces", trace_to_json(*trace, job.hash));
+  const auto traces = gather_strings_at_first(world, "traces", pack_trace(*trace));
   int code = exit_done;
   if (world.rank() == 0) {
     code = conclude(o, job, products, merge(samples), hand_over, merge_traces(traces), lengths, others);

@@ -21,7 +21,7 @@
 #include "runtime/gather.h"
 #include "trace/compare.h"
 #include "trace/summary.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/launch_time.h"
@@ -132,7 +132,7 @@ int calibrate_rank(const CalibrateArguments& o, const Job& job, World& world, co
   const auto& on_device = dynamic_cast<const cuda::CudaBackend&>(*backend);
   const auto samples = gather_strings_at_first(world, "samples",
                                                rank_samples(job, static_cast<Rank>(world.rank()), on_device.timings()));
-  const auto traces = gather_strings_at_first(world, "traces", trace_to_json(*trace, job.hash));
+  const auto traces = gather_strings_at_first(world, "traces", pack_trace(*trace));
   int code = exit_done;
   if (world.rank() == 0) {
     const cuda::Context& context = on_device.context();

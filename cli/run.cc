@@ -41,8 +41,8 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
+#include "trace/merge.h"
 #include "trace/summary.h"
-#include "trace/trace_json.h"
 
 namespace hotbunk {
 namespace {
@@ -336,7 +336,7 @@ int run_rank(const RunArguments& o, const Job& job, Start& start, StopSignals& s
     return d.code == "E103" || d.code == "E301" ? exit_runtime : code;
   }
   const StepsWalked walked = steps_walked(o, job, start, **driver, run_hash(agreed));
-  const auto parts = gather_strings_at_first(world, "results", trace_to_json(*trace, job.hash));
+  const auto parts = gather_strings_at_first(world, "results", pack_trace(*trace));
   const int code =
       first ? finish_rank_0(o, job, start, folder, *hardware, walked, **driver, *backend, parts) : exit_done;
   world.leave();

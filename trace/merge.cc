@@ -1,10 +1,11 @@
+#include "trace/merge.h"
+
 #include <algorithm>
 #include <tuple>
 #include <unordered_map>
 
 #include "base/check.h"
 #include "trace/folds.h"
-#include "trace/trace_json.h"
 
 namespace hotbunk {
 namespace {
@@ -71,14 +72,10 @@ Trace merge_traces(std::span<const Trace> parts) {
   return all;
 }
 
-Trace merge_traces(std::span<const std::string> parts) {
-  std::vector<Trace> traces;
-  for (const std::string& text : parts) {
-    auto part = trace_from_json(text, "rank's trace");
-    HB_CHECK(part.has_value(), "a rank's trace: {}", render(part.error()));
-    traces.push_back(std::move(part->trace));
-  }
-  return merge_traces(traces);
+Trace merge_traces(std::span<const std::string> packed) {
+  std::vector<Trace> parts;
+  for (const std::string& part : packed) parts.push_back(unpack_trace(part));
+  return merge_traces(parts);
 }
 
 }  // namespace hotbunk

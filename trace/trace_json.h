@@ -1,10 +1,8 @@
-// trace.json of a run folder: a Trace as compact JSON (schema "hotbunk.trace/3") and back, and the union of the traces
-// that the processes of one run wrote.
+// trace.json of a run folder: a Trace as compact JSON (schema "hotbunk.trace/3") and back.
 //
 // Rows are arrays, in the order of the structs' fields (trace.h); streams, op kinds, spaces and categories are written
 // as indices into tables of names that the file itself carries.
 #pragma once
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -29,13 +27,5 @@ Result<TraceFile> trace_from_json(std::string_view text, const std::string& file
 
 /// E115 when the trace's ranks, phases or groups are not the plan's.
 Status trace_fits_plan(const Trace&, const Plan&, const std::string& file);
-
-/// The trace of all ranks from the parts that processes saw: spans, events, phases and metrics are joined (names
-/// renumbered, rows in the order rank, start), a rank's memory and traffic come from the part that has them, trained
-/// tokens and model FLOPs are taken from the first part that has any, as every process's Driver reports those of all
-/// ranks. Internal fault when two parts claim the same rank.
-Trace merge_traces(std::span<const Trace> parts);
-/// Of what each rank wrote with trace_to_json.
-Trace merge_traces(std::span<const std::string> parts);
 
 }  // namespace hotbunk

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "exec/session.h"
 #include "tests/blocks.h"
+#include "trace/merge.h"
 #include "trace/trace_json.h"
 
 namespace hotbunk::conformance {

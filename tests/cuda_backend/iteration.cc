@@ -20,7 +20,7 @@
 #include "runtime/launch.h"
 #include "spec/loader.h"
 #include "tests/cuda_backend/processes.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 
 namespace hotbunk::test {
 

@@ -26,7 +26,7 @@
 #include "tests/numerics/value.h"
 #include "tests/runtime/ranks.h"
 #include "tests/simulated.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 
 using namespace hotbunk;
 using namespace hotbunk::test;
@@ -124,8 +124,7 @@ void run_rank(const Plan& plan, const Scenario& s, CpuWorld& world, const std::f
   const Trace own =
       value(execute(plan, backend, *driver,
                     {.steps = static_cast<std::int32_t>(s.steps), .local_ranks = {static_cast<Rank>(world.rank())}}));
-  std::vector<std::string> parts = {trace_to_json(own, "")};
-  if (world.size() > 1) parts = gather_strings(world, "trace", parts.front());
+  const auto parts = gather_strings_at_first(world, "trace", pack_trace(own));
   if (world.rank() > 0) return;
   result["unlike_plan"] = testing::unlike_simulated(plan, s, std::move(lengths), merge_traces(parts));
   if (auto written = write_file_atomic(folder / "result.json", json_text(result)); !written)

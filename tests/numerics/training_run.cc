@@ -27,7 +27,7 @@
 #include "tests/numerics/value.h"
 #include "tests/runtime/ranks.h"
 #include "tests/simulated.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 
 namespace hotbunk::test {
 namespace {
@@ -225,8 +225,7 @@ void add_forward(const Golden& g, std::map<std::string, std::vector<float>> raw,
 /// Of what all ranks counted, what differs from what the simulator says of the plan (P1, P2); said on rank 0.
 std::string unlike_plan(const Plan& plan, const Scenario& s, World& world, const Trace& own,
                         std::vector<SampleLengths> lengths) {
-  std::vector<std::string> parts = {trace_to_json(own, "")};
-  if (world.size() > 1) parts = gather_strings(world, "trace", parts.front());
+  const auto parts = gather_strings_at_first(world, "trace", pack_trace(own));
   if (world.rank() > 0) return "";
   Scenario as_long = s;  // its sequences are those of the file
   as_long.workload.prompt_tokens.max = as_long.workload.response_tokens.max = 1;

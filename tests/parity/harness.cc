@@ -19,7 +19,7 @@
 #include "runtime/gather.h"
 #include "spec/loader.h"
 #include "tests/simulated.h"
-#include "trace/trace_json.h"
+#include "trace/merge.h"
 
 namespace hotbunk::testing {
 
@@ -176,7 +176,7 @@ std::string run_case(CpuWorld& world, const Case& job, std::size_t index, const 
   if (!trace) return render(trace.error());
   if (job.all_fed)
     if (std::string bad = job.all_fed(observer.fed()); !bad.empty()) return bad;
-  const auto parts = gather_strings_at_first(world, options.scope + "trace", trace_to_json(*trace, ""));
+  const auto parts = gather_strings_at_first(world, options.scope + "trace", pack_trace(*trace));
   if (world.rank() != 0) return "";
   return check({job, *plan, merge_traces(parts), lengths});
 }

@@ -22,22 +22,6 @@ std::string code_of(const std::string& text) {
   return file ? "" : file.error().front().code;
 }
 
-/// One rank's share of a trace, as its process would have it.
-Trace part_of(const Trace& whole, Rank rank) {
-  Trace part = whole;
-  const auto others = [&](const auto& row) { return row.rank != rank; };
-  std::erase_if(part.spans, others);
-  std::erase_if(part.memory_events, others);
-  std::erase_if(part.phases, others);
-  std::erase_if(part.phase_totals, others);
-  for (std::size_t r = 0; r < 2; ++r) {
-    if (r == static_cast<std::size_t>(rank)) continue;
-    part.memory[r] = {}, part.traffic[r] = {};
-    if (r < part.traffic_totals.size()) part.traffic_totals[r] = {};
-  }
-  return part;
-}
-
 }  // namespace
 
 TEST_CASE("a trace comes back from its file unchanged") {
@@ -94,18 +78,6 @@ TEST_CASE("a trace of another plan is refused") {
   Trace narrow = test::sample_trace();
   narrow.memory.pop_back();
   CHECK_FALSE(trace_fits_plan(narrow, plan, "t"));
-}
-
-TEST_CASE("the parts of two processes make the whole trace") {
-  const Trace whole = test::sample_trace();
-  Trace parts[] = {part_of(whole, 0), part_of(whole, 1)};
-  // The second process met the names in another order.
-  std::reverse(parts[1].names.begin(), parts[1].names.end());
-  for (Span& s : parts[1].spans) s.name = 3 - s.name;
-  for (MemoryEvent& e : parts[1].memory_events) e.name = 3 - e.name;
-  CHECK(trace_to_json(merge_traces(parts), "") == trace_to_json(whole, ""));
-  Trace twice[] = {whole, parts[1]};
-  CHECK_THROWS_AS(merge_traces(twice), InternalError);
 }
 
 }  // namespace hotbunk
