@@ -56,7 +56,7 @@ CostNode group_of(std::string name, std::string why, const StepParts& p, std::sp
 /// Why the device waits for the host.
 std::string host_note(const StepParts& p, const RlModel& rl, bool decodes) {
   const double launched = p.of(StepPart::launches).calls / std::max(p.steps, 1e-300);
-  const EngineProfile own = rl.engine_profile();
+  const EngineProfile& own = rl.engine_profile();
   if (decodes && launched <= 1.5 && own.decode_sequence_seconds.value > 0)
     return "the engine's own time: its scheduler and sampler for every running sequence, its further nodes";
   if (decodes && rl.setting().eager && own.eager_kernel_seconds.value > 0)

@@ -320,10 +320,11 @@ class RlModel {
   /// One token for each of so many sequences.
   DecodeRound decode_round(const RolloutPoint&, double sequences, double context) const;
   /// Of the engine that samples; ours has none beside what its plan says.
-  EngineProfile engine_profile() const {
+  const EngineProfile& engine_profile() const {
+    static const EngineProfile ours;
     return setting_.engine == RolloutEngine::vllm     ? train_.framework().vllm
            : setting_.engine == RolloutEngine::sglang ? train_.framework().sglang
-                                                      : EngineProfile{};
+                                                      : ours;
   }
   double state_tokens(const RolloutPoint&) const;
   /// Tokens that a running sequence holds on average.

@@ -62,7 +62,7 @@ DecodeRound RlModel::decode_rounds(const RolloutPoint& r, double sequences, doub
   s.all.add(StepPart::hops, step.hops_seconds(out.sequences, out.sequences), static_cast<double>(r.pp));
   out.slowest_stage = s.slowest.total;
   out.latency = s.all.total;
-  const EngineProfile host = engine_profile();
+  const EngineProfile& host = engine_profile();
   const double nodes = std::ceil(static_cast<double>(r.tp) / static_cast<double>(train_.cost().ranks_per_node()));
   out.gap = host.decode_sequence_seconds.value * sequences +
             host.decode_node_seconds.value * static_cast<double>(train_.model().layers) * (nodes - 1.0);
