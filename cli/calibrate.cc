@@ -37,8 +37,8 @@
 #include "spec/catalog.h"
 #include "spec/loader.h"
 #include "trace/compare.h"
-#include "trace/summary.h"
 #include "trace/merge.h"
+#include "trace/summary.h"
 
 namespace hotbunk {
 namespace {

@@ -20,8 +20,8 @@
 #include "rl/sft_driver.h"
 #include "runtime/gather.h"
 #include "trace/compare.h"
-#include "trace/summary.h"
 #include "trace/merge.h"
+#include "trace/summary.h"
 #ifdef HOTBUNK_CUDA
 #include "backends/cuda/cuda_backend.h"
 #include "backends/cuda/launch_time.h"

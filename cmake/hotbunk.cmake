@@ -120,19 +120,22 @@ function(hotbunk_test name)
                        ENVIRONMENT "${HOTBUNK_TEST_ENVIRONMENT}")
 endfunction()
 
-# hotbunk_test_again(name AS VARIABLE=VALUE [cases]): the same program once more, as `name_AS`, with that environment; all
-# of its cases, or those that Catch finds by `cases`.
-function(hotbunk_test_again name as variable)
+# hotbunk_test_lowered(name ISA [cases]): the same program once more, as `name_ISA`, with oneDNN and our choice of products
+# lowered to that; all of its cases, or those that Catch finds by `cases`. A CPU without AVX-512 has nothing to lower:
+# it would do again, bit for bit, what it has just done, and says `skipped`.
+function(hotbunk_test_lowered name isa)
   string(REPLACE "/" "_" target ${name})
   get_test_property(${name} TIMEOUT timeout)
   set(cost 20)
   if(NOT ARGN)
     get_test_property(${name} COST cost)
   endif()
-  add_test(NAME ${name}_${as} COMMAND ${target}_test ${ARGN})
+  add_test(NAME ${name}_${isa} COMMAND sh -c
+    [[grep -qw avx512f /proc/cpuinfo && exec "$0" "$@" || { echo "this CPU has no AVX-512 to be lowered"; exit 77; }]]
+    $<TARGET_FILE:${target}_test> ${ARGN})
   set_tests_properties(
-    ${name}_${as} PROPERTIES TIMEOUT ${timeout} COST ${cost} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
-                             ENVIRONMENT "${HOTBUNK_TEST_ENVIRONMENT};${variable}")
+    ${name}_${isa} PROPERTIES TIMEOUT ${timeout} COST ${cost} SKIP_RETURN_CODE 77 WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+                              ENVIRONMENT "${HOTBUNK_TEST_ENVIRONMENT};ONEDNN_MAX_CPU_ISA=${isa}")
 endfunction()
 
 # hotbunk_bench(name [DEPS ...]): bench/<name>.cc with Google Benchmark.

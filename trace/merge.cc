@@ -43,7 +43,12 @@ Trace merge_traces(std::span<const Trace> parts) {
       renumbered.push_back(it->second);
     }
     const auto join = [&](auto& to, const auto& from) {
-      for (auto row : from) row.name = renumbered[static_cast<std::size_t>(row.name)], to.push_back(row);
+      for (auto row : from) {
+        HB_CHECK(row.name >= 0 && row.name < std::ssize(renumbered), "a row of rank {} has name {} of {}", row.rank,
+                 row.name, renumbered.size());
+        row.name = renumbered[static_cast<std::size_t>(row.name)];
+        to.push_back(row);
+      }
     };
     join(all.spans, part.spans);
     join(all.memory_events, part.memory_events);
@@ -74,7 +79,13 @@ Trace merge_traces(std::span<const Trace> parts) {
 
 Trace merge_traces(std::span<const std::string> packed) {
   std::vector<Trace> parts;
-  for (const std::string& part : packed) parts.push_back(unpack_trace(part));
+  for (std::size_t rank = 0; rank < packed.size(); ++rank) {
+    try {
+      parts.push_back(unpack_trace(packed[rank]));
+    } catch (const InternalError& e) {
+      throw InternalError(fmt::format("the trace of rank {}: {}", rank, e.what()));
+    }
+  }
   return merge_traces(parts);
 }
 

@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstring>
+#include <ranges>
 #include <type_traits>
 
 #include "base/check.h"
@@ -46,8 +47,9 @@ void each_field(auto& coder, is<Trace> auto& trace) {
         links, trained_tokens, model_flops);
 }
 
+/// Its bytes are all there is of it.
 template <class T>
-concept plain = std::is_trivially_copyable_v<T>;
+concept plain = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::ranges::view<std::remove_const_t<T>>;
 template <class T>
 concept keyed = requires {
   typename T::mapped_type;
@@ -155,7 +157,7 @@ Trace unpack_trace(std::string_view packed) {
   Unpacker unpack(packed);
   std::string layout;
   unpack(layout);
-  HB_CHECK(layout == layout_of_traces(), "a rank's trace is of another build of hotbunk ({})", layout);
+  HB_CHECK(layout == layout_of_traces(), "it is of another build of hotbunk ({})", layout);
   Trace trace;
   each_field(unpack, trace);
   HB_CHECK(unpack.done(), "a packed trace has more than its fields");

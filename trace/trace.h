@@ -11,6 +11,8 @@
 
 namespace hotbunk {
 
+// Rows go from rank to rank as bytes (trace/merge.h): they hold numbers, no pointers.
+
 /// One op on one stream of one rank. Times in nanoseconds since the execution's start.
 struct Span {
   Rank rank = 0;

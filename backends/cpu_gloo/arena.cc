@@ -350,7 +350,7 @@ std::int64_t Arena::resident_bytes() const {
     const auto first = std::from_chars(line.data(), last, begin, 16);
     if (first.ec == std::errc() && first.ptr < last && *first.ptr == '-' &&
         std::from_chars(first.ptr + 1, last, end, 16).ec == std::errc()) {
-      if (begin >= high) break;            // they come in the order of their addresses, each as it is read
+      if (begin >= high) break;            // in the order of addresses, and the kernel counts each as it is read
       ours = begin >= low && end <= high;  // guarded on both sides, so that VMAs never straddle its ends
     } else if (ours && line.starts_with("Rss:")) {
       kib_sum += std::stoll(line.substr(4));

@@ -321,10 +321,9 @@ class RlModel {
   DecodeRound decode_round(const RolloutPoint&, double sequences, double context) const;
   /// Of the engine that samples; ours has none beside what its plan says.
   const EngineProfile& engine_profile() const {
-    static const EngineProfile ours;
     return setting_.engine == RolloutEngine::vllm     ? train_.framework().vllm
            : setting_.engine == RolloutEngine::sglang ? train_.framework().sglang
-                                                      : ours;
+                                                      : own_engine_;
   }
   double state_tokens(const RolloutPoint&) const;
   /// Tokens that a running sequence holds on average.
@@ -391,6 +390,7 @@ class RlModel {
 
   const TrainModel& train_;
   RlSetting setting_;
+  EngineProfile own_engine_;          // what ours has beside its plan: nothing
   std::optional<TrainModel> scorer_;  // where passes that only score have micro-batches of their own
   ModelCounts counts_;
   double product_peak_ = 0, wide_peak_ = 0;

@@ -104,7 +104,9 @@ TEST_CASE("kill -9 at fifty random moments loses no step that was saved and chan
   must_run(fmt::format("run {} --out {}", file, whole.string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   int resumed = 0, finished = 0;
-  double longer = 1.0;  // than that run was one may take that is to be killed: others use the machine, now or then
+  // Kills are drawn from so many times that run's length: from more where a kill left no checkpoint, from less where a
+  // run ended before it. Others use the machine, then or now.
+  double longer = 1.0;
   // A machine that others use makes a run of a second one of a minute: then fewer moments have to do.
   const auto enough = begin + std::chrono::minutes(4);
   for (std::uint64_t kills = 0, turn = 0; kills < 50 && (resumed == 0 || std::chrono::steady_clock::now() < enough);

@@ -158,7 +158,7 @@ TEST_CASE("Drawn pipelines of up to 8 ranks come to their end, however long anyt
   const auto in = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
   };
-  const std::int64_t shapes = test::number_asked("HOTBUNK_PIPELINE_SHAPES", 1000);
+  const std::int64_t shapes = test::number_asked("HOTBUNK_PIPELINE_SHAPES", 250);
   for (std::int64_t in_1f1b = 0; in_1f1b < shapes;) {
     const char* const schedule =
         std::array{"1f1b", "1f1b", "1f1b", "1f1b", "gpipe", "interleaved", "zero-bubble"}[in(0, 6)];

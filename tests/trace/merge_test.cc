@@ -1,5 +1,8 @@
 #include "trace/merge.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "base/check.h"
@@ -46,13 +49,24 @@ TEST_CASE("the parts of two processes make the whole trace") {
   CHECK(trace_to_json(merge_traces(parts), "") == trace_to_json(whole, ""));
   Trace twice[] = {whole, parts[1]};
   CHECK_THROWS_AS(merge_traces(twice), InternalError);
+  for (const int name : {-1, 4}) {
+    Trace unnamed[] = {whole};
+    unnamed[0].spans[2].name = name;
+    CHECK_THROWS_WITH(merge_traces(unnamed), Catch::Contains(fmt::format("has name {} of 4", name)));
+  }
 }
 
 TEST_CASE("a packed trace comes back with all that it had") {
-  const Trace trace = full_trace();
-  const std::string packed = pack_trace(trace);
-  CHECK(trace_to_json(unpack_trace(packed), "") == trace_to_json(trace, ""));
-  CHECK(pack_trace(unpack_trace(packed)).size() == packed.size());
+  Trace trace = full_trace();
+  Trace back = unpack_trace(pack_trace(trace));
+  CHECK(back.players == trace.players);
+  CHECK(back.links == trace.links);
+  CHECK(back.memory == trace.memory);
+  CHECK(back.traffic == trace.traffic);
+  CHECK(back.traffic_totals == trace.traffic_totals);
+  CHECK(trace_to_json(back, "") == trace_to_json(trace, ""));
+  trace.players.clear(), back.players.clear();  // the text has nothing of ranks that others stand for
+  CHECK(trace_to_json(back, "") == trace_to_json(trace, ""));
   CHECK(trace_to_json(unpack_trace(pack_trace({})), "") == trace_to_json({}, ""));
 
   const Trace whole = test::sample_trace();
@@ -67,7 +81,9 @@ TEST_CASE("a packed trace that is cut short anywhere, too long, or another build
   CHECK_THROWS_WITH(unpack_trace(packed + '\0'), Catch::Contains("more than its fields"));
   std::string others = packed;
   others[others.find("hotbunk") + 8] = '9';
-  CHECK_THROWS_WITH(unpack_trace(others), Catch::Contains("a rank's trace is of another build of hotbunk (hotbunk 9"));
+  CHECK_THROWS_WITH(unpack_trace(others), Catch::Contains("of another build of hotbunk (hotbunk 9"));
+  const std::string parts[] = {pack_trace(part_of(test::sample_trace(), 0)), "short"};
+  CHECK_THROWS_WITH(merge_traces(parts), Catch::Contains("the trace of rank 1") && Catch::Contains("cut short"));
 }
 
 }  // namespace hotbunk

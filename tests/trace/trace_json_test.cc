@@ -4,7 +4,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/check.h"
 #include "tests/json.h"
 #include "tests/trace/sample.h"
 
